@@ -45,6 +45,7 @@ from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import MatchVerifier
 from specbench.verifiers.rejection import RejectionVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.verifiers.traversal import TraversalVerifier
 
 CACHES: dict[str, Callable[[int, int], SlotCache]] = {
     "static": StaticCache,
@@ -66,8 +67,9 @@ DRAFTERS = CHAINS + TREES
 
 VERIFIERS = {
     kind.__module__.rsplit(".", 1)[-1]: kind
-    for kind in (SpeculativeVerifier, IterativeVerifier, MatchVerifier, BlockVerifier, RejectionVerifier)
-}
+    for kind in (SpeculativeVerifier, IterativeVerifier, MatchVerifier, BlockVerifier, RejectionVerifier,
+                 TraversalVerifier)
+}  # fmt: skip
 
 
 V = 16

@@ -170,7 +170,9 @@ def traversal(root: Node, p: Callable[[Text], Law], after: Callable[..., Fractio
     return in_turn(list(tests(root, Fraction(1))))
 
 
-def total_variation(rule: Rule, parents: tuple[int, ...], seed: int, replace: bool = False) -> tuple[Fraction, Fraction]:
+def total_variation(
+    rule: Rule, parents: tuple[int, ...], seed: int, replace: bool = False
+) -> tuple[Fraction, Fraction]:
     """Between the law of whole texts, if the target writes on after a round, and the target's; and the expected tokens
     of a round. Over every draft and outcome."""
     p, q = (lambda text, name=name: random_law(f"{name}{seed}", text) for name in "pq")

@@ -20,6 +20,7 @@ class Verifier(Component, ABC):
     takes_lenience: ClassVar[bool] = False  # whether lenience below 1 is possible (A.5)
     needs_law: ClassVar[bool] = False  # whether it cannot judge guesses whose q is a point mass
     only_greedy: ClassVar[bool] = False  # whether the temperature must be 0
+    before_argmax: ClassVar[bool] = False  # whether it reads p before argmax at temperature 0
     judges_by_law: bool = False  # whether acceptance at a position depends only on p, q and lenience there
     # The probability that the first guess x of a step stands there: min(1, p(x) / q(x)), p(x), or None if it depends on
     # more. The losslessness test compares it with what happened.

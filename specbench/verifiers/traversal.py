@@ -1,4 +1,4 @@
-"""Traversal verification (2505.12398): judges all guesses of a tree together, leaves first, and accepts more of them."""
+"""Traversal verification (2505.12398): judges the guesses of a tree together, leaves first."""
 
 from torch import Tensor
 

@@ -53,12 +53,13 @@ def test_traversal_keeps_more():
 
 
 def test_published_faults_are_found():
-    """Controls: `of_public_code` agrees with the paper where no node but the root has children; HSD's `whole_ratio` is
-    right for one guess."""
+    """Controls: `of_public_code` is right where no guess has children, or only one that is the third of three tokens;
+    HSD's `whole_ratio` is right for one guess."""
     wrong = {shape: max(total_variation(PUBLIC, shape, seed)[0] for seed in range(2)) for shape in SHAPES}
-    assert all((apart > 0) == (len(set(shape)) > 1) for shape, apart in wrong.items()) and max(wrong.values()) > 0.05
-    hsd = [max(total_variation(HSD, shape, seed)[0] for seed in range(3)) for shape in CHAINS]
-    assert hsd[0] == 0 and min(hsd[1:]) > 0.01
+    right = {shape for shape, apart in wrong.items() if not apart}
+    assert right == {(-1,), (-1, -1), (-1, -1, -1), (-1, -1, -1, 2)} and max(wrong.values()) > 0.1
+    hsd = [max(total_variation(HSD, shape, seed)[0] for seed in range(2)) for shape in CHAINS]
+    assert hsd[0] == 0 and min(hsd[1:]) > 0.02
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

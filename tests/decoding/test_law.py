@@ -25,6 +25,8 @@ from law_cases import (
     AcceptEverything,
     ForgetsOrder,
     Law,
+    PublicTraversal,
+    ReleasedHSD,
     ResidualFromTarget,
     TooSmallM,
     decode,
@@ -56,6 +58,7 @@ from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import MatchVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.verifiers.traversal import TraversalVerifier
 
 
 class StaleCache(StaticCache):
@@ -139,6 +142,12 @@ class TriesRepeatsOnce(IterativeVerifier):
         return iterative_sampling(p, replace(draft, probs=probs), r, noise.bits)
 
 
+class TraversalWithOldNoise(TraversalVerifier):
+    """Negative control: what was looked at in the rest of the tree is drawn from again."""
+
+    looks_ahead = False
+
+
 class BlockWithOldNoise(BlockVerifier):
     """Negative control: what was looked at behind the kept block is drawn from again."""
 
@@ -152,8 +161,11 @@ class BlockWithOldNoise(BlockVerifier):
         ("tree_distinct", ForgetsOrder, "similar"),
         ("model", BlockWithOldNoise, "constant"),
         ("model", TooSmallM, "similar"),
+        ("tree_distinct", PublicTraversal, "adversarial"),
+        ("tree_distinct", TraversalWithOldNoise, "constant"),
+        ("model", ReleasedHSD, "similar"),
     ],
-    ids=["repeats", "order", "noise", "M"],
+    ids=["repeats", "order", "noise", "M", "public code", "noise of a tree", "HSD"],
 )
 def test_wrong_verifiers_are_caught(kind, verifier, table, tables, number_text):
     """With chains it is shown that the right verifier passes."""

@@ -8,7 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from decoder_cases import DRAFTERS, TREES, V, make_drafter, spare_of, tabular_model, verifier_of
-from law_cases import AcceptEverything, ForgetsOrder, ResidualFromTarget, TooSmallM
+from law_cases import (
+    AcceptEverything,
+    ForgetsOrder,
+    PublicTraversal,
+    ReleasedHSD,
+    ResidualFromTarget,
+    TooSmallM,
+)
 from small_runs import call, parts_of, small
 
 import specbench.run.interleave
@@ -39,6 +46,7 @@ from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import MatchVerifier
 from specbench.verifiers.rejection import RejectionVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.verifiers.traversal import TraversalVerifier
 
 GAMMA, SAMPLED = 4, Sampling()
 
@@ -109,6 +117,13 @@ def test_every_exact_verifier_passes(verifier, sampling, tables, number_text):
     assert no_part_fails(results)
 
 
+@pytest.mark.parametrize("table", ["similar", "adversarial"])
+def test_traversal_of_trees_passes(table, tables, number_text):
+    results = texts(tables, number_text, "tree_distinct", TraversalVerifier, rows=200, model=getattr(tables, table))
+    assert sampled(results).verdict == "passed", sampled(results)
+    assert no_part_fails(results)
+
+
 class EagerBlock(BlockVerifier):
     """Accepts blocks too often."""
 
@@ -133,6 +148,8 @@ BIASED = {  # drafter, verifier, the drafter's table, texts
     "match in trees": ("tree_distinct", OneOfTwo, "similar", 60),
     "trees": ("tree_distinct", ForgetsOrder, "adversarial", 300),
     "rejection": ("model", TooSmallM, "similar", 200),
+    "traversal": ("tree_distinct", PublicTraversal, "similar", 300),
+    "HSD": ("model", ReleasedHSD, "similar", 300),
     "hierarchical": ("under_model", HiddenLenience, "similar", 150),
 }
 
