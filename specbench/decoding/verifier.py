@@ -45,7 +45,7 @@ class Verifier(Component, ABC):
     def refuses(cls, settings: Any, run: Any) -> str | None:
         drafter, named = run["drafter"], f"with drafter={run['drafter'].name}"
         if drafter.kind.trees and not cls.trees:
-            return f"{named}, which drafts trees: use verifier=iterative, match or greedy_tree"
+            return f"{named}, which drafts trees: use verifier=iterative, traversal, match or greedy_tree"
         if cls.needs_law and drafter.kind.point_masses(drafter.settings) and run.temperature > 0:
             return f"{named}, whose guesses have no law: nothing would be accepted, use verifier=speculative"
         if cls.only_greedy and run.temperature > 0:

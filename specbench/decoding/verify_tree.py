@@ -1,4 +1,4 @@
-"""Verification of token trees as pure functions: iterative speculative sampling and greedy verification (SpecInfer), and
+"""Verification of token trees as pure functions: iterative speculative sampling, greedy verification (SpecInfer) and
 traversal verification (2505.12398).
 
 B rows, N nodes, D levels, V vocabulary. Entry 0 is the last committed token and entry i + 1 is node i. Several nodes
