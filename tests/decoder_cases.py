@@ -22,6 +22,7 @@ from specbench.decoding.token_tree import MISSING, ROOT, branching_tree
 from specbench.decoding.transfers import upload
 from specbench.decoding.verifier import Verifier
 from specbench.drafters.blockwise import BlockwiseDrafter, MedusaDrafter
+from specbench.drafters.dynamic_tree import DynamicTreeDrafter
 from specbench.drafters.early_exit import EarlyExitDrafter, SelfQuantizedDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
 from specbench.drafters.model import ModelDrafter
@@ -59,7 +60,16 @@ CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram"
           "under_under_model")  # fmt: skip
 
 
-TREES = ("tree_independent", "tree_distinct", "tree_best", "multi_draft", "multi_draft_two", "medusa", "own_trees")
+TREES = (
+    "tree_independent",
+    "tree_distinct",
+    "tree_best",
+    "tree_dynamic",
+    "multi_draft",
+    "multi_draft_two",
+    "medusa",
+    "own_trees",
+)
 
 
 DRAFTERS = CHAINS + TREES
@@ -167,6 +177,8 @@ def spare_of(kind: str, gamma: int) -> int:
     """Cache columns that a draft of `make_drafter(kind, ...)` may take, and one."""
     if kind == "own_trees":
         return WIDTH * gamma + 1
+    if kind == "tree_dynamic":
+        return max(7, 3 * gamma) + 1
     if kind.startswith("tree_"):
         return len(branching_tree(widths([3, 2], gamma))) + 1
     if kind.startswith("multi_draft"):
@@ -207,6 +219,8 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return OwnTrees(V, sampling.greedy)
     if kind == "random":
         return RandomDrafter(V, sampling.greedy)
+    if kind == "tree_dynamic":
+        return DynamicTreeDrafter(model, V, 5, nodes=7, width=3)
     if kind.startswith("tree_"):
         return TreeDrafter(model, V, 5, [3, 2], kind.removeprefix("tree_"))
     if kind.startswith("multi_draft"):

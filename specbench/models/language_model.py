@@ -126,11 +126,12 @@ class LanguageModel(CachedModel):
     def score(self, state: State, draft: Draft, keep_hidden: bool = False) -> Scores:
         """See `Target.score`. Guesses that spell the same text are read once, unless shapes are fixed."""
         lengths = [n - 1 for n in state.reach]
-        if draft.repeats and not self.executor.fixed_shapes:
-            packed = pack(draft.tokens, draft.levels, draft.parents, draft.exists())
+        if draft.most is not None or (draft.repeats and not self.executor.fixed_shapes):
+            packed = pack(draft.tokens, draft.levels, draft.parents, draft.exists(), draft.most)
             width = packed.tokens.shape[1] + 1
             visible = self.make_room(lengths, width, state.active)
-            p, hidden = self._score(state.rows, packed.tokens, visible, packed.tree, keep_hidden)
+            leaf = self.executor.leaf(self._score, self)
+            p, hidden = leaf(state.rows, packed.tokens, visible, packed.tree, keep_hidden)
             rows = torch.arange(len(p), device=p.device)[:, None]
             return Scores(p[rows, packed.place], width, hidden, packed.place)
         width = draft.tokens.shape[1] + 1
