@@ -76,30 +76,35 @@ class DynamicTreeDrafter(ModelDrafter):
     def _draft_tree(self, rows: Rows, reread: int, depth: int, visible: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """All P guesses [B, P], their parents [B, P], log q of their paths [B, P], and `place` [B, P + 1]."""
         level_of, K = self.model.executor.leaf(self._level, self.model), self.width
-        (x, first), tree = last_tokens(rows, reread), None
-        seen = None
-        if self.model.sampling.repetition_penalty != 1:
-            seen = seen_tokens(rows.tokens, rows.length, self.vocab_size)[:, None]
-        number = parents = rows.length[:, None][:, :0]  # of the nodes that were read: node, and their tree
-        score, guesses, above, scores = torch.zeros_like(rows.length[:, None], dtype=torch.float), [], [], []
+        x, first = last_tokens(rows, reread)
+        penalised = self.model.sampling.repetition_penalty != 1
+        seen = seen_tokens(rows.tokens, rows.length, self.vocab_size)[:, None] if penalised else None
+        root = torch.full_like(rows.length[:, None], ROOT)
+        last, score = (
+            root,
+            torch.zeros_like(root, dtype=torch.float),
+        )  # the nodes that are read next, log q of their paths
+        number = parents = root[:, :0]  # of all nodes that are read: which they are, and their tree
+        guesses: list[Tensor] = []
+        above: list[Tensor] = []
+        scores: list[Tensor] = []
+        tree: Tree | None = None
         for level in range(depth):
-            x, log_q = level_of(x, first, seen, visible, tree)  # [B, m, K]
-            total = (score[..., None] + log_q).flatten(1)
-            up = (number[:, -K:] if level else torch.full_like(rows.length[:, None], ROOT)).repeat_interleave(K, 1)
-            begin = sum(tokens.shape[1] for tokens in guesses)
-            guesses, above, scores = [*guesses, x.flatten(1)], [*above, up], [*scores, total]
-            score, best = total.topk(K, dim=1)
-            x = guesses[-1].gather(1, best)
+            found, log_q = level_of(x, first, seen, visible, tree)  # [B, m, K]
+            begin = K * K * (level - 1) + K if level else 0
+            guesses.append(found.flatten(1))
+            above.append(last.repeat_interleave(K, 1))
+            scores.append((score[..., None] + log_q).flatten(1))
             if level + 1 == depth:
                 break
-            number = torch.cat([number, best + begin], 1)
-            parents = torch.cat([parents, best // K + K * (level - 1) if level else best * 0 + ROOT], 1)
+            score, best = scores[-1].topk(K, dim=1)
+            x, last, up = guesses[-1].gather(1, best), best + begin, best // K
+            number = torch.cat([number, last], 1)
+            parents = torch.cat([parents, up + K * (level - 1) if level else root.expand_as(up)], 1)
             whole = tree_of((K,) * (level + 1), parents)
             tree, first = Tree(whole.depth[:, -K:], whole.sees[:, -K:]), rows.length + K * level
             if seen is not None:
-                seen = seen.gather(1, (best // K)[..., None].expand(-1, -1, seen.shape[2])).scatter(
-                    2, x[..., None], True
-                )
+                seen = seen.gather(1, up[..., None].expand(-1, -1, seen.shape[2])).scatter(2, x[..., None], True)
         tokens = torch.cat(guesses, 1)
         read = torch.arange(1, number.shape[1] + 1, device=tokens.device).expand_as(number)
         place = torch.zeros(len(tokens), tokens.shape[1] + 1, dtype=torch.long, device=tokens.device)
@@ -112,12 +117,8 @@ class DynamicTreeDrafter(ModelDrafter):
         is None, and their log q: [B, m, K] or [B, 1, K]. The first of x is at position first [B]."""
         logits = self.model.forward(x, first, visible, tree=tree, keep_logits=0 if tree else 1)
         sampling = self.model.sampling
-        logits = logits[:, -(x.shape[1] if tree else 1) :]
-        q = (
-            sampling.penalize(logits.float(), seen).softmax(-1)
-            if sampling.greedy
-            else sampling.probabilities(logits, seen)
-        )
+        logits = logits[:, -(x.shape[1] if tree else 1) :].float()
+        q = sampling.penalize(logits, seen).softmax(-1) if sampling.greedy else sampling.probabilities(logits, seen)
         best = q.topk(self.width, dim=-1)
         return best.indices, best.values.log()
 
