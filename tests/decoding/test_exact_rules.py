@@ -82,10 +82,10 @@ def decisions(rule, judge, shape):
     laws = torch.tensor([[[*map(float, p(node.text))] for node in nodes] for nodes, _ in cases], dtype=torch.double)
     probs = torch.tensor([[[*map(float, node.q)] for node in nodes[1:]] for nodes, _ in cases], dtype=torch.double)
     x = torch.tensor([[node.text[-1] for node in nodes[1:]] for nodes, _ in cases])
-    r = torch.tensor([[float(outcome.r.get(i, 0.5)) for i in range(len(shape))] for _, outcome in cases])
+    r = [[float(outcome.r.get(i, 0.5)) for i in range(len(shape))] for _, outcome in cases]
     bits = random_bits((len(cases), len(shape) + 1), torch.Generator().manual_seed(1))
     draft = Draft.tree(x, shape, probs, torch.full((len(cases),), len(shape)))
-    verdict = judge(laws, draft, r.double(), bits)
+    verdict = judge(laws, draft, torch.tensor(r, dtype=torch.double), bits)
     races = exponentials(bits, V).tolist()
     triples = zip(cases, verdict.accepted.tolist(), verdict.tokens.tolist(), races, strict=True)
     return len(cases), [(outcome, n, tokens, race) for (_, outcome), n, tokens, race in triples]

@@ -51,6 +51,8 @@ def test_the_tree_is_that_of_a_search(temperature):
     for row, (text, depth) in enumerate(zip(texts, gamma, strict=True)):
         assert paths(draft, row) == search(table, text, depth, temperature)
     assert len({frozenset(draft.parents[row].tolist()) for row in range(2)}) == 2  # shapes of their own
+    target.allocate(len(texts), 60)
+    target.prefill(state)
     scores = target.score(state, draft)
     assert scores.width == NODES + 1  # what the target reads
 
