@@ -51,8 +51,8 @@ class FlyVerifier(Verifier):
         p_x, q_x = law.gather(-1, x)[..., 0], 1.0 if draft.probs is None else draft.probs.gather(-1, x)[..., 0]
         own: Tensor = (p_x >= law.amax(-1) if self.greedy else r * q_x < p_x) & draft.exists()
         following = F.pad(own, (0, self.window)).unfold(1, self.window, 1)[:, 1:].all(-1)
-        H: Tensor = torch.special.entr(law.topk(min(LIKELIEST, law.shape[-1])).values).sum(-1)
-        return own | ((H >= self.entropy) & (p_x > 0) & following)
+        entropy: Tensor = torch.special.entr(law.topk(min(LIKELIEST, law.shape[-1])).values).sum(-1)
+        return own | ((entropy >= self.entropy) & (p_x > 0) & following)
 
     def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
         """As for speculative sampling (Theorem 3.5) [B, N], although more guesses are accepted."""

@@ -58,7 +58,6 @@ from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import MatchVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
-from specbench.verifiers.traversal import TraversalVerifier
 
 
 class StaleCache(StaticCache):
@@ -142,12 +141,6 @@ class TriesRepeatsOnce(IterativeVerifier):
         return iterative_sampling(p, replace(draft, probs=probs), r, noise.bits)
 
 
-class TraversalWithOldNoise(TraversalVerifier):
-    """Negative control: what was looked at in the rest of the tree is drawn from again."""
-
-    looks_ahead = False
-
-
 class BlockWithOldNoise(BlockVerifier):
     """Negative control: what was looked at behind the kept block is drawn from again."""
 
@@ -162,10 +155,9 @@ class BlockWithOldNoise(BlockVerifier):
         ("model", BlockWithOldNoise, "constant"),
         ("model", TooSmallM, "similar"),
         ("tree_distinct", PublicTraversal, "adversarial"),
-        ("tree_distinct", TraversalWithOldNoise, "constant"),
         ("model", ReleasedHSD, "similar"),
     ],
-    ids=["repeats", "order", "noise", "M", "public code", "noise of a tree", "HSD"],
+    ids=["repeats", "order", "noise", "M", "public code", "HSD"],
 )
 def test_wrong_verifiers_are_caught(kind, verifier, table, tables, number_text):
     """With chains it is shown that the right verifier passes."""

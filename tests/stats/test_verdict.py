@@ -148,7 +148,7 @@ BIASED = {  # drafter, verifier, the drafter's table, texts
     "match in trees": ("tree_distinct", OneOfTwo, "similar", 60),
     "trees": ("tree_distinct", ForgetsOrder, "adversarial", 300),
     "rejection": ("model", TooSmallM, "similar", 200),
-    "traversal": ("tree_distinct", PublicTraversal, "similar", 300),
+    "traversal": ("tree_distinct", PublicTraversal, "adversarial", 150),
     "HSD": ("model", ReleasedHSD, "similar", 300),
     "hierarchical": ("under_model", HiddenLenience, "similar", 150),
 }
