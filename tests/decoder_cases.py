@@ -24,6 +24,7 @@ from specbench.decoding.token_tree import MISSING, ROOT, branching_tree
 from specbench.decoding.transfers import upload
 from specbench.decoding.verifier import Verifier
 from specbench.drafters.blockwise import BlockwiseDrafter, MedusaDrafter
+from specbench.drafters.dynamic_tree import DynamicTreeDrafter
 from specbench.drafters.early_exit import EarlyExitDrafter, SelfQuantizedDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
 from specbench.drafters.model import ModelDrafter
@@ -47,6 +48,7 @@ from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import MatchVerifier
 from specbench.verifiers.rejection import RejectionVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.verifiers.traversal import TraversalVerifier
 
 CACHES: dict[str, Callable[[int, int], SlotCache]] = {
     "static": StaticCache,
@@ -60,7 +62,16 @@ CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram"
           "under_ngram", "under_under_model")  # fmt: skip
 
 
-TREES = ("tree_independent", "tree_distinct", "tree_best", "multi_draft", "multi_draft_two", "medusa", "own_trees")
+TREES = (
+    "tree_independent",
+    "tree_distinct",
+    "tree_best",
+    "tree_dynamic",
+    "multi_draft",
+    "multi_draft_two",
+    "medusa",
+    "own_trees",
+)
 
 
 DRAFTERS = CHAINS + TREES
@@ -68,8 +79,9 @@ DRAFTERS = CHAINS + TREES
 
 VERIFIERS = {
     kind.__module__.rsplit(".", 1)[-1]: kind
-    for kind in (SpeculativeVerifier, IterativeVerifier, MatchVerifier, BlockVerifier, RejectionVerifier)
-}
+    for kind in (SpeculativeVerifier, IterativeVerifier, MatchVerifier, BlockVerifier, RejectionVerifier,
+                 TraversalVerifier)
+}  # fmt: skip
 
 
 V = 16
@@ -167,6 +179,8 @@ def spare_of(kind: str, gamma: int) -> int:
     """Cache columns that a draft of `make_drafter(kind, ...)` may take, and one."""
     if kind == "own_trees":
         return WIDTH * gamma + 1
+    if kind == "tree_dynamic":
+        return max(7, 3 * gamma) + 1
     if kind.startswith("tree_"):
         return len(branching_tree(widths([3, 2], gamma))) + 1
     if kind.startswith("multi_draft"):
@@ -207,6 +221,8 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return OwnTrees(V, sampling.greedy)
     if kind == "random":
         return RandomDrafter(V, sampling.greedy)
+    if kind == "tree_dynamic":
+        return DynamicTreeDrafter(model, V, 5, nodes=7, width=3)
     if kind.startswith("tree_"):
         return TreeDrafter(model, V, 5, [3, 2], kind.removeprefix("tree_"))
     if kind.startswith("multi_draft"):

@@ -35,11 +35,13 @@ from specbench.run import decoder as session
 from specbench.run.decoder import Session
 from specbench.stats.metrics.calibration import Calibration
 from specbench.verifiers.block import BlockVerifier
+from specbench.verifiers.fly import FlyVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import GreedyTreeVerifier, MatchVerifier
 from specbench.verifiers.rejection import RejectionVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 from specbench.verifiers.synthetic import SyntheticVerifier
+from specbench.verifiers.traversal import TraversalVerifier
 from specbench.verifiers.typical import TypicalVerifier
 
 GAMMA, COLUMNS, V = 3, 60, 32
@@ -58,6 +60,8 @@ VERIFIERS = {
     "block": BlockVerifier,
     "rejection": RejectionVerifier,
     "typical": lambda sampling: TypicalVerifier(sampling.greedy, epsilon=0.3, delta=0.1),
+    "traversal": TraversalVerifier,
+    "fly": lambda sampling: FlyVerifier(sampling.greedy, window=1, entropy=0.1),
     "synthetic": lambda sampling: SyntheticVerifier(sampling.greedy, alpha=0.7),
     "greedy_tree": GreedyTreeVerifier,
 }

@@ -3,11 +3,13 @@
 import copy
 from dataclasses import replace
 from functools import cache
+from unittest import mock
 
 import numpy as np
 import torch
 from decoder_cases import V, make_drafter, spare_of, tabular_model, verifier_of
 
+from specbench.decoding import verify_tree
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
@@ -16,9 +18,11 @@ from specbench.decoding.verify import leading, rejection_rate, speculative_sampl
 from specbench.decoding.verify_tree import iterative_sampling
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.stats.costs import CostTable
+from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.rejection import RejectionVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.verifiers.traversal import TraversalVerifier
 
 TRIALS, FEW = 10_000, 5_000  # texts, which decode together
 
@@ -170,6 +174,48 @@ class ForgetsOrder(IterativeVerifier):
         parent = draft.parents[0].tolist()
         first = [parent.index(above) for above in parent]
         return iterative_sampling(p, replace(draft, probs=draft.probs[:, first]), noise.r, noise.bits)
+
+
+class PublicTraversal(TraversalVerifier):
+    """Negative control: traversal verification as a published implementation has it. The weight of a node whose child
+    was rejected becomes S / (1 - q(x)) instead of S / (S + 1 - h)."""
+
+    def accept(self, p, draft, noise):
+        with mock.patch.object(verify_tree, "traversal_weights", public_weights):
+            return super().accept(p, draft, noise)
+
+
+def public_weights(p, draft):
+    law, h, rows, exists = p.clone(), torch.ones_like(p[..., 0]), torch.arange(len(p)), draft.exists()
+    above = draft.parents.expand_as(exists) + 1
+    for i in range(exists.shape[1]):
+        u, q, x = above[:, i], draft.probs[:, i], draft.tokens[:, i]
+        old, weight, there = law[rows, u], h[rows, u], exists[:, i]
+        h[:, i + 1] = (weight * old[rows, x] / q[rows, x]).clamp(max=1)
+        rest = (weight[:, None] * old - q).clamp(min=0)
+        left = rest.sum(-1)
+        law[rows, u] = torch.where((there & (left > 0))[:, None], rest / left[:, None], old)
+        wrong = torch.where(u == 0, 1.0, (left / (1 - q[rows, x]).clamp(min=1e-9)).clamp(max=1))
+        h[rows, u] = torch.where(there, wrong, weight)
+    return h[:, 1:], law
+
+
+class ReleasedHSD(BlockVerifier):
+    """Negative control: HSD (2601.05724) as its released code has it, which is block verification but for the whole
+    draft: that is accepted with min(1, P / Q), where the ratio of some guesses of a draft is not bounded by 1."""
+
+    def accept(self, p, draft, noise):
+        found, count = super().accept(p, draft, noise), draft.count
+        if not draft.tokens.shape[1]:
+            return found
+        ratio = p[:, :-1].gather(-1, draft.tokens[..., None]) / draft.probs.gather(-1, draft.tokens[..., None])
+        there = torch.arange(draft.depth) < count[:, None]
+        whole = torch.where(there, ratio[..., 0], 1.0).prod(1)
+        last = noise.r.gather(1, (count - 1).clamp(min=0)[:, None])[:, 0]
+        every = speculative_sampling(p, draft, torch.zeros_like(noise.r), noise.bits)
+        taken = (last < whole) & (count > 0)
+        tokens = torch.where(taken[:, None], every.tokens, found.tokens)
+        return replace(found, tokens=tokens, accepted=torch.where(taken, count, found.accepted))
 
 
 class TooSmallM(RejectionVerifier):

@@ -87,7 +87,8 @@ def build(
     refuse_shipped_drafter(chosen)
     announce(str(budget))
     # Lenience at temperature 0 compares the target's probabilities before argmax; drafters keep theirs.
-    scored = dataclasses.replace(context.sampling, before_argmax=chosen.lenience < 1)
+    before_argmax = chosen.lenience < 1 or chosen["verifier"].kind.before_argmax
+    scored = dataclasses.replace(context.sampling, before_argmax=before_argmax)
     verifier = _make(checked, "lenience_policy", root.lenience).verifier(partial(_make, checked, "verifier", scored))
     target = targets.get(checked, dataclasses.replace(context, sampling=scored), partial(_make, checked, "target"))
     drafter = _make(checked, "drafter", context, target)

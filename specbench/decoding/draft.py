@@ -24,6 +24,7 @@ class Draft:
     probs: Tensor | None  # [B, N, V]
     count: Tensor  # [B], nodes of each row
     repeats: bool = False  # whether children of one node may be the same token
+    most: int | None = None  # the most nodes that exist in a row, if they are fewer than N
 
     @staticmethod
     def chain(tokens: Tensor, probs: Tensor | None, count: Tensor) -> "Draft":

@@ -102,9 +102,10 @@ class Packed:
     place: Tensor  # [B, N + 1], the packed entry of each entry of the draft
 
 
-def pack(tokens: Tensor, levels: Levels, parent: Tensor, exists: Tensor) -> Packed:
-    """Packs guesses tokens [B, N] with parents [1 or B, N] into a prefix tree per row, as wide as the widest row's
-    (SpecInfer). exists [B, N] says which guesses there are. Costs a host synchronisation."""
+def pack(tokens: Tensor, levels: Levels, parent: Tensor, exists: Tensor, most: int | None = None) -> Packed:
+    """Packs guesses tokens [B, N] with parents [1 or B, N] into a prefix tree per row (SpecInfer). exists [B, N] says
+    which guesses there are. It is `most` wide or, for None, as wide as the widest row's, which costs a host
+    synchronisation."""
     B, N = tokens.shape
     entry = torch.zeros(B, N + 1, dtype=torch.long, device=tokens.device)  # first entry with the same text
     parent_entry = (parent + 1).clamp(min=0).expand(B, N)
@@ -116,7 +117,7 @@ def pack(tokens: Tensor, levels: Levels, parent: Tensor, exists: Tensor) -> Pack
     keeps = (entry == torch.arange(N + 1, device=tokens.device)) & F.pad(exists, (1, 0), value=True)
     rank = keeps.cumsum(1) - 1
     place = rank.gather(1, entry)
-    M = int(rank[:, -1].max())
+    M = int(rank[:, -1].max()) if most is None else min(most, N)
     kept = keeps.int().argsort(dim=1, descending=True, stable=True)[:, : M + 1]  # [B, M + 1], draft entries
     whole = tree_of(levels, parent)
     path = _rows(whole.sees.expand(B, -1, -1), kept).float()  # [B, M + 1, N + 1]

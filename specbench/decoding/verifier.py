@@ -20,6 +20,7 @@ class Verifier(Component, ABC):
     takes_lenience: ClassVar[bool] = False  # whether lenience below 1 is possible (A.5)
     needs_law: ClassVar[bool] = False  # whether it cannot judge guesses whose q is a point mass
     only_greedy: ClassVar[bool] = False  # whether the temperature must be 0
+    before_argmax: ClassVar[bool] = False  # whether it reads p before argmax at temperature 0
     judges_by_law: bool = False  # whether acceptance at a position depends only on p, q and lenience there
     # The probability that the first guess x of a step stands there: min(1, p(x) / q(x)), p(x), or None if it depends on
     # more. The losslessness test compares it with what happened.
@@ -45,7 +46,7 @@ class Verifier(Component, ABC):
     def refuses(cls, settings: Any, run: Any) -> str | None:
         drafter, named = run["drafter"], f"with drafter={run['drafter'].name}"
         if drafter.kind.trees and not cls.trees:
-            return f"{named}, which drafts trees: use verifier=iterative, match or greedy_tree"
+            return f"{named}, which drafts trees: use verifier=iterative, traversal, match or greedy_tree"
         if cls.needs_law and drafter.kind.point_masses(drafter.settings) and run.temperature > 0:
             return f"{named}, whose guesses have no law: nothing would be accepted, use verifier=speculative"
         if cls.only_greedy and run.temperature > 0:

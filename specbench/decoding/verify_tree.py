@@ -1,4 +1,5 @@
-"""Verification of token trees as pure functions: iterative speculative sampling and greedy verification (SpecInfer).
+"""Verification of token trees as pure functions: iterative speculative sampling, greedy verification (SpecInfer) and
+traversal verification (2505.12398).
 
 B rows, N nodes, D levels, V vocabulary. Entry 0 is the last committed token and entry i + 1 is node i. Several nodes
 may spell the same text; a walk that reaches one of them stands on all of them.
@@ -36,7 +37,11 @@ class Walk:
 
     def step(self, level: range, token: Tensor) -> None:
         """Moves each row to its children on this level that are token [B]. A row without such a child ends its walk."""
-        hits = self.children(level) & (self.draft.tokens[:, level.start : level.stop] == token[:, None])
+        self.move(level, self.draft.tokens[:, level.start : level.stop] == token[:, None])
+
+    def move(self, level: range, wanted: Tensor) -> None:
+        """Moves each row to its children among the nodes `wanted` of this level, [B, n] bool."""
+        hits = self.children(level) & wanted
         found, first = hits.any(1), hits.int().argmax(1) + level.start + 1
         self.stands[:, level.start + 1 : level.stop + 1] = hits
         self.entry = torch.where(found, first, self.entry)
@@ -148,6 +153,53 @@ def _without(law: Tensor, left: Tensor, draft: Draft, i: int, rejected: Tensor) 
     else:
         law = torch.addcmul(law, draft.probs[:, i], -(left * rejected).to(law.dtype)[:, None]).clamp_(min=0)
     return law, torch.where(rejected, law.sum(-1, dtype=left.dtype), left)
+
+
+def traversal_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verdict:
+    """Traversal verification (2505.12398): of the nodes in post-order (children in order, then their parent) the first
+    one with r_i < h_i is kept with its path, and t is drawn from the p that is left there; else the last committed
+    token stands alone. p [B, N+1, V]; r [B, N] uniforms; bits [B, D+1]. Exact if the q of each child is the law that it
+    was drawn from given its earlier siblings, whether they were drawn with or without replacement."""
+    h, left = traversal_weights(p, draft)
+    walk = Walk(draft)
+    kept = F.pad((r < h) & walk.exists, (1, 0), value=True).int()  # [B, N + 1], whether something under the entry is
+    levels = level_ranges(draft.levels)
+    for level in reversed(levels):
+        here = slice(level.start, level.stop)
+        kept = kept.scatter_reduce(1, walk.above[:, here], kept[:, 1:][:, here], "amax")
+    for level in levels:
+        hits = walk.children(level) & (kept[:, level.start + 1 : level.stop + 1] > 0)
+        walk.move(level, hits & (hits.cumsum(1) == 1))
+    law = at_row(left, walk.entry)
+    # Rounding alone can leave nothing: then p is what remains.
+    law = torch.where(law.sum(-1, keepdim=True) > 0, law, at_row(p, walk.entry))
+    t = draw(law, bits.gather(1, walk.n[:, None])[:, 0])
+    x = [draft.tokens.gather(1, node[:, None])[:, 0] for node in walk.path]
+    return walk.verdict(torch.stack([*x, t], 1).scatter(1, walk.n[:, None], t[:, None]))
+
+
+def traversal_weights(p: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
+    """Of each node h [B, N], the probability that it is kept once all nodes under it were rejected; and of each entry
+    [B, N + 1, V] h p', where p' is the law of the token after it then. A child x of u, drawn from q, begins with h_x =
+    min(1, h_u p'_u(x) / q(x)); its rejection replaces h_u p'_u by R / (S + 1 - h_u) and h_u by S / (S + 1 - h_u), with
+    R = max(0, h_u p'_u - q) and S = sum R. On a chain these are the h_i of `block_verification`. p [B, N + 1, V]."""
+    assert draft.probs is not None, "a q that is no point mass"
+    rows, exists = torch.arange(len(p), device=p.device), draft.exists()
+    above = (draft.parents + 1).clamp(min=0).expand_as(exists)
+    mass, h = p.clone(), torch.ones_like(p[..., 0])
+    for i in range(exists.shape[1]):
+        there, u, x, q = exists[:, i], above[:, i], draft.tokens[:, i, None], draft.probs[:, i]
+        if nobody(there):
+            continue
+        law, h_u = mass[rows, u], h[rows, u]
+        h_x = (law.gather(1, x) / q.gather(1, x)).clamp(max=1)  # [B, 1]
+        h[:, i + 1], mass[:, i + 1] = h_x[:, 0], h_x * mass[:, i + 1]
+        rest = (law - q).clamp(min=0)
+        left = rest.sum(-1)
+        both = (left + (1 - h_u)).clamp(min=1e-30)
+        mass[rows, u] = torch.where(there[:, None], rest / both[:, None], law)
+        h[rows, u] = torch.where(there, left / both, h_u)
+    return h[:, 1:], mass
 
 
 def iterative_beta(p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:

@@ -169,11 +169,12 @@ class LanguageModel(CachedModel):
     def score(self, state: State, draft: Draft, keep_hidden: bool = False) -> Scores:
         """See `Target.score`. Guesses that spell the same text are read once, unless shapes are fixed."""
         lengths, layers = [n - 1 for n in state.reach], self.feature_layers if keep_hidden else None
-        if draft.repeats and not self.executor.fixed_shapes:
-            packed = pack(draft.tokens, draft.levels, draft.parents, draft.exists())
+        if draft.most is not None or (draft.repeats and not self.executor.fixed_shapes):
+            packed = pack(draft.tokens, draft.levels, draft.parents, draft.exists(), draft.most)
             width = packed.tokens.shape[1] + 1
             visible = self.make_room(lengths, width, state.active)
-            p, hidden, logits = self._score(state.rows, packed.tokens, visible, packed.tree, layers)
+            leaf = self.executor.leaf(self._score, self)
+            p, hidden, logits = leaf(state.rows, packed.tokens, visible, packed.tree, layers)
             at = torch.arange(len(p), device=p.device)[:, None], packed.place
             return Scores(p[at], width, hidden, packed.place, None if logits is None else logits[at])
         width = draft.tokens.shape[1] + 1

@@ -4,6 +4,7 @@ Each rejection replaces p by norm(max(0, p - q)).
 """
 
 from dataclasses import replace
+from typing import Literal
 
 from torch import Tensor
 
@@ -18,7 +19,7 @@ class IterativeVerifier(Verifier):
     accepted if a draw from p is one of them, which has the same acceptance probability and output distribution."""
 
     trees = True
-    keeps_guess = "p / q"
+    keeps_guess: Literal["p / q", "p"] | None = "p / q"
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         if self.greedy or draft.probs is None:

@@ -26,6 +26,8 @@ from law_cases import (
     AcceptEverything,
     ForgetsOrder,
     Law,
+    PublicTraversal,
+    ReleasedHSD,
     ResidualFromTarget,
     TooSmallM,
     decode,
@@ -154,8 +156,10 @@ class BlockWithOldNoise(BlockVerifier):
         ("tree_distinct", ForgetsOrder, "similar"),
         ("model", BlockWithOldNoise, "constant"),
         ("model", TooSmallM, "similar"),
+        ("tree_distinct", PublicTraversal, "adversarial"),
+        ("model", ReleasedHSD, "similar"),
     ],
-    ids=["repeats", "order", "noise", "M"],
+    ids=["repeats", "order", "noise", "M", "public code", "HSD"],
 )
 def test_wrong_verifiers_are_caught(kind, verifier, table, tables, number_text):
     """With chains it is shown that the right verifier passes."""

@@ -5,7 +5,7 @@ Each fails if an operation mixes devices, if a shape depends on values, if the h
 not the CPU's.
 
 How the combinations are chosen: every drafter is decoded twice, sampled in three rows and greedily in one. Caches,
-executors, verifiers and the repetition penalty go round with periods of their own (3, 3, 7 or 3, 2), so that each
+executors, verifiers and the repetition penalty go round with periods of their own (3, 3, 7 or 4, 2), so that each
 occurs with most others. Every verifier, gamma policy and executor is also tried with the drafter `model`. Compiled
 programs need a GPU to be made, and are not here; without them `auto` runs as on a GPU.
 """
@@ -29,7 +29,7 @@ def combinations() -> list[Case]:
     """Two cases for every drafter, one for plain decoding with each cache, and more with the drafter `model`."""
     caches, executors = list(CACHES), list(EXECUTORS)
     chain = ["speculative", "iterative", "match", "block", "synthetic", "typical", "rejection"]
-    tree = ["iterative", "match", "typical"]
+    tree = ["iterative", "match", "typical", "traversal"]
     cases = []
     for i, drafter in enumerate([*DRAFTERS, *DRAFTERS]):
         greedy = i >= len(DRAFTERS)
@@ -45,6 +45,7 @@ def combinations() -> list[Case]:
     more += [Case(policy=p, executor=e) for p in POLICIES for e in ("eager", "cudagraph")]
     more += [Case(verifier=v, temperature=float(v != "greedy_tree")) for v in VERIFIERS]
     more += [Case(stop=True), Case(stop=True, executor="cudagraph", drafter="tree_independent", verifier="iterative")]
+    more += [Case("tree_distinct", "traversal", executor=e) for e in ("eager", "cudagraph")]
     more += [Case(load=True), Case(load=True, executor="cudagraph")]
     more += [Case(triton=True, rows=1), Case(triton=True, cache="paged", executor="cudagraph", rows=1)]
     return list(dict.fromkeys(cases + more))

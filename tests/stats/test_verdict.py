@@ -9,7 +9,14 @@ import pytest
 import torch
 from choosing import in_turn, slow_unless
 from decoder_cases import DRAFTERS, TREES, V, make_drafter, spare_of, tabular_model, verifier_of
-from law_cases import AcceptEverything, ForgetsOrder, ResidualFromTarget, TooSmallM
+from law_cases import (
+    AcceptEverything,
+    ForgetsOrder,
+    PublicTraversal,
+    ReleasedHSD,
+    ResidualFromTarget,
+    TooSmallM,
+)
 from small_runs import call, parts_of, small
 
 import specbench.run.interleave
@@ -40,6 +47,7 @@ from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import MatchVerifier
 from specbench.verifiers.rejection import RejectionVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.verifiers.traversal import TraversalVerifier
 
 GAMMA, SAMPLED = 4, Sampling()
 
@@ -115,6 +123,13 @@ def test_every_exact_verifier_passes(verifier, sampling, tables, number_text):
     assert no_part_fails(results)
 
 
+@pytest.mark.parametrize("table", ["similar", "adversarial"])
+def test_traversal_of_trees_passes(table, tables, number_text):
+    results = texts(tables, number_text, "tree_distinct", TraversalVerifier, rows=200, model=getattr(tables, table))
+    assert sampled(results).verdict == "passed", sampled(results)
+    assert no_part_fails(results)
+
+
 class EagerBlock(BlockVerifier):
     """Accepts blocks too often."""
 
@@ -139,6 +154,8 @@ BIASED = {  # drafter, verifier, the drafter's table, texts
     "match in trees": ("tree_distinct", OneOfTwo, "similar", 60),
     "trees": ("tree_distinct", ForgetsOrder, "adversarial", 150),
     "rejection": ("model", TooSmallM, "similar", 120),
+    "traversal": ("tree_distinct", PublicTraversal, "adversarial", 150),
+    "HSD": ("model", ReleasedHSD, "similar", 300),
     "hierarchical": ("under_model", HiddenLenience, "similar", 100),
 }
 

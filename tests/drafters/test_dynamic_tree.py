@@ -1,0 +1,62 @@
+"""EAGLE-2's dynamic tree: the guesses are those of a search in plain Python, by row and by gamma."""
+
+import pytest
+import torch
+from decoder_cases import V, make_drafter, tabular_model
+from tabular import random_table
+
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import Job, State
+from specbench.decoding.token_tree import MISSING
+from specbench.drafters.dynamic_tree import best_nodes
+
+NODES, WIDTH = 7, 3  # of make_drafter
+
+
+def search(table, text, gamma, temperature):
+    """The texts of the guesses after a text: the best of all that were seen."""
+    frontier, seen = [((), 0.0)], []
+    for _ in range(gamma):
+        found = []
+        for path, score in frontier:
+            before, last = [*text, *path][-2:]
+            log_q = (table[before, last].double() / (temperature or 1)).log_softmax(-1)
+            found += [((*path, int(x)), score + float(log_q[x])) for x in log_q.topk(WIDTH).indices]
+        seen += found
+        frontier = sorted(found, key=lambda pair: -pair[1])[:WIDTH]
+    return {path for path, _ in sorted(seen, key=lambda pair: -pair[1])[:NODES]}
+
+
+def paths(draft, row):
+    """The texts of a row's guesses."""
+    texts = {-1: ()}
+    for node, above in enumerate(draft.parents[row].tolist()):
+        if above != MISSING:
+            texts[node] = (*texts[above], int(draft.tokens[row, node]))
+    return set(texts.values()) - {()}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 0.6])
+def test_the_tree_is_that_of_a_search(temperature):
+    table, sampling = random_table(V, 3), Sampling(temperature)
+    target, helper = tabular_model(random_table(V, 4), sampling), tabular_model(table, sampling)
+    texts, gamma = [[1, 2, 3], [4, 5, 6], [7, 8], [9, 1, 2], [3, 3, 3, 3]], [4, 4, 2, 1, 0]
+    state = State.start([Job(text, 30, key) for key, text in enumerate(texts)], [], 20, target.device)
+    drafter = make_drafter("tree_dynamic", target, "", helper)
+    drafter.begin(state)
+    draft = drafter.propose(state, gamma)
+    assert draft.probs is None and draft.steps().tolist() == [
+        max(map(len, paths(draft, row)), default=0) for row in range(len(texts))
+    ]
+    for row, (text, depth) in enumerate(zip(texts, gamma, strict=True)):
+        assert paths(draft, row) == search(table, text, depth, temperature)
+    assert len({frozenset(draft.parents[row].tolist()) for row in range(2)}) == 2  # shapes of their own
+    target.allocate(len(texts), 60)
+    target.prefill(state)
+    scores = target.score(state, draft)
+    assert scores.width == NODES + 1  # what the target reads
+
+
+def test_equal_nodes_keep_their_parents():
+    score = torch.tensor([[-1.0, 0.0, -1.0, 0.0, -torch.inf], [-torch.inf] * 5])
+    assert best_nodes(score, 3).tolist() == [[True, True, False, True, False], [False] * 5]
