@@ -5,7 +5,6 @@ autoregressive drafter without attention or cache. B rows, H hidden of the targe
 """
 
 import re
-from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +16,8 @@ from specbench.models.published import checked, fill, read_config, read_tensors
 from specbench.settings import BaseSettings, setting
 
 GATES = ("forget", "input", "output", "cell")
-# What a file may hold beside the tensors of a tied network: copies of them.
-COPIES = re.compile(r"(?:emb|head|ln|proj)\.\d+\.(?:weight|bias)|(?:input|output|cell)_emb\.0\.weight")
+# Copies of tied tensors that a file may hold: of those of another guess, and of another gate.
+COPIES = re.compile(r"(?:emb|head|ln|proj)\.\d+\.(?:weight|bias)"), re.compile(r"(?:input|output|cell)_emb\.0\.weight")
 
 
 @dataclass
@@ -71,9 +70,9 @@ class Speculator(nn.Module):
         """The state before the first guess, from the target's last hidden states [B, H]."""
         return (rms_norm(hidden) / 2**0.5 if self.scale_input else hidden,)
 
-    @abstractmethod
     def step(self, number: int, state: tuple[Tensor, ...], last: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Logits [B, V] of guess `number` (from 0) after the tokens last [B], and the next state."""
+        raise NotImplementedError
 
 
 class MlpSpeculator(Speculator):
@@ -124,17 +123,14 @@ def read_speculator(path: str, key: str, values: bool) -> Speculator:
     if given.get("model_type") != "mlp_speculator" and "method" not in given:
         raise ConfigError(f"{named} has model_type={given.get('model_type')} in its config.json, not mlp_speculator")
     config = checked(SpeculatorConfig, given, named)
-    lstm = config.method == "sum_lstm"
-    if lstm and not (config.tie_weights and config.tie_lstm_embs):
-        raise ConfigError(f"{named} is a sum_lstm with several embeddings: only one with tie_weights and tie_lstm_embs "
-                          "can be read")  # fmt: skip
     with torch.device("meta"):
-        network = LstmSpeculator(config) if lstm else MlpSpeculator(config)
+        network = LstmSpeculator(config) if config.method == "sum_lstm" else MlpSpeculator(config)
     tensors, own = read_tensors(path, key, values), network.state_dict()
     for name in list(tensors):  # Arctic's sum_rnn holds sequences of one layer
         short = re.sub(r"^((?:emb|proj|ln)\.\d+\.)0\.", r"\1", name.removeprefix("speculator."))
         tensors[short] = tensors.pop(name)
-        if config.tie_weights and short not in own and COPIES.fullmatch(short):
+        tied = zip(COPIES, (config.tie_weights, config.tie_lstm_embs), strict=True)
+        if short not in own and any(is_tied and copies.fullmatch(short) for copies, is_tied in tied):
             del tensors[short]
     fill(network, tensors, named)
     return network

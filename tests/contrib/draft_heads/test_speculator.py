@@ -267,7 +267,7 @@ BROKEN = {
     "another width": (config(emb_dim=24), "other shapes"),
     "more guesses than weights": (config(n_predict=4), "lacks"),
     "another target's width": (None, "hidden states of 16 and 12 tokens, but"),
-    "untied LSTM": (config(method="sum_lstm"), "tie_lstm_embs"),
+    "another method": (config(method="sum_lstm"), "lacks cell_ln.0.bias"),
     "NaN": (put("speculator.proj.1.weight", 5, torch.nan), "not finite in float32, in proj.1.weight"),
 }
 
