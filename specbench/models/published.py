@@ -62,7 +62,8 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], named: str) -> None:
 def load_network(read: Callable[[str, str, bool], Any], path: str, key: str, target: LanguageModel) -> Any:
     """What `read` makes of path and key, with values, on the target's device. Its `hidden_size` and `vocab_size` are H
     and V of a target. Raises ConfigError."""
-    network, embedding = read(path, key, True), target.module.get_input_embeddings()
+    network = read(path, key, True)
+    embedding: Any = target.module.get_input_embeddings()
     _refuse_other_target(network, f"{key}={path}", target.name, (embedding.weight.shape[1], target.vocab_size))
     network.to(target.device, target.dtype).eval().requires_grad_(False)
     refuse_not_finite(network, f"{key}={path}", target.dtype)

@@ -80,7 +80,8 @@ class PublishedHeads(nn.Module):
 def load_heads(path: str, key: str, target: LanguageModel) -> Heads | PublishedHeads:
     """Heads of ours, or of others, for a target. Raises ConfigError."""
     ours = read_config(path, key).get("model_type") == HeadsConfig.model_type
-    found: PublishedHeads = load_part(Heads, path, key, target) if ours else load_network(read_heads, path, key, target)
+    found: Heads | PublishedHeads
+    found = load_part(Heads, path, key, target) if ours else load_network(read_heads, path, key, target)
     return found
 
 
