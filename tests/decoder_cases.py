@@ -14,6 +14,8 @@ from specbench.cache.slots import SlotCache
 from specbench.cache.static import StaticCache
 from specbench.contrib.eagle.drafter import EagleDrafter
 from specbench.contrib.eagle.model import EagleModel
+from specbench.contrib.draft_heads.drafter import SpeculatorDrafter
+from specbench.contrib.draft_heads.speculator import LstmSpeculator, SpeculatorConfig
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
@@ -39,9 +41,10 @@ from specbench.drafters.tree import TreeDrafter, widths
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import MtpModel, PairInput
+from specbench.models.published_heads import PublishedHeads
 from specbench.models.quantization import quantise
 from specbench.models.shared_cache import BorrowedCache, first_layers
-from specbench.models.trained_parts import Heads, LookAhead, load_part
+from specbench.models.trained_parts import Heads, HeadsConfig, LookAhead, load_part
 from specbench.settings import BaseSettings
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
@@ -58,8 +61,8 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
 
 
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
-          "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized", "mtp", "eagle",
-          "under_ngram", "under_under_model")  # fmt: skip
+          "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized", "mtp", "eagle", "under_ngram",
+          "under_under_model", "mlp_speculator")  # fmt: skip
 
 
 TREES = (
@@ -257,6 +260,11 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
         if kind == "medusa":
             return MedusaDrafter(target, heads, target.sampling, size=6, gamma=4)
         return BlockwiseDrafter(target, heads, target.sampling)
+    if kind == "truncated_heads":  # of others, for the first ten tokens
+        return BlockwiseDrafter(target, truncated_heads(), target.sampling)
+    if kind == "mlp_speculator":
+        speculator = PairSpeculator(target) if tabular else small_speculator(target)
+        return SpeculatorDrafter(target, speculator, target.sampling, gamma=4)
     if kind == "early_exit":
         short = drafter_model.module if tabular else first_layers(target.module, 1)
         return EarlyExitDrafter(BorrowedCache(short, target, "exit", target.sampling), target.vocab_size, 5)
@@ -289,6 +297,8 @@ def jobs_of(prompts, limits, keys) -> list[Job]:
 class PairHeads(torch.nn.Module):
     """Heads of a tabular target: head k reads another row of its table."""
 
+    own_outputs, logits = False, Heads.logits
+
     def __init__(self, heads: int = 4):
         super().__init__()
         falling = [[0.5 / (k + i + 1) for i in range(4)] for k in range(heads)]
@@ -313,6 +323,42 @@ class SomeTokens(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.output(hidden)[..., self.targets]
+class PairSpeculator(torch.nn.Module):
+    """A speculator of a tabular target: its state is the number of a pair, which each token changes."""
+
+    count = 4
+
+    def __init__(self, target: LanguageModel):
+        super().__init__()
+        self.target = [target.module]  # no part of it
+
+    def start(self, hidden: torch.Tensor) -> tuple[torch.Tensor]:
+        return (hidden,)
+
+    def step(self, number, state, last):
+        pair = (state[0][:, 0].long() * 7 + 31 * number + 5 * last) % (V * V)
+        after = pair[:, None].to(state[0].dtype)
+        return self.target[0].get_output_embeddings()(after), (after,)
+
+
+def small_speculator(target: LanguageModel) -> LstmSpeculator:
+    """Random weights for a shipped target."""
+    width = target.module.config.hidden_size
+    config = SpeculatorConfig(4, target.vocab_size, "8", input_hidden_dim=str(width), scale_input=True)
+    speculator = LstmSpeculator(config)
+    generator = torch.Generator().manual_seed(1)
+    for weight in speculator.parameters():
+        weight.data = torch.randn(weight.shape, generator=generator)
+    return speculator.requires_grad_(False).to(target.device, target.dtype)
+
+
+def truncated_heads() -> PublishedHeads:
+    """Heads on the hidden state [B, 1] of a tabular target, which guess every third token alone."""
+    config, generator = HeadsConfig(1, 4), torch.Generator().manual_seed(2)
+    heads = PublishedHeads(config, layers=1, bias=True, outputs=4, rows=6, vocab_size=V)
+    weights = {name: torch.randn(w.shape, generator=generator) / 64 for name, w in heads.state_dict().items()}
+    heads.load_state_dict(weights | {"token_map": torch.arange(0, V, 3)}, assign=True)
+    return heads.requires_grad_(False)
 
 
 class PairNumbers(torch.nn.Module):
