@@ -1,5 +1,5 @@
-"""SuffixDecoding (2411.04975): copies the likeliest continuation of the text's last tokens, by counts of the text so far
-and, if asked for, of past outputs."""
+"""SuffixDecoding (2411.04975): copies the likeliest continuation of the text's last tokens, by counts of the text so
+far and, if asked for, of past outputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -38,13 +38,15 @@ class SuffixAutomaton:
     def extend(self, tokens: Sequence[int]) -> None:
         """Adds tokens behind the text."""
         after, link, length, count, best = self.next, self.link, self.length, self.count, self.best
+        end, size, depth = self.end, self.size, self.depth
         for token in tokens:
             self._append(token)
-            before, state = self.end, after[self.end][token]
-            size = self.size = min(self.size + 1, self.depth)
-            while length[link[state]] >= size:
-                state = link[state]
-            self.end = state
+            before, end = end, after[end][token]
+            if size < depth:
+                size += 1
+            while length[link[end]] >= size:
+                end = link[end]
+            state = end
             while state > 0:
                 count[state] += 1
                 state = link[state]
@@ -55,19 +57,28 @@ class SuffixAutomaton:
                     if favourite < 0 or count[own[token]] >= count[own[favourite]]:
                         best[before] = token
                 before = link[before]
+        self.end, self.size = end, size
 
     def _append(self, token: int) -> None:
         """Adds the strings that end with a new token (Blumer et al. 1985)."""
-        above, known = self.whole, self.next[self.whole].get(token)
+        after, link, above = self.next, self.link, self.whole
+        known = after[above].get(token)
         if known is not None:  # the begin of a text that occurred in another one
             self.whole = self._reached(above, known, token)
             return
-        self.whole = state = self._state(self.length[above] + 1, {}, 0, 0, -1)
-        while above >= 0 and (known := self.next[above].get(token)) is None:
-            self.next[above][token] = state
-            above = self.link[above]
-        if above >= 0 and known is not None:
-            self.link[state] = self._reached(above, known, token)
+        self.whole = state = len(link)
+        after.append({})
+        link.append(0)
+        self.length.append(self.length[above] + 1)
+        self.count.append(0)
+        self.best.append(-1)
+        while known is None:
+            after[above][token] = state
+            above = link[above]
+            if above < 0:
+                return
+            known = after[above].get(token)
+        link[state] = self._reached(above, known, token)
 
     def _reached(self, above: int, known: int, token: int) -> int:
         """The state of the longest string of `above` and a token, which lies in `known`; if it is not the longest of
@@ -75,18 +86,16 @@ class SuffixAutomaton:
         size = self.length[above] + 1
         if self.length[known] == size:
             return known
-        state = self._state(size, dict(self.next[known]), self.link[known], self.count[known], self.best[known])
+        state = len(self.link)
+        self.next.append(dict(self.next[known]))
+        self.length.append(size)
+        for values in (self.link, self.count, self.best):
+            values.append(values[known])
         self.link[known] = state
         while above >= 0 and self.next[above].get(token) == known:
             self.next[above][token] = state
             above = self.link[above]
         return state
-
-    def _state(self, length: int, after: dict[int, int], link: int, count: int, best: int) -> int:
-        self.next.append(after)
-        for values, value in ((self.link, link), (self.length, length), (self.count, count), (self.best, best)):
-            values.append(value)
-        return len(self.link) - 1
 
     def match(self, tokens: Sequence[int]) -> tuple[int, int]:
         """The state of the longest suffix of some tokens that occurred, and its length, at most `depth`."""
@@ -101,33 +110,41 @@ class SuffixAutomaton:
 
     def guess(self, state: int, size: int, limits: Sequence[int], min_prob: float) -> Guess:
         """The continuation with the largest score, the sum of its probabilities, after the last m of `size` tokens, for
-        any m; of equal scores that of the longest m. After m tokens it has at most limits[m], a number that rises to
-        its maximum and then falls."""
-        best: Guess = [], []
-        score, peak = 0.0, max(range(len(limits)), key=limits.__getitem__)
+        any m; of equal scores that of the longest m. After m tokens it has at most limits[m], numbers that rise and
+        then fall."""
+        found: Guess = [], []
+        score, length, link = 0.0, self.length, self.link
         while state > 0:
-            longest, shortest = min(self.length[state], size), self.length[self.link[state]] + 1
-            limit = limits[min(longest, max(shortest, peak))]
+            above = link[state]
+            if length[state] < size:
+                size = length[state]
+            limit = limits[size]
+            while size > length[above] + 1 and limits[size - 1] > limit:  # a shorter m has room for more
+                size -= 1
+                limit = limits[size]
             if limit > score:  # no probability is above 1
-                found = self._walk(state, limit, min_prob)
-                if (own := sum(found[1])) > score:
-                    best, score = found, own
-            state = self.link[state]
-        return best
+                own = self._walk(state, limit, min_prob)
+                if (total := sum(own[1])) > score:
+                    found, score = own, total
+            state = above
+        return found
 
     def _walk(self, state: int, limit: int, min_prob: float) -> Guess:
         """At most `limit` tokens, each the most frequent one, while their probability, the product of count(with the
         token) / count(before it), is at least `min_prob`."""
+        count, best, after = self.count, self.best, self.next
         tokens: list[int] = []
         probs: list[float] = []
-        prob = 1.0
-        while len(tokens) < limit and (token := self.best[state]) >= 0:
-            before, state = state, self.next[state][token]
-            prob *= self.count[state] / self.count[before]
-            if prob < min_prob:
-                break
+        prob, token = 1.0, best[state]
+        while token >= 0 and len(tokens) < limit:
+            before, state = count[state], after[state][token]
+            if count[state] != before:
+                prob *= count[state] / before
+                if prob < min_prob:
+                    break
             tokens.append(token)
             probs.append(prob)
+            token = best[state]
         return tokens, probs
 
 
