@@ -32,8 +32,7 @@ class SuffixAutomaton:
 
     def restart(self) -> None:
         """Begins another text."""
-        self.whole = 0  # the state of the whole text
-        self.end, self.size = 0, 0  # the state of its last `size` <= depth tokens
+        self.whole = self.end = self.size = 0  # the states of the whole text and of its last `size` <= depth tokens
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Adds tokens behind the text."""
@@ -42,8 +41,7 @@ class SuffixAutomaton:
         for token in tokens:
             self._append(token)
             before, end = end, after[end][token]
-            if size < depth:
-                size += 1
+            size = min(size + 1, depth)
             while length[link[end]] >= size:
                 end = link[end]
             state = end
@@ -116,8 +114,7 @@ class SuffixAutomaton:
         score, length, link = 0.0, self.length, self.link
         while state > 0:
             above = link[state]
-            if length[state] < size:
-                size = length[state]
+            size = min(size, length[state])
             limit = limits[size]
             while size > length[above] + 1 and limits[size - 1] > limit:  # a shorter m has room for more
                 size -= 1
@@ -138,10 +135,9 @@ class SuffixAutomaton:
         prob, token = 1.0, best[state]
         while token >= 0 and len(tokens) < limit:
             before, state = count[state], after[state][token]
-            if count[state] != before:
-                prob *= count[state] / before
-                if prob < min_prob:
-                    break
+            prob *= count[state] / before
+            if prob < min_prob:
+                break
             tokens.append(token)
             probs.append(prob)
             token = best[state]
@@ -158,13 +154,9 @@ class _Request:
     text: list[int]  # the state's own list, which grows
     read: list[int]  # of it
 
-    def follows(self, state: State, row: int) -> bool:
-        """Whether the row's text is that of this request, only longer. Inside `drafter=hierarchical` tokens that were
-        read may be rejected."""
-        text, known = state.texts[row], len(self.read)
-        if state.serials.get(row) != self.serial or known > state.lengths[row]:
-            return False
-        return text is self.text or self.read == text[:known]
+    def goes_on(self, text: list[int], length: int) -> bool:
+        """Whether a text begins with what was read: inside `drafter=hierarchical` tokens may be rejected later."""
+        return len(self.read) <= length and (text is self.text or self.read == text[: len(self.read)])
 
 
 class SuffixDrafter(Drafter):
@@ -208,20 +200,18 @@ class SuffixDrafter(Drafter):
         return (RememberingSuffixDrafter if settings.past else SuffixDrafter)(**own, gamma=context.gamma)
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
-        for request in self.requests.values():
-            self._remember(request)
-        self.requests.clear()
+        while self.requests:
+            self._remember(self.requests.pop(min(self.requests)))
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         return point_mass_chain([self.guess(state, row)[0][:g] if g else [] for row, g in enumerate(gamma)], state)
 
     def guess(self, state: State, row: int) -> Guess:
         """The tokens that may follow a row's committed text, with their probabilities."""
-        known = self.requests.get(row)
-        if known is None or not known.follows(state, row):
+        known, text, length = self.requests.get(row), state.texts[row], state.lengths[row]
+        if known is None or known.serial != state.serials.get(row) or not known.goes_on(text, length):
             known = self._open(state, row)
-        known.text = state.texts[row]
-        new = known.text[len(known.read) : state.lengths[row]]
+        known.text, new = text, text[len(known.read) : length]
         known.read += new
         known.own.extend(new)
         found = known.own.guess(known.own.end, known.own.size, self.limits, self.min_prob)
