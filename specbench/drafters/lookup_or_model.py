@@ -1,7 +1,7 @@
 """A lookup drafts where it promises more than the model, else the model drafts: a hybrid as in Arctic's SuffixDecoding
 (2411.04975)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ class _Seen:
     tested: float = PRIOR
     hits: float = PRIOR  # tokens that the lookup guessed, whether they were drafted or not
     promised: float = PRIOR  # how many they should have been
-    found: Guess = (), ()  # the last lookup
+    found: Guess = field(default_factory=lambda: ([], []))  # the last lookup
     by_model: bool = False  # whether the model drafted in the last round
 
     def by_lookup_expected(self, probs: list[float]) -> float:

@@ -1,9 +1,12 @@
 """Lookups by suffix: against a search that counts all occurrences."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from decoder_cases import V, jobs_of, make_drafter, spare_of, tabular_model
+from law_cases import FEW, Law, decode, worst_excess
 from small_runs import composed
 
 from specbench.config.validate import check
@@ -11,7 +14,8 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Clock
-from specbench.drafters.lookup_or_model import ALPHA, PRIOR, LookupOrModelDrafter, _Seen
+from specbench.drafters import lookup_or_model
+from specbench.drafters.lookup_or_model import ALPHA, PRIOR, LookupOrModelDrafter, _Seen, either
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.suffix import SuffixAutomaton, SuffixDrafter
 from specbench.errors import ConfigError
@@ -58,10 +62,13 @@ def test_an_automaton_guesses_what_a_search_finds(seed):
     alphabet, depth, offset = int(draws.integers(1, 5)), int(draws.integers(2, 9)), float(draws.integers(0, 3))
     limits = [min(4, int(m + offset), depth - m) for m in range(depth + 1)]
     text, automaton = draws.integers(alphabet, size=60).tolist(), SuffixAutomaton(depth)
+    unlike = 0
     for end in range(1, len(text) + 1):
         automaton.extend(text[end - 1 : end])
         found = automaton.guess(automaton.end, automaton.size, limits, 0.1)
         assert found == by_search([text[:end]], text[:end], limits, depth, 0.1)
+        unlike += found != by_search([text[: end - 1]], text[:end], limits, depth, 0.1)
+    assert unlike  # negative control: without the last token's own occurrences
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -199,3 +206,15 @@ def test_rows_choose_for_themselves(few_contexts):
     drafter.cost = 0.0
     drafter.seen.of(state, 0, None).tested = PRIOR * ALPHA  # the model has been right so far
     assert not torch.equal(drafter.propose(state, [4, 4]).probs[0], torch.eye(V)[[1, 2, 3, 4]])
+
+
+def test_a_lookup_with_the_q_of_the_model_is_caught(few_contexts, number_text, monkeypatch):
+    """Negative control: a row's guesses were looked up, and its q says that the model drew them."""
+
+    def models_q(by_lookup, looked_up, drafted):
+        found = either(by_lookup, looked_up, drafted)
+        return replace(found, probs=drafted.padded(found.tokens.shape[1]).probs)
+
+    monkeypatch.setattr(lookup_or_model, "either", models_q)
+    outputs = decode(few_contexts, number_text, "lookup_or_model", drafter_table=few_contexts.similar, trials=FEW)
+    assert worst_excess(outputs, Law(few_contexts.target)) > 1
