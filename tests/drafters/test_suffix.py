@@ -7,9 +7,7 @@ import pytest
 import torch
 from decoder_cases import V, jobs_of, make_drafter, spare_of, tabular_model
 from law_cases import FEW, Law, decode, worst_excess
-from small_runs import composed
 
-from specbench.config.validate import check
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
@@ -18,7 +16,6 @@ from specbench.drafters import lookup_or_model
 from specbench.drafters.lookup_or_model import ALPHA, PRIOR, LookupOrModelDrafter, _Seen, either
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.suffix import SuffixAutomaton, SuffixDrafter
-from specbench.errors import ConfigError
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
@@ -174,11 +171,6 @@ def test_past_outputs_are_searched_if_asked_for(past):
     assert [output[-1] for output in drafter.outputs] == {0: [], 1: [4, 5], 2: [3, 4, 5]}[past]
     found = drafter.guess(state_of([9, 7, 8]), 0)
     assert found == (([5], [1 / max(1, len(drafter.outputs))]) if past else ([], []))
-
-
-def test_a_run_that_remembers_is_not_divided_among_workers():
-    with pytest.raises(ConfigError, match=r"workers=2 and drafter.past=3: choose workers=1 or drafter.past=0"):
-        check(composed("drafter=suffix", "drafter.past=3", "workers=2"))
 
 
 def test_a_record_of_rounds_says_what_to_expect():
