@@ -110,7 +110,8 @@ class LookupOrModelDrafter(Drafter):
         rest: list[int] = []
         for row, most in enumerate(gamma):
             seen, wanted = self.seen.of(state, row, _Seen()), min(most, self.drafter.gamma)
-            tokens, probs = seen.found = self.lookup.guess(state, row) if most else ([], [])
+            seen.found = self.lookup.guess(state, row) if most else ([], [])
+            tokens, probs = seen.found
             promised = (1 + seen.by_lookup_expected(probs[:most])) * (1 + wanted * self.cost)
             seen.by_model = not tokens or promised < 1 + seen.by_model_expected(wanted)
             rest.append(wanted if seen.by_model else 0)
