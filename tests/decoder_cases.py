@@ -29,6 +29,7 @@ from specbench.drafters.blockwise import BlockwiseDrafter, MedusaDrafter
 from specbench.drafters.dynamic_tree import DynamicTreeDrafter
 from specbench.drafters.early_exit import EarlyExitDrafter, SelfQuantizedDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
+from specbench.drafters.lookup_or_model import LookupOrModelDrafter
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.mtp import MtpDrafter
 from specbench.drafters.multi_draft import MultiDrafter
@@ -37,6 +38,8 @@ from specbench.drafters.ngram_lm import BigramDrafter, UnigramDrafter, training_
 from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter, PassDrafter
 from specbench.drafters.prompt_lookup import PromptLookupDrafter
 from specbench.drafters.random import RandomDrafter
+from specbench.drafters.suffix import SuffixDrafter
+from specbench.drafters.token_recycling import TokenRecyclingDrafter
 from specbench.drafters.tree import TreeDrafter, widths
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
@@ -62,7 +65,7 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
 
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
           "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized", "mtp", "eagle", "under_ngram",
-          "under_under_model", "mlp_speculator")  # fmt: skip
+          "under_under_model", "mlp_speculator", "suffix", "lookup_or_model")  # fmt: skip
 
 
 TREES = (
@@ -74,6 +77,7 @@ TREES = (
     "multi_draft_two",
     "medusa",
     "own_trees",
+    "token_recycling",
 )
 
 
@@ -190,7 +194,7 @@ def spare_of(kind: str, gamma: int) -> int:
         return 4 * gamma + 1
     if kind.startswith("under_"):
         return gamma + 4  # its inner gamma is 2, of a drafter below too
-    return 7 if kind == "medusa" else gamma + 1
+    return 7 if kind in ("medusa", "token_recycling") else gamma + 1
 
 
 def another(model: LanguageModel) -> LanguageModel:
@@ -216,6 +220,12 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return NgramDrafter(2, 4, 512, None if sampling.greedy else sampling, V)
     if kind == "prompt_lookup":
         return PromptLookupDrafter(max_match=3, min_match=1)
+    if kind == "suffix":
+        return SuffixDrafter(8, 1.0, 1.0, 0.1, 0, gamma=5)
+    if kind == "lookup_or_model":
+        return LookupOrModelDrafter(SuffixDrafter(8, 1.0, 0.0, 0.1, 0, gamma=5), ModelDrafter(model, V, gamma=5), 0.1)
+    if kind == "token_recycling":
+        return TokenRecyclingDrafter(V, children=3, size=6, gamma=4)
     if kind == "bigram":
         return BigramDrafter(training_tokens(text_file, target.tokenizer), V, sampling, smoothing=1.0)
     if kind == "unigram":

@@ -67,6 +67,10 @@ REFUSED = {  # overrides: what the sentence holds
     "drafter=tree verifier=block":
         "verifier=block is not possible with drafter=tree, which drafts trees: use verifier=iterative",
     "drafter=prompt_lookup verifier=rejection": "guesses have no law",
+    "drafter=lookup_or_model verifier=rejection": "guesses have no law",
+    "drafter=suffix drafter.depth=1": "drafter.depth=1 is not allowed: it must be an integer >= 2",
+    "drafter=suffix drafter.past=3 workers=2":
+        "with workers=2 and drafter.past=3: choose workers=1 or drafter.past=0",
     "drafter=medusa verifier=greedy_tree":
         "verifier=greedy_tree is not possible with temperature=1: it must be 0, or use verifier=iterative",
     "lenience=0.5 verifier=block": "use verifier=speculative",

@@ -92,7 +92,7 @@ def possible(kind: str, verifier: str) -> bool:
     """Chains have every verifier, but that guesses without a law have no rejection sampling; trees have two."""
     if kind in TREES:
         return VERIFIERS[verifier].trees
-    return verifier != "rejection" or kind not in ("ngram", "prompt_lookup")
+    return verifier != "rejection" or kind not in ("ngram", "prompt_lookup", "suffix", "lookup_or_model")
 
 
 def covering():

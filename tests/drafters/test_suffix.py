@@ -1,0 +1,212 @@
+"""Lookups by suffix: against a search that counts all occurrences."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from decoder_cases import V, jobs_of, make_drafter, spare_of, tabular_model
+from law_cases import FEW, Law, decode, worst_excess
+
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import Job, State
+from specbench.decoding.timer import Clock
+from specbench.drafters import lookup_or_model
+from specbench.drafters.lookup_or_model import ALPHA, PRIOR, LookupOrModelDrafter, _Seen, either
+from specbench.drafters.model import ModelDrafter
+from specbench.drafters.suffix import SuffixAutomaton, SuffixDrafter
+from specbench.policies.gamma.fixed import FixedGamma
+from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.speculative import SpeculativeVerifier
+
+
+def occurrences(texts, string):
+    """The tokens that followed each occurrence of a string, by time; None where a text ended."""
+    found = []
+    for text in texts:
+        for end in range(len(string), len(text) + 1):
+            if text[end - len(string) : end] == string:
+                found.append(text[end] if end < len(text) else None)
+    return found
+
+
+def by_search(texts, text, limits, depth, min_prob):
+    """SuffixDecoding's guess after `text`, from its definition: for every m, the most frequent continuation."""
+    best, score = ([], []), 0.0
+    for m in range(1, min(depth, len(text)) + 1):
+        string, prob, tokens, probs = text[-m:], 1.0, [], []
+        while len(tokens) < limits[m]:
+            followed = occurrences(texts, string)
+            last = {token: place for place, token in enumerate(followed) if token is not None}
+            if not last:
+                break
+            token = max(last, key=lambda t: (followed.count(t), last[t]))
+            prob *= followed.count(token) / len(followed)
+            if prob < min_prob:
+                break
+            tokens.append(token)
+            probs.append(prob)
+            string = [*string, token]
+        if sum(probs) >= score and tokens:
+            best, score = (tokens, probs), sum(probs)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_automaton_guesses_what_a_search_finds(seed):
+    draws = np.random.default_rng(seed)
+    alphabet, depth, offset = int(draws.integers(1, 5)), int(draws.integers(2, 9)), float(draws.integers(0, 3))
+    limits = [min(4, int(m + offset), depth - m) for m in range(depth + 1)]
+    text, automaton = draws.integers(alphabet, size=60).tolist(), SuffixAutomaton(depth)
+    unlike = 0
+    for end in range(1, len(text) + 1):
+        automaton.extend(text[end - 1 : end])
+        found = automaton.guess(automaton.end, automaton.size, limits, 0.1)
+        assert found == by_search([text[:end]], text[:end], limits, depth, 0.1)
+        unlike += found != by_search([text[: end - 1]], text[:end], limits, depth, 0.1)
+    assert unlike  # negative control: without the last token's own occurrences
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_automaton_of_several_texts_guesses_what_a_search_finds(seed):
+    draws = np.random.default_rng(seed)
+    texts = [draws.integers(3, size=length).tolist() for length in draws.integers(1, 15, size=8)]
+    limits, automaton = [min(4, m, 6 - m) for m in range(7)], SuffixAutomaton(6)
+    for text in texts:
+        automaton.extend(text)
+        automaton.restart()
+    for _ in range(20):
+        text = draws.integers(4, size=9).tolist()  # 3 occurs in none of them
+        found = automaton.guess(*automaton.match(text), limits, 0.1)
+        assert found == by_search(texts, text, limits, 6, 0.1)
+
+
+PROMPTS = [[3, 7, 1, 3, 7, 2, 3, 7], [1, 2, 1, 2, 1], [5, 6, 7, 8, 9, 5, 6], [4]]
+
+
+def drafted(kind, tables, prompts, gamma=3):
+    """The guesses of every round of a batch, and the sum of the squares of their q, by request; and the texts."""
+    sampling = Sampling()
+    target, helper = tabular_model(tables.target, sampling), tabular_model(tables.similar, sampling)
+    drafter = make_drafter(kind, target, "", helper)
+    seen = [[] for _ in prompts]
+    jobs = jobs_of(prompts, [len(p) + 20 for p in prompts], map(len, prompts))
+    state = State.start(jobs, [], spare_of(kind, gamma), target.device)
+    target.allocate(len(prompts), state.tokens.shape[1])
+    target.prefill(state)
+
+    def keep(state, scores, draft, verdict, kept):
+        for row, (count, new) in enumerate(zip(draft.count.tolist(), kept.tolist(), strict=True)):
+            if new:
+                own = draft.tokens[row, draft.exists()[row]].tolist()
+                q = [1.0] * count if draft.probs is None else draft.probs[row, :count].square().sum(-1).tolist()
+                seen[row].append((own, [round(x, 4) for x in q]))
+
+    verifier = IterativeVerifier(False) if drafter.trees else SpeculativeVerifier(sampling)
+    decode_speculative(state, target, drafter, FixedGamma(gamma), verifier, Clock(), keep)
+    return seen, state.new_tokens()
+
+
+@pytest.mark.parametrize("kind", ["suffix", "lookup_or_model", "token_recycling"])
+def test_a_batch_drafts_what_its_rows_draft_alone(kind, few_contexts):
+    seen, texts = drafted(kind, few_contexts, PROMPTS)
+    alone = [drafted(kind, few_contexts, [prompt]) for prompt in PROMPTS]
+    assert texts == [own[0] for _, own in alone]
+    assert seen == [own[0] for own, _ in alone]
+    assert sum(len(tokens) for rounds in seen for tokens, _ in rounds) > 10
+
+
+def state_of(text, more=()):
+    """A state whose only row has this text, and `more` behind it that is not committed."""
+    state = State.start([Job([*text, *more], 40, 1)], [], 8, torch.device("cpu"))
+    state.lengths, state.prompt_lengths = [len(text)], [len(text)]
+    return state
+
+
+def suffix(**other):
+    return SuffixDrafter(**{"depth": 8, "factor": 1.0, "offset": 1.0, "min_prob": 0.1, "past": 0, "gamma": 4} | other)
+
+
+def test_the_first_guess_does_not_depend_on_gamma():
+    """After 1 2 came 3 7 8 once and 9 twice: the score of the longest match decides, whatever is drafted of it."""
+    state = state_of([0, 1, 2, 3, 7, 8, 5, 2, 9, 6, 2, 9, 4, 0, 1, 2])
+    drafter = suffix()
+    drafter.begin(state)
+    drafts = [drafter.propose(state, [gamma]).tokens[0].tolist() for gamma in (1, 2, 4)]
+    assert drafts == [[3], [3, 7], [3, 7, 8, 5]]
+    assert suffix(gamma=1).limits[2] == 1  # the most guesses of a run do decide
+
+
+def test_tokens_that_were_rejected_are_taken_back():
+    drafter, first = suffix(), state_of([1, 2, 3, 1, 2])
+    drafter.begin(first)
+    first.texts[0] += [4, 1, 2]  # what a decoding inside `hierarchical` had committed
+    first.lengths[0] = 8
+    assert drafter.guess(first, 0)[0][0] == 4
+    state = state_of([1, 2, 3, 1, 2])
+    state.serials = first.serials
+    assert drafter.guess(state, 0)[0][0] == 3
+    assert drafter.requests[0].read == [1, 2, 3, 1, 2]
+
+
+def test_an_encoders_input_is_searched_too():
+    state = state_of([9, 1, 2])
+    state.inputs = [[5, 1, 2, 6, 7]]
+    drafter = suffix()
+    drafter.begin(state)
+    assert drafter.guess(state, 0)[0] == [6, 7]
+
+
+@pytest.mark.parametrize("past", [0, 1, 2])
+def test_past_outputs_are_searched_if_asked_for(past):
+    """Texts 7 8 N after different prompts: N of the last ones is known, that of the prompts is not."""
+    drafter = suffix(past=past)
+    for last in (1, 2, 3, 4, 5):
+        state = state_of([6, 6, 2], [7, 8, last])
+        drafter.begin(state)
+        drafter.guess(state, 0)  # so far nothing of this output
+        state.lengths = [6]
+    drafter.begin(state)
+    assert [output[-1] for output in drafter.outputs] == {0: [], 1: [4, 5], 2: [3, 4, 5]}[past]
+    found = drafter.guess(state_of([9, 7, 8]), 0)
+    assert found == (([5], [1 / max(1, len(drafter.outputs))]) if past else ([], []))
+
+
+def test_a_record_of_rounds_says_what_to_expect():
+    seen = _Seen(accepted=3, tested=4, hits=3, promised=6)
+    assert seen.by_model_expected(2) == pytest.approx(0.75 + 0.75**2)
+    assert seen.by_lookup_expected([0.8, 0.4]) == pytest.approx(0.4 + 0.4 * 0.25)
+    seen.found, seen.by_model = ([1, 2, 3], [0.8, 0.4, 0.4]), True
+    seen.learn(3, [1, 5])  # the model's first guess stood, the second did not; so it was with the lookup's
+    assert (seen.accepted, seen.tested) == (4, 6)
+    assert (seen.hits, seen.promised) == (4, pytest.approx(6 + 0.8 + 0.5))
+
+
+def test_rows_choose_for_themselves(few_contexts):
+    """One row's lookup is sure, the other has none: the model drafts for it alone, and one-hot q stand beside its q."""
+    sampling = Sampling()
+    target, helper = tabular_model(few_contexts.target, sampling), tabular_model(few_contexts.similar, sampling)
+    state = State.start(jobs_of([[1, 2, 3, 4] * 4, [1, 2, 3, 4]], [40, 40], [1, 2]), [], 8, target.device)
+    drafter = LookupOrModelDrafter(suffix(), ModelDrafter(helper, V, gamma=4), cost=0.1)
+    helper.allocate(2, state.tokens.shape[1])
+    drafter.begin(state)
+    draft = drafter.propose(state, [4, 4])
+    assert draft.tokens[0].tolist() == [1, 2, 3, 4] and draft.count.tolist() == [4, 4]
+    assert torch.equal(draft.probs[0], torch.eye(V)[[1, 2, 3, 4]])
+    assert (draft.probs[1] > 0).sum() > 8
+    drafter.cost = 0.0
+    drafter.seen.of(state, 0, None).tested = PRIOR * ALPHA  # the model has been right so far
+    assert not torch.equal(drafter.propose(state, [4, 4]).probs[0], torch.eye(V)[[1, 2, 3, 4]])
+
+
+def test_a_lookup_with_the_q_of_the_model_is_caught(few_contexts, number_text, monkeypatch):
+    """Negative control: a row's guesses were looked up, and its q says that the model drew them."""
+
+    def models_q(by_lookup, looked_up, drafted):
+        found = either(by_lookup, looked_up, drafted)
+        return replace(found, probs=drafted.padded(found.tokens.shape[1]).probs)
+
+    monkeypatch.setattr(lookup_or_model, "either", models_q)
+    outputs = decode(few_contexts, number_text, "lookup_or_model", drafter_table=few_contexts.similar, trials=FEW)
+    assert worst_excess(outputs, Law(few_contexts.target)) > 1
