@@ -264,6 +264,8 @@ def jobs_of(prompts, limits, keys) -> list[Job]:
 class PairHeads(torch.nn.Module):
     """Heads of a tabular target: head k reads another row of its table."""
 
+    own_outputs, logits = False, Heads.logits
+
     def __init__(self, heads: int = 4):
         super().__init__()
         falling = [[0.5 / (k + i + 1) for i in range(4)] for k in range(heads)]

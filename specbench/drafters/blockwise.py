@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench.component import Selections
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Scores
@@ -20,8 +21,11 @@ from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.models.trained_parts import Heads, PartSettings, load_part
+from specbench.models.published_heads import PublishedHeads, load_heads, refuse_heads
+from specbench.models.trained_parts import Heads, PartSettings
 from specbench.settings import setting
+
+HEADS = "heads of python -m specbench.train or of others, which must be a hub id or a folder with a config.json"
 
 
 class BlockwiseDrafter(ParallelDrafter):
@@ -34,18 +38,25 @@ class BlockwiseDrafter(ParallelDrafter):
 
     @dataclass
     class Settings(PartSettings, OwnSampling):
-        part = "heads"
-        heads: str = setting(required="a folder of heads")
+        part, must = "path", HEADS
+        path: str = setting(required="a folder of heads")
 
-    def __init__(self, target: LanguageModel, heads: Heads, sampling: Sampling):
+    @classmethod
+    def refuses(cls, settings: Any, run: Selections) -> str | None:
+        refuse_heads(settings.path, "drafter.path", run)
+        return None
+
+    def __init__(self, target: LanguageModel, heads: Heads | PublishedHeads, sampling: Sampling):
         self.target, self.heads, self.sampling = target, heads, sampling
         self.vocab_size, self.longest = target.vocab_size, heads.config.heads
-        weights = sum(p.numel() for p in heads.parameters())
-        self.operations_per_token = weights / self.longest + heads.config.hidden_size * target.vocab_size
+        weights = list(heads.parameters())
+        self.own_bytes = sum(weight.nbytes for weight in weights)
+        borrowed = 0 if heads.own_outputs else heads.config.hidden_size * target.vocab_size
+        self.operations_per_token = sum(weight.numel() for weight in weights) / self.longest + borrowed
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "BlockwiseDrafter":
-        heads = load_part(Heads, settings.heads, "drafter.heads", target)
+        heads = load_heads(settings.path, "drafter.path", target)
         return cls(target, heads, settings.own(context).sampling)
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
@@ -60,8 +71,8 @@ class BlockwiseDrafter(ParallelDrafter):
 
     def logits(self, state: State, steps: int) -> Tensor:
         output: Any = self.target.module.get_output_embeddings()
-        logits: Tensor = output(self.heads(self.hidden)[:, :steps])
-        return logits.float()
+        assert self.hidden is not None
+        return self.heads.logits(self.hidden, steps, output).float()
 
     def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
         new = scores.hidden_after(verdict)
@@ -89,7 +100,7 @@ class MedusaDrafter(BlockwiseDrafter):
     def nodes(cls, settings: Settings, gamma: int) -> int:
         return settings.size
 
-    def __init__(self, target: LanguageModel, heads: Heads, sampling: Sampling, size: int, gamma: int):
+    def __init__(self, target: LanguageModel, heads: Heads | PublishedHeads, sampling: Sampling, size: int, gamma: int):
         """`gamma` is the usual depth of a draft. The heads' config must hold their accuracy."""
         super().__init__(target, heads, sampling)
         accuracy = heads.config.accuracy
@@ -98,11 +109,9 @@ class MedusaDrafter(BlockwiseDrafter):
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "MedusaDrafter":
-        heads = load_part(Heads, settings.heads, "drafter.heads", target)
+        heads = load_heads(settings.path, "drafter.path", target)
         if not heads.config.accuracy:
-            raise ConfigError(
-                f"drafter.heads={settings.heads} has no accuracy of its heads, which the tree is chosen by"
-            )
+            raise ConfigError(f"drafter.path={settings.path} has no accuracy of its heads, which the tree is chosen by")
         return cls(target, heads, settings.own(context).sampling, settings.size, context.gamma)
 
     def guesses(self, state: State, gamma: list[int]) -> Draft:

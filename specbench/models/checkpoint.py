@@ -6,7 +6,7 @@ Libraries raise errors of a dozen classes for a damaged file. `reading` is the o
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ MODEL = "a model, which must be a hub id or a folder with a config.json"
 TRAINED = "what python -m specbench.train makes, which must be a hub id or a folder with a config.json"
 # Tensors that do not fit are told to us, and refused by name.
 WHOLE = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+PICKLES = (".bin", ".pt")
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -138,10 +139,10 @@ def check_files(folder: Path) -> None:
         raise ValueError("adapter_config.json says that it is an adapter: merge it into its model first")
 
 
-def check_weights(folder: Path, quantized: bool) -> None:
-    """Reads the headers of a local checkpoint's weight files. Raises ValueError or OSError that names the first bad
-    one, or a weight of whole numbers in a checkpoint that is not `quantized`."""
-    for name in weight_files(folder):
+def check_weights(folder: Path, quantized: bool, files: Sequence[str] = ()) -> None:
+    """Reads the headers of a local checkpoint's weight files, or of `files`. Raises ValueError or OSError that names
+    the first bad one, or a weight of whole numbers in a checkpoint that is not `quantized`."""
+    for name in files or weight_files(folder):
         file = folder / name
         if not file.is_file():
             raise ValueError(f"{name} is not there, but the index names it")
@@ -155,7 +156,7 @@ def check_weights(folder: Path, quantized: bool) -> None:
             floats = _are_floats(file)
         except Exception as error:  # what torch says of a pickle advises to run it
             pickled = "it is no pickle of tensors alone, and was not run"
-            why = pickled if name.endswith(".bin") else short_message(error)
+            why = pickled if name.endswith(PICKLES) else short_message(error)
             raise ValueError(f"{name} is damaged: {why}") from error
         whole = [tensor for tensor, is_float in floats.items() if tensor.endswith("weight") and not is_float]
         if whole and not quantized:
@@ -177,7 +178,7 @@ def weight_files(folder: Path) -> list[str]:
 
 def _are_floats(file: Path) -> dict[str, bool]:
     """Whether each tensor of a file is of floating point; reads no values, and runs nothing of a pickle."""
-    if file.suffix == ".bin":
+    if file.suffix in PICKLES:
         state = torch.load(file, map_location="meta", weights_only=True)
         return {name: tensor.is_floating_point() for name, tensor in state.items()}
     with safe_open(file, framework="pt") as tensors:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as OF_TEXT
 
@@ -86,7 +86,7 @@ def few(names: Iterable[str]) -> str:
     return ", ".join(ordered[:NAMED]) + more
 
 
-def refuse_not_finite(module: PreTrainedModel, key: str, dtype: torch.dtype) -> None:
+def refuse_not_finite(module: nn.Module, key: str, dtype: torch.dtype) -> None:
     """Raises ConfigError if a weight is NaN or infinite in the run's dtype. A device is waited for once."""
     names, finite = {}, []
     for name, weight in module.state_dict(keep_vars=True).items():
@@ -94,8 +94,8 @@ def refuse_not_finite(module: PreTrainedModel, key: str, dtype: torch.dtype) -> 
             names[id(weight)] = name
             own = processes.current.local_shard(weight.detach())
             ends = torch.stack((own.float() if own.element_size() == 1 else own).aminmax())  # carry NaN and infinity
-            finite.append(ends.isfinite().all().to(module.device))
-    good = torch.stack(finite).tolist() if finite else []
+            finite.append(ends.isfinite().all())
+    good = torch.stack([whole.to(finite[0].device) for whole in finite]).tolist() if finite else []
     if bad := [name for name, whole in zip(names.values(), good, strict=True) if not whole]:
         advice = "repair it" if dtype == torch.float32 else "use dtype=float32, or repair it"
         raise ConfigError(f"{key} has weights that are not finite in {_name(dtype)}, in {few(bad)}: {advice}")

@@ -247,11 +247,13 @@ def _read_weights(
     elif settings.device_map is not None:
         options["device_map"] = settings.device_map
     module, info = loader.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
-    if info["unexpected_keys"]:  # some may be those of modules for multi-token prediction
+    if info["unexpected_keys"]:  # some may be those of modules for multi-token prediction, or of Medusa heads
         from specbench.models.mtp_weights import without_modules
+        from specbench.models.published_heads import MERGED
 
         layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
-        info["unexpected_keys"] = without_modules(info["unexpected_keys"], layers)
+        others = without_modules(info["unexpected_keys"], layers)
+        info["unexpected_keys"] = [name for name in others if not name.startswith(MERGED)]
     checks.refuse_incomplete(info, key)
     return module
 

@@ -86,6 +86,7 @@ class Heads(PreTrainedModel):
     """h + silu(U_k h) for each head k (Medusa), or with a bottleneck h + D_k silu(U_k h)."""
 
     config_class = HeadsConfig
+    own_outputs = False  # whether they have output matrices of their own
 
     def __init__(self, config: HeadsConfig):
         super().__init__(config)
@@ -105,6 +106,11 @@ class Heads(PreTrainedModel):
         if self.down is not None:
             change = torch.einsum("...ki,khi->...kh", change, self.down)
         return hidden.unsqueeze(-2) + change
+
+    def logits(self, hidden: Tensor, steps: int, output: nn.Module) -> Tensor:
+        """Logits [B, steps, V] of the first heads on hidden [B, H], by the target's output matrix."""
+        logits: Tensor = output(self(hidden)[:, :steps])
+        return logits
 
 
 class ExitHead(nn.Module):

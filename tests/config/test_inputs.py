@@ -74,7 +74,7 @@ REFUSED = {  # overrides: what the sentence holds
         "verifier=synthetic is not possible with lenience below 1: use verifier=speculative",
     "lenience_policy=load drafter=tree": "use verifier=speculative",
     "drafter=blockwise gamma=6": "trained for at most 4 guesses",
-    "drafter=medusa drafter.heads=./nowhere": "python -m specbench.train",
+    "drafter=medusa drafter.path=./nowhere": "python -m specbench.train",
     "drafter=hierarchical drafter@drafter.below=tree":
         "drafter.below._target_=specbench.drafters.tree.TreeDrafter is not possible: it must be a drafter of chains",
     "drafter=hierarchical drafter.below.window=0": "drafter.below.window=0 is not allowed",

@@ -285,5 +285,5 @@ EXTRAS = {
 def test_broken_heads_are_refused(name, changed):
     change, expected = EXTRAS[name]
     folder = changed(change, SHIPPED / "medusa")
-    sentence = refusal("drafter=medusa", f"drafter.heads={folder}")
-    assert sentence.startswith(f"drafter.heads={folder}") and expected in sentence, sentence
+    sentence = refusal("drafter=medusa", f"drafter.path={folder}")
+    assert sentence.startswith(f"drafter.path={folder}") and expected in sentence, sentence

@@ -177,7 +177,7 @@ def test_a_source_that_changed_differs(tmp_path):
     """A data file of the same size, a text of counts, a checkpoint's weights, heads, and a model below."""
     for name in ("model", "heads"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "config.json").write_text('{"model_type": "specbench_heads"}')
         (tmp_path / name / "model.safetensors").write_text("one")
     (tmp_path / "text").write_text("one")
     (tmp_path / "p.jsonl").write_text('{"prompt": "one"}\n')
@@ -186,7 +186,7 @@ def test_a_source_that_changed_differs(tmp_path):
         "p.jsonl": ("data.path", ["data=jsonl", f"data.path={tmp_path / 'p.jsonl'}"]),
         "text": ("drafter.path", ["drafter=bigram", f"drafter.path={text}"]),
         "model/model.safetensors": ("target.path", [f"target.path={model}"]),
-        "heads/config.json": ("drafter.heads", ["drafter=medusa", f"drafter.heads={heads}"]),
+        "heads/config.json": ("drafter.path", ["drafter=medusa", f"drafter.path={heads}"]),
         "model/config.json": ("drafter.paths[0]", ["drafter=multi_draft", f"drafter.paths=[{model}]"]),
         "heads/model.safetensors": ("drafter.head", ["drafter=early_exit", f"drafter.head={heads}"]),
     }

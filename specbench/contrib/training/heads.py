@@ -33,7 +33,7 @@ class HeadsStudent(Student):
 
     @classmethod
     def use(cls, settings: Any, folder: Path) -> list[str]:
-        return [f"drafter={settings.drafter}", quoted("drafter.heads", folder)]
+        return [f"drafter={settings.drafter}", quoted("drafter.path", folder)]
 
     def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         count, output = self.heads.config.heads, self.target.get_output_embeddings()

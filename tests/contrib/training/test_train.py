@@ -24,14 +24,14 @@ from specbench.run.run import run
 from specbench.settings import validate
 
 DRAFTERS = {  # how what a method saves is used
-    "medusa": ["drafter=medusa", "drafter.heads={}", "gamma=2"],
-    "blockwise": ["drafter=blockwise", "drafter.heads={}", "gamma=2"],
+    "medusa": ["drafter=medusa", "drafter.path={}", "gamma=2"],
+    "blockwise": ["drafter=blockwise", "drafter.path={}", "gamma=2"],
     "pass": ["drafter=pass_lookahead", "drafter.lookahead={}", "gamma=2"],
     "early_exit": ["drafter=early_exit", "drafter.head={}", "gamma=2"],
     "mtp": ["drafter=mtp", "drafter.path={}", "gamma=2"],
     "distill": ["drafter=model", "drafter.path={}", "gamma=2"],
     "boost": ["drafter=multi_draft", 'drafter.paths=["{0}/drafter_1","{0}/drafter_2"]', "gamma=2"],
-    "medusa2": ["target=model", "target.path={}/model", "drafter=medusa", "drafter.heads={}/heads", "gamma=2"],
+    "medusa2": ["target=model", "target.path={}/model", "drafter=medusa", "drafter.path={}/heads", "gamma=2"],
 }
 
 

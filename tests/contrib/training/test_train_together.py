@@ -182,5 +182,5 @@ def test_what_medusa_2_leaves_is_a_target_with_its_heads(tmp_path):
     student.save(tmp_path, [[0.5], [0.25]])
     settings = student.settings
     config = composed(*JointHeadsStudent.use(settings, tmp_path))
-    assert config.target.path == str(tmp_path / "model") and config.drafter.heads == str(tmp_path / "heads")
+    assert config.target.path == str(tmp_path / "model") and config.drafter.path == str(tmp_path / "heads")
     assert check(config).choices["drafter"].name == "medusa"
