@@ -77,7 +77,7 @@ def build(
         from_ring("tensor_parallel.rules.refuse_missing_ranks")(ranks)
     data, policy = _make(checked, "data"), _make(checked, "gamma_policy")
     prompts = in_seeded_order(load(data), root.order)
-    context = _context(checked, policy.largest)
+    context = _context(checked, policy.largest, prompts)
     workload = _make(checked, "workload", root.seed)
     workload.refuse(prompts, root.batch_size)
     choice = chosen["decoding"]
@@ -96,7 +96,8 @@ def build(
     refuse_states_that_do_not_fit([target, *drafter.models], root.batch_size, policy.largest)
     decoding = _make(checked, "decoding")
     decoding.refuse_target(target)
-    first_model = drafter.models[0] if drafter.models else None
+    # Of peers: one that needs the target's hidden states is no model of its own.
+    first_model = drafter.models[0] if drafter.models and not drafter.needs_hidden else None
     return Components(
         **{key: getattr(root, key) for key in FROM_ROOT},
         config=checked.resolved,
@@ -116,7 +117,7 @@ def build(
     )
 
 
-def _context(checked: ValidatedConfig, gamma: int) -> Context:
+def _context(checked: ValidatedConfig, gamma: int, prompts: Sequence[Prompt]) -> Context:
     """What all models of the run have in common; `gamma` is the largest of its policy. Raises ConfigError."""
     root, chosen = checked.root, checked.choices
     device = pick_device(root.device)
@@ -130,6 +131,7 @@ def _context(checked: ValidatedConfig, gamma: int) -> Context:
         gamma=gamma,
         attention=root.attention,
         stop_strings=root.stop_strings,
+        prompts=prompts,
     )
 
 
@@ -171,7 +173,7 @@ def notes_on_models(target: LanguageModel, drafter: Drafter, verifier: Verifier,
             )
     if target.quantization is not None:
         found.append(f"the target has weights in {target.quantization}: its law is not that of {target.name} in full")
-    return found + ([verifier.note] if verifier.note else [])
+    return [*found, *drafter.notes, *([verifier.note] if verifier.note else [])]
 
 
 def refuse_unfit(target: Model, drafter: Drafter, largest: int) -> None:

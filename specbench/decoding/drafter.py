@@ -44,6 +44,7 @@ class Drafter(Component, ABC):
     own_bytes: int = 0
     models: Sequence[Model] = ()
     widths: Sequence[int] = ()
+    notes: Sequence[str] = ()  # what a reader of the run's numbers must know of it, in sentences
 
     @classmethod
     def from_settings(cls, settings: Any, context: Any, target: Any) -> "Drafter":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from specbench.cache.slots import SlotCache
+from specbench.data.prompts import Prompt
 from specbench.decoding.executor import Executor
 from specbench.decoding.sampling import Sampling
 
@@ -23,3 +24,4 @@ class Context:
     gamma: int = 0  # the largest gamma of any round
     attention: str = "auto"  # or sdpa, or triton
     stop_strings: Sequence[str] = ()
+    prompts: Sequence[Prompt] = ()  # of the run, in their order

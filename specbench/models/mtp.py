@@ -18,7 +18,7 @@ from specbench.decoding.model import READ_CHUNK
 from specbench.decoding.rows import Rows
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
-from specbench.models.language_model import LanguageModel, head_inputs
+from specbench.models.language_model import LanguageModel, hidden_states
 
 
 class PairInput(nn.Module):
@@ -39,6 +39,8 @@ class MtpModel(LanguageModel):
     output matrix, and a `pair_input`. The first cached[b] pairs of row b are in the cache. Those behind them, whose
     hidden states the target's last call gave, are pending: the next draft begins with them."""
 
+    own_states: tuple[int, ...] = ()  # which `hidden_states` of the module stand for the target's behind the text
+
     def __init__(self, module: PreTrainedModel, target: LanguageModel, name: str, sampling: Sampling, gamma: int):
         """`gamma` is the largest of any round. The target tells what it reads of prompts from now on."""
         super().__init__(
@@ -47,8 +49,8 @@ class MtpModel(LanguageModel):
             attention=target.attention if target.kernel else "sdpa",
         )  # fmt: skip
         self.pair_input: Any = self.module.pair_input
-        embedding, head = self.module.get_input_embeddings(), self.module.get_output_embeddings()
-        shared = [weight for part in (embedding, head) for weight in part.parameters()]  # the target's
+        parts = zip(_ends(self.module), _ends(module), _ends(target.stock_module()), strict=True)
+        shared = [weight for part, before, theirs in parts if before is theirs for weight in part.parameters()]
         self.weight_bytes -= sum({id(weight): weight.nbytes for weight in shared}.values())
         self.width = gamma + 1  # pending pairs of a row, at most
         self.heard: dict[int | None, list[Tensor]] = {}  # hidden states [b, n, H] of a row's prompt, or of all rows'
@@ -60,10 +62,19 @@ class MtpModel(LanguageModel):
 
     def allocate(self, rows: int, columns: int) -> None:
         super().allocate(rows, columns)
-        embedding: Any = self.module.get_input_embeddings()
-        shape = (rows, self.width, embedding.weight.shape[1])
+        shape = (rows, self.width, self.feature_size)
         self.pending = torch.zeros(shape, dtype=self.dtype, device=self.device)  # hidden states, in order
         self.behind = torch.zeros(rows, dtype=torch.long, device=self.device)  # pending pairs of each row, less one
+
+    @property
+    def feature_size(self) -> int:
+        """H of the target's hidden states."""
+        embedding: Any = self.module.get_input_embeddings()
+        return int(embedding.weight.shape[1])
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """The target's hidden states [b, N, H] as those of pairs."""
+        return hidden
 
     # -- Prompts --------------------------------------------------------------------------------
 
@@ -108,7 +119,7 @@ class MtpModel(LanguageModel):
         starts = [begin] * len(self.cached)
         visible = self.make_room(starts, width) if row is None else self.make_row(row, begin, end)
         first = torch.full((len(hidden),), begin, device=self.device)
-        x = self.join(text[:, begin + 1 : end + 1], hidden)
+        x = self.join(text[:, begin + 1 : end + 1], self.project(hidden))
         self.forward(x, first, visible, row=row, keep_logits=1)
 
     # -- Rounds ---------------------------------------------------------------------------------
@@ -133,12 +144,14 @@ class MtpModel(LanguageModel):
         self, tokens: Tensor, hidden: Tensor, first: Tensor, last: Tensor | None, visible: int
     ) -> tuple[Tensor, Tensor]:
         """Reads the pairs of tokens [b, N] and hidden states [b, N, H], the first of them at position first [b].
-        Returns logits [b, V] and hidden states [b, H] behind pair last [b] of each row (None: the last one)."""
+        Returns logits [b, V] and hidden states [b, H] behind pair last [b] of each row (None: the last one, and the
+        hidden states are the module's own, not the target's)."""
 
         def chosen(values: Tensor) -> Tensor:
             return values[:, -1:] if last is None else values[torch.arange(len(values), device=last.device), last, None]
 
-        with head_inputs(self.module, chosen) as found:
+        hidden = hidden if last is None else self.project(hidden)
+        with hidden_states(self.module, self.own_states, chosen) as found:
             logits = self.forward(self.join(tokens, hidden), first, visible)
         logits = logits if logits.shape[1] == 1 else chosen(logits)
         return logits[:, 0], chosen(found[0])[:, 0]
@@ -158,3 +171,8 @@ class MtpModel(LanguageModel):
         new = F.pad(hidden, (0, 0, 0, self.width - hidden.shape[1])).to(self.pending.dtype)
         self.pending = torch.where(active[:, None, None], new, self.pending)
         self.behind = torch.where(active, accepted, self.behind)
+
+
+def _ends(module: Any) -> tuple[nn.Module, nn.Module]:
+    """The embedding and the output matrix of a module."""
+    return module.get_input_embeddings(), module.get_output_embeddings()

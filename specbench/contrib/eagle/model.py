@@ -1,0 +1,79 @@
+"""An EAGLE draft model: pairs of the target's hidden states and of tokens, as multi-token prediction reads them.
+
+b rows, N pairs, A layers of the target whose states are read, H the target's hidden size, V vocabulary, V' of the draft
+model.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specbench.decoding.sampling import Sampling
+from specbench.models.language_model import LanguageModel, hidden_states
+from specbench.models.mtp import MtpModel
+from specbench.models.vocabulary import Intersection, VocabMap
+
+
+class DraftVocabulary(Intersection):
+    """A draft model that reads all tokens and predicts some of them: q of the others is zero."""
+
+    def __init__(self, targets: Tensor, own: int, wanted: int):
+        """targets [V'] are the tokens that it predicts; it embeds `own` tokens."""
+        own_of, is_shared = targets.new_zeros(wanted), torch.zeros(wanted, dtype=torch.bool, device=targets.device)
+        own_of[targets], is_shared[targets] = torch.arange(len(targets), device=targets.device), True
+        super().__init__(own_of, is_shared, own)
+        self.shared = None  # the tokenizer is the target's
+
+    def read(self, tokens: Tensor) -> Tensor:
+        return VocabMap.read(self, tokens)
+
+
+class EagleModel(MtpModel):
+    """`module` has a `pair_input` and `features`, which make of the target's hidden states what it reads in their
+    place behind the text: its own, before its last norm, or with `normed` behind it."""
+
+    def __init__(
+        self, module: PreTrainedModel, target: LanguageModel, name: str, sampling: Sampling, gamma: int,
+        layers: Sequence[int], normed: bool, targets: Tensor | None,
+    ):  # fmt: skip
+        """`layers` are those of the target that it reads, none for its last hidden states; targets [V'] the tokens that
+        it predicts, None for all."""
+        super().__init__(module, target, name, sampling, gamma)
+        self.features: Any = self.module.features
+        self.own_states = () if normed else (self.config.num_hidden_layers,)
+        self.target_size = int(target.config.hidden_size)
+        if targets is not None:
+            self.vocabulary = DraftVocabulary(targets.to(self.device), self.own_vocab_size, target.vocab_size)
+        self.listen(target, layers)
+
+    def listen(self, target: LanguageModel, layers: Sequence[int]) -> None:
+        """Reads the hidden states in front of these layers from now on."""
+        self.layers = target.feature_layers = tuple(layers)
+
+    @property
+    def feature_size(self) -> int:
+        return self.target_size * max(1, len(self.layers))
+
+    def project(self, hidden: Tensor) -> Tensor:
+        found: Tensor = self.features(hidden)
+        return found
+
+    @torch.inference_mode()
+    def agreement(self, target: LanguageModel, texts: Sequence[Sequence[int]]) -> tuple[int, int]:
+        """At how many positions of texts the likeliest first guess is the target's likeliest token, and of how many."""
+        equal = positions = 0
+        for text in texts:
+            tokens = torch.tensor([text], device=self.device)
+            with hidden_states(target.module, self.layers) as found:
+                p = target.module(input_ids=tokens, use_cache=False).logits
+            self.allocate(1, len(text))
+            visible = self.make_room([0], len(text) - 1)
+            pairs = self.join(tokens[:, 1:], self.project(found[0][:, :-1]))
+            q = self.forward(pairs, torch.zeros(1, dtype=torch.long, device=self.device), visible)
+            equal += int((q.argmax(-1) == p[:, 1:].argmax(-1)).sum())
+            positions += len(text) - 1
+        self.free()
+        return equal, positions

@@ -1,0 +1,224 @@
+"""EAGLE checkpoints as modules: Llama or Qwen3 layers of transformers, whose first one reads pairs.
+
+d hidden, A layers of the target whose states are read, V vocabulary of the target, V' of the draft model. b rows, N
+pairs.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Container, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from specbench.contrib.eagle.config import EagleConfig, read_config
+from specbench.models.checkpoint import check_weights, local_path, reading, weight_files
+from specbench.models.checkpoint_checks import refuse_bad_sizes, refuse_incomplete, refuse_not_finite
+from specbench.models.language_model import LanguageModel
+from specbench.models.mtp import PairInput
+
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+MAPS = ("d2t", "t2d")
+STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # as safetensors names them
+OTHER_NAMES = {"midlayer.": "layers.0.", "aux_norm_low.": "fc_norm.0.", "aux_norm_mid.": "fc_norm.1.",
+               "aux_norm_high.": "fc_norm.2."}  # fmt: skip
+
+
+class FirstLayer(nn.Module):
+    """A decoder layer of transformers that attends with embeddings and hidden states side by side, and adds to the
+    hidden states."""
+
+    def __init__(self, layer: Any, norm: Callable[[int], nn.Module], config: EagleConfig):
+        super().__init__()
+        d = config.layers.hidden_size
+        self.self_attn, self.mlp, self.post_attention_layernorm = (
+            layer.self_attn, layer.mlp, layer.post_attention_layernorm)  # fmt: skip
+        for name in ("q_proj", "k_proj", "v_proj"):
+            narrow = self.self_attn.get_submodule(name)
+            setattr(self.self_attn, name, nn.Linear(2 * d, narrow.out_features, bias=narrow.bias is not None))
+        self.input_layernorm = layer.input_layernorm if config.first_norm else nn.Identity()
+        self.hidden_norm = norm(d)
+        self.norm_before_residual = config.norm_before_residual
+
+    def forward(self, pairs: Tensor, **others: Any) -> Tensor:
+        """[b, N, d] of embeddings and hidden states [b, N, 2 * d]."""
+        embedded, hidden = pairs.chunk(2, -1)
+        normed = self.hidden_norm(hidden)
+        both = torch.cat([self.input_layernorm(embedded), normed], -1)
+        x: Tensor = self.self_attn(hidden_states=both, **others)[0]
+        x = x + (normed if self.norm_before_residual else hidden)
+        x = x + self.mlp(self.post_attention_layernorm(x))
+        return x
+
+
+class Features(nn.Module):
+    """From the target's hidden states of A layers to one of the draft model."""
+
+    def __init__(self, count: int, norm: Callable[[int], nn.Module], config: EagleConfig, bias: bool):
+        super().__init__()
+        width = config.target_hidden_size
+        self.input_norm = norm(count * width) if config.norm_before_fc else nn.Identity()
+        self.fc_norm = nn.ModuleList(norm(width) for _ in range(count * config.fc_norm))
+        self.fc = nn.Linear(count * width, config.layers.hidden_size, bias=bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[b, N, d] of hidden states [b, N, A * the target's d]."""
+        hidden = self.input_norm(hidden)
+        if self.fc_norm:
+            parts = hidden.chunk(len(self.fc_norm), -1)
+            hidden = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        found: Tensor = self.fc(hidden)
+        return found
+
+
+def skeleton(config: EagleConfig, names: Container[str], count: int) -> Any:
+    """A module of this shape, with a `pair_input` and `features`, which reads hidden states of `count` layers. `names`
+    are those of the checkpoint's tensors, which may lack the embedding and the output matrix."""
+    module: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config.layers), attn_implementation="sdpa")
+    base, d = module.model, config.layers.hidden_size
+    kind, eps = type(base.norm), config.layers.rms_norm_eps
+
+    def norm(width: int) -> nn.Module:
+        made: nn.Module = kind(width, eps=eps)
+        return made
+
+    module.features, joined = nn.Identity(), nn.Identity()
+    if config.version == 1:
+        joined = nn.Linear(2 * d, d, bias=config.bias)
+        base.layers[0].input_layernorm = base.norm = nn.Identity()
+    else:
+        base.layers[0] = FirstLayer(base.layers[0], norm, config)
+        if config.aux:
+            module.features = Features(count, norm, config, "fc.bias" in names)
+        elif "layers.0.hidden_norm.weight" not in names:
+            base.layers[0].hidden_norm = nn.Identity()
+        base.norm = base.norm if config.last_norm else nn.Identity()
+        module.set_output_embeddings(nn.Linear(d, config.draft_vocab_size, bias=False))
+    module.pair_input = PairInput(nn.Identity(), nn.Identity(), joined)
+    module.set_input_embeddings(nn.Embedding(config.vocab_size, d))
+    return module
+
+
+def known_name(name: str) -> str:
+    """A checkpoint's name of a tensor as speculators has it."""
+    name = name.removeprefix("model.")
+    return next((new + name.removeprefix(old) for old, new in OTHER_NAMES.items() if name.startswith(old)), name)
+
+
+def _own_name(name: str) -> str:
+    """As `known_name`, of a tensor of our module."""
+    return re.sub(r"^(model|features)\.", "", name.replace("pair_input.projection.", "fc."))
+
+
+def read_tensors(folder: Path, only: Container[str] | None = None) -> dict[str, Tensor]:
+    """The tensors of a folder by `known_name`; those that are not among `only` have no values. Raises ValueError or
+    OSError for files that are damaged."""
+    found: dict[str, Tensor] = {}
+    for file in (folder / name for name in weight_files(folder)):
+        if file.suffix == ".bin":
+            state = torch.load(file, map_location="cpu", weights_only=True)
+            found |= {known_name(name): tensor for name, tensor in state.items()}
+            continue
+        with safe_open(file, framework="pt") as stored:
+            for name in stored.keys():  # noqa: SIM118
+                whole, kept = stored.get_slice(name), only is None or known_name(name) in only
+                dtype = STORED.get(whole.get_dtype(), torch.uint8)
+                empty = torch.empty(whole.get_shape(), device="meta", dtype=dtype)
+                found[known_name(name)] = stored.get_tensor(name) if kept else empty
+    return found
+
+
+def inspect(key: str, path: str, folder: Path, version: int, count: int | None) -> EagleConfig:
+    """The shape of a checkpoint, without reading its weights. `count` is the number of layers whose hidden states it
+    shall read, None as it says. Raises ConfigError if its config.json and its tensors disagree, or are not known."""
+    with reading(key, path, f"EAGLE-{version} weights"):
+        config = read_config(folder, version)
+        check_weights(folder, quantized=False)
+        found = read_tensors(folder, only=MAPS)
+        if not all(tensor.dtype in STORED.values() for name, tensor in found.items() if name not in MAPS):
+            raise ValueError("it has weights of 8 bits or of whole numbers, and only 16 and 32 bits can be read")
+        refuse_bad_sizes(config.layers, f"{key}={path} has ")
+        with torch.device("meta"):
+            module = skeleton(config, found, count or features_of(config))
+        _refuse_other_tensors(module, found, config, f"{key}={path}")
+        targets_of(found, config)
+    return config
+
+
+def features_of(config: EagleConfig) -> int:
+    """A, the number of the target's layers whose hidden states it reads."""
+    return 3 if config.ids is None else len(config.ids)
+
+
+def _refuse_other_tensors(module: Any, found: Mapping[str, Tensor], config: EagleConfig, named: str) -> None:
+    """Raises ConfigError if tensors are missing, not known, or of another shape than the module's."""
+    own = {_own_name(name): tensor for name, tensor in module.state_dict().items()}
+    optional = {EMBEDDING} | ({HEAD} if config.draft_vocab_size == config.vocab_size else set())
+    if config.version == 1:
+        del own[HEAD]
+    given = {name: tensor for name, tensor in found.items() if config.version == 1 or name not in MAPS}
+    refuse_incomplete(
+        {
+            "missing_keys": own.keys() - given.keys() - optional,
+            "unexpected_keys": given.keys() - own.keys(),
+            "mismatched_keys": [(name, list(given[name].shape), list(own[name].shape))
+                                for name in own.keys() & given.keys() if given[name].shape != own[name].shape],
+            "error_msgs": [],
+        },
+        named,
+    )  # fmt: skip
+
+
+def targets_of(found: Mapping[str, Tensor], config: EagleConfig) -> Tensor | None:
+    """The target's token [V'] for each token of the draft model; None if they are the same. Raises ValueError."""
+    small, V = config.draft_vocab_size, config.vocab_size
+    if config.version == 1 or "d2t" not in found:
+        if small != V:
+            raise ValueError(f"it has no d2t, but a draft_vocab_size of {small} and a vocab_size of {V}")
+        return None
+    d2t = found["d2t"]
+    if d2t.shape != (small,) or d2t.is_floating_point():
+        raise ValueError(f"d2t is {list(d2t.shape)} of {d2t.dtype}, and must be {small} integers")
+    targets = torch.arange(small) + d2t.long()
+    least, most = int(targets.min()), int(targets.max())
+    if least < 0 or most >= V:
+        raise ValueError(f"d2t names tokens from {least} to {most}, which must be from 0 to {V - 1}")
+    if len(targets.unique()) < small:
+        raise ValueError("d2t names a token twice")
+    mask = found.get("t2d")
+    if mask is not None and not (mask.shape == (V,) and mask.sum() == small and mask.bool()[targets].all()):
+        raise ValueError("t2d marks other tokens than d2t names: d2t must hold differences")
+    return targets
+
+
+def load(
+    path: str, key: str, target: LanguageModel, version: int, count: int | None
+) -> tuple[PreTrainedModel, EagleConfig, Tensor | None]:
+    """The module of a checkpoint on the target's device, with the target's embedding and output matrix where it has
+    none of its own; its shape; and `targets_of` it. Raises ConfigError."""
+    named, folder = f"{key}={path}", local_path(path)
+    with reading(key, path, f"EAGLE-{version} weights"):
+        if not folder.is_dir():
+            folder = Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.bin"]))
+        config = inspect(key, path, folder, version, count)
+        found = read_tensors(folder)
+        module = skeleton(config, found, count or features_of(config))
+        stock: Any = target.stock_module()
+        borrowed = [name for name in (EMBEDDING, HEAD) if name not in found]
+        names = {name: _own_name(name) for name in module.state_dict()}
+        state = {name: found[own].to(target.dtype) for name, own in names.items() if own not in borrowed}
+        module.load_state_dict(state, strict=False, assign=True)
+        targets = targets_of(found, config)
+    if EMBEDDING in borrowed:
+        module.set_input_embeddings(stock.get_input_embeddings())
+    if HEAD in borrowed:
+        module.set_output_embeddings(stock.get_output_embeddings())
+    module.config.vocab_size = len(module.get_input_embeddings().weight)
+    loaded: PreTrainedModel = module.to(target.device).eval()
+    refuse_not_finite(loaded, named, target.dtype)
+    return loaded, config, targets
