@@ -12,6 +12,8 @@ from specbench.cache.dynamic import DynamicCache
 from specbench.cache.paged import PagedCache
 from specbench.cache.slots import SlotCache
 from specbench.cache.static import StaticCache
+from specbench.contrib.draft_heads.drafter import SpeculatorDrafter
+from specbench.contrib.draft_heads.speculator import LstmSpeculator, SpeculatorConfig
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
@@ -36,9 +38,10 @@ from specbench.drafters.tree import TreeDrafter, widths
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import MtpModel, PairInput
+from specbench.models.published_heads import PublishedHeads
 from specbench.models.quantization import quantise
 from specbench.models.shared_cache import BorrowedCache, first_layers
-from specbench.models.trained_parts import Heads, LookAhead, load_part
+from specbench.models.trained_parts import Heads, HeadsConfig, LookAhead, load_part
 from specbench.settings import BaseSettings
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
@@ -55,7 +58,7 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
 
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
           "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized", "mtp", "under_ngram",
-          "under_under_model")  # fmt: skip
+          "under_under_model", "mlp_speculator")  # fmt: skip
 
 
 TREES = ("tree_independent", "tree_distinct", "tree_best", "multi_draft", "multi_draft_two", "medusa", "own_trees")
@@ -239,6 +242,11 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
         if kind == "medusa":
             return MedusaDrafter(target, heads, target.sampling, size=6, gamma=4)
         return BlockwiseDrafter(target, heads, target.sampling)
+    if kind == "truncated_heads":  # of others, for the first ten tokens
+        return BlockwiseDrafter(target, truncated_heads(), target.sampling)
+    if kind == "mlp_speculator":
+        speculator = PairSpeculator(target) if tabular else small_speculator(target)
+        return SpeculatorDrafter(target, speculator, target.sampling, gamma=4)
     if kind == "early_exit":
         short = drafter_model.module if tabular else first_layers(target.module, 1)
         return EarlyExitDrafter(BorrowedCache(short, target, "exit", target.sampling), target.vocab_size, 5)
@@ -274,6 +282,44 @@ class PairHeads(torch.nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         steps = torch.arange(self.config.heads)[:, None]
         return (hidden[..., None, :] * 7 + 31 * steps) % (V * V)
+
+
+class PairSpeculator(torch.nn.Module):
+    """A speculator of a tabular target: its state is the number of a pair, which each token changes."""
+
+    count = 4
+
+    def __init__(self, target: LanguageModel):
+        super().__init__()
+        self.target = [target.module]  # no part of it
+
+    def start(self, hidden: torch.Tensor) -> tuple[torch.Tensor]:
+        return (hidden,)
+
+    def step(self, number, state, last):
+        pair = (state[0][:, 0].long() * 7 + 31 * number + 5 * last) % (V * V)
+        after = pair[:, None].to(state[0].dtype)
+        return self.target[0].get_output_embeddings()(after), (after,)
+
+
+def small_speculator(target: LanguageModel) -> LstmSpeculator:
+    """Random weights for a shipped target."""
+    width = target.module.config.hidden_size
+    config = SpeculatorConfig(4, target.vocab_size, "8", input_hidden_dim=str(width), scale_input=True)
+    speculator = LstmSpeculator(config)
+    generator = torch.Generator().manual_seed(1)
+    for weight in speculator.parameters():
+        weight.data = torch.randn(weight.shape, generator=generator)
+    return speculator.requires_grad_(False).to(target.device, target.dtype)
+
+
+def truncated_heads() -> PublishedHeads:
+    """Heads on the hidden state [B, 1] of a tabular target, which guess every third token alone."""
+    config, generator = HeadsConfig(1, 4), torch.Generator().manual_seed(2)
+    heads = PublishedHeads(config, layers=1, bias=True, outputs=4, rows=6, vocab_size=V)
+    weights = {name: torch.randn(w.shape, generator=generator) / 64 for name, w in heads.state_dict().items()}
+    heads.load_state_dict(weights | {"token_map": torch.arange(0, V, 3)}, assign=True)
+    return heads.requires_grad_(False)
 
 
 class PairNumbers(torch.nn.Module):

@@ -40,7 +40,7 @@ def test_graphs_change_no_token_and_never_wait_for_the_host(cache, sampling, kin
 
 
 @pytest.mark.parametrize(("kind", "sampling"), in_turn(
-    (*TREES, "blockwise", "pass_lookahead", "non_autoregressive", "early_exit", "under_under_model"),
+    (*TREES, "mlp_speculator", "blockwise", "pass_lookahead", "non_autoregressive", "early_exit", "under_under_model"),
     [(Sampling(),), (Sampling(temperature=0),)],
 ))  # fmt: skip
 def test_graphs_change_no_token_of_other_drafts(kind, sampling, tables, monkeypatch):

@@ -277,7 +277,7 @@ EXTRAS = {
     "more heads than weights": (config(heads=9, accuracy=[]), "other shapes"),
     "accuracy of other heads": (config(accuracy=[[0.5]]), "accuracy"),
     "accuracy that is text": (config(accuracy="high"), "accuracy"),
-    "another model": (lambda folder: checkpoint(shutil.rmtree(folder) or folder), "its model_type is llama"),
+    "another model": (lambda folder: checkpoint(shutil.rmtree(folder) or folder), "holds no Medusa heads"),
 }
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specbench.component import Selections
 from specbench.contrib.draft_heads.speculator import Speculator, read_speculator
@@ -16,10 +16,10 @@ from specbench.decoding.state import State
 from specbench.decoding.transfers import counts
 from specbench.drafters.blockwise import BlockwiseDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
-from specbench.models.checkpoint import local_path
+from specbench.models.checkpoint import MODEL
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.models.published import PUBLISHED, place, refuse_other_target, sizes_before, sizes_of
+from specbench.models.published import load_network, refuse_network
 from specbench.models.trained_parts import PartSettings
 from specbench.settings import setting
 
@@ -32,31 +32,25 @@ class SpeculatorDrafter(BlockwiseDrafter):
 
     @dataclass
     class Settings(PartSettings, OwnSampling):
-        part, must = "path", PUBLISHED
+        part, must = "path", MODEL
         path: str = setting(required="a folder or hub id of a speculator")
 
     @classmethod
     def refuses(cls, settings: Any, run: Selections) -> str | None:
-        if local_path(settings.path).is_dir():
-            speculator, target = read_speculator(settings.path, "drafter.path", values=False), sizes_before(run)
-            if target is not None:
-                named = f"drafter.path={settings.path}"
-                refuse_other_target(named, speculator.hidden_size, speculator.vocab_size, *target)
+        refuse_network(read_speculator, settings.path, "drafter.path", run)
         return None
 
     def __init__(self, target: LanguageModel, speculator: Speculator, sampling: Sampling, gamma: int):
         """`gamma` is the usual gamma, whose shapes an executor optimises."""
         self.target, self.speculator, self.sampling = target, speculator, sampling
         self.vocab_size, self.longest, self.gamma = target.vocab_size, speculator.count, gamma
-        weights = list(speculator.parameters())
-        self.own_bytes = sum(weight.nbytes for weight in weights)
-        self.operations_per_token = speculator.multiply_adds
+        self.own_bytes = sum(weight.nbytes for weight in speculator.parameters())
+        last = [list(part.children())[-1] for part in speculator.children()]  # those that later guesses read
+        self.operations_per_token = sum(layer.weight.numel() for layer in last if isinstance(layer, nn.Linear))
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "SpeculatorDrafter":
-        named, speculator = f"drafter.path={settings.path}", read_speculator(settings.path, "drafter.path")
-        refuse_other_target(named, speculator.hidden_size, speculator.vocab_size, target.name, sizes_of(target))
-        place(speculator, named, target)
+        speculator = load_network(read_speculator, settings.path, "drafter.path", target)
         return cls(target, speculator, settings.own(context).sampling, context.gamma)
 
     def guesses(self, state: State, gamma: list[int]) -> Draft:

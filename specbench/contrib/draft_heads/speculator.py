@@ -1,25 +1,45 @@
-"""IBM's MLP speculator (Wertheimer et al., 2404.19124) and Snowflake Arctic's LSTM of the same checkpoint format.
+"""IBM's MLP speculator (Wertheimer et al., 2404.19124), and Snowflake Arctic's LSTM in the same checkpoint format.
 
-Guess k follows from a state and the token before it; the first state is the target's last hidden state. So it is an
-autoregressive drafter without attention or cache. B rows, H hidden of the target, M inner width, V vocabulary, K guesses.
+Guess k follows from a state and the token before it, and the first state is the target's last hidden state: an
+autoregressive drafter without attention or cache. B rows, H hidden of the target, M inner width, V vocabulary.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+import re
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specbench.errors import ConfigError
-from specbench.models.published import fill, read_config, read_tensors, refuse_unknown_keys, whole_number
+from specbench.models.published import checked, fill, read_config, read_tensors
+from specbench.settings import BaseSettings, setting
 
-KEYS = ("method", "emb_dim", "inner_dim", "proj_dim", "input_hidden_dim", "n_predict", "num_lookahead_tokens",
-        "vocab_size", "top_k_tokens_per_head", "n_candidates", "tie_weights", "tie_lstm_embs", "scale_input")  # fmt: skip
-METHODS = ("sum_rnn", "sum_lstm")  # of which the first is IBM's
-MOST = 1000  # guesses
 GATES = ("forget", "input", "output", "cell")
+# Copies of tied tensors that a file may hold: of those of another guess, and of another gate.
+COPIES = re.compile(r"(?:emb|head|ln|proj)\.\d+\.(?:weight|bias)"), re.compile(r"(?:input|output|cell)_emb\.0\.weight")
+
+
+@dataclass
+class SpeculatorConfig(BaseSettings):
+    """Keys of config.json. A width may be text, "8", or several of which the first counts, "8.8"."""
+
+    n_predict: int = setting(ge=1, le=1000)
+    vocab_size: int = setting(ge=1)
+    emb_dim: str = setting()
+    inner_dim: str = setting(default="0")  # 0 is emb_dim
+    input_hidden_dim: str = setting(default="0")  # 0 is emb_dim
+    method: str = setting(choices=("sum_rnn", "sum_lstm"), default="sum_rnn")
+    tie_weights: bool = False
+    tie_lstm_embs: bool = False
+    scale_input: bool = False
+
+    def check(self, prefix: str) -> None:
+        for name in ("emb_dim", "inner_dim", "input_hidden_dim"):
+            width = getattr(self, name).split(".")[0]
+            if not width.isdecimal() or len(width) > 9 or (name == "emb_dim" and int(width) < 1):
+                raise ConfigError(f"{prefix}{name}={getattr(self, name)} is not allowed: it must be an integer above 0")
+            setattr(self, name, width)
 
 
 def rms_norm(x: Tensor) -> Tensor:
@@ -27,139 +47,90 @@ def rms_norm(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
 
 
-class Norm(nn.Module):
+class Norm(nn.LayerNorm):
     """RMS norm with weight and bias [M]."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.empty(width)), nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., M] to [..., M]."""
         return rms_norm(x) * self.weight + self.bias
 
 
-class Speculator(nn.Module, ABC):
-    """Base class. A state is a tuple of tensors [B, ...]; the first one is s, of which the logits are."""
+class Speculator(nn.Module):
+    """Base class. A state is a tuple of tensors [B, ...]; of the first one, s, the logits are."""
 
-    def __init__(self, count: int, hidden: int, inner: int, vocab_size: int, scale_input: bool):
-        """`count` is K."""
+    def __init__(self, config: SpeculatorConfig):
         super().__init__()
-        self.count, self.hidden_size, self.vocab_size, self.scale_input = count, hidden, vocab_size, scale_input
-        a = 0.5 ** (0.5 / count)
-        self.of_token = ((1 - a * a) * inner / 2) ** 0.5 / a  # weight of the embedding beside the state
+        self.vocab_size, self.count, self.scale_input = config.vocab_size, config.n_predict, config.scale_input
+        self.inner = int(config.inner_dim) or int(config.emb_dim)
+        self.hidden_size = int(config.input_hidden_dim) or int(config.emb_dim)
+        a = 0.5 ** (0.5 / self.count)
+        self.token_weight = ((1 - a * a) * self.inner / 2) ** 0.5 / a  # of an embedding beside the state
 
     def start(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """The state before the first guess, from the target's last hidden states [B, H]."""
         return (rms_norm(hidden) / 2**0.5 if self.scale_input else hidden,)
 
-    @abstractmethod
     def step(self, number: int, state: tuple[Tensor, ...], last: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Logits [B, V] of guess `number` (from 0) after the tokens last [B], and the next state."""
+        raise NotImplementedError
 
 
 class MlpSpeculator(Speculator):
-    """s = gelu(norm_k(P_k s + w E_k[x_{k-1}])), logits W_k s. If `tied`, all guesses have one E, norm and W, and all but
-    the first one P."""
+    """s = gelu(norm_k(P_k s + w E_k x)) after token x, logits W_k s. Tied ones have one E, norm and W for all guesses,
+    and one P for all but the first."""
 
-    def __init__(self, count: int, hidden: int, inner: int, vocab_size: int, scale_input: bool, tied: bool):
-        super().__init__(count, hidden, inner, vocab_size, scale_input)
-        own = 1 if tied else count
-        self.emb = nn.ModuleList(nn.Embedding(vocab_size, inner) for _ in range(own))
-        widths = [hidden] + [inner] * (min(count, 2) - 1 if tied else count - 1)
-        self.proj = nn.ModuleList(nn.Linear(width, inner, bias=False) for width in widths)
-        self.ln = nn.ModuleList(Norm(inner) for _ in range(own))
-        self.head = nn.ModuleList(nn.Linear(inner, vocab_size, bias=False) for _ in range(own))
+    def __init__(self, config: SpeculatorConfig):
+        super().__init__(config)
+        V, M, own = self.vocab_size, self.inner, 1 if config.tie_weights else self.count
+        widths = ([self.hidden_size] + [M] * (self.count - 1))[: 2 if config.tie_weights else self.count]
+        self.emb = nn.ModuleList(nn.Embedding(V, M) for _ in range(own))
+        self.proj = nn.ModuleList(nn.Linear(width, M, bias=False) for width in widths)
+        self.ln = nn.ModuleList(Norm(M) for _ in range(own))
+        self.head = nn.ModuleList(nn.Linear(M, V, bias=False) for _ in range(own))
 
     def step(self, number: int, state: tuple[Tensor, ...], last: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        own, projection = min(number, len(self.emb) - 1), min(number, len(self.proj) - 1)
-        mixed = self.proj[projection](state[0]) + self.of_token * self.emb[own](last)
-        s = F.gelu(self.ln[own](mixed))
+        own, projection = min(number, len(self.emb) - 1), self.proj[min(number, len(self.proj) - 1)]
+        s = F.gelu(self.ln[own](projection(state[0]) + self.token_weight * self.emb[own](last)))
         return self.head[own](s), (s,)
 
 
 class LstmSpeculator(Speculator):
-    """Arctic's `sum_lstm`: z_g = P_g s + w E[x_{k-1}] for forget, input and output gate and cell,
-    c = sigma(z_f) c + sigma(z_i) gelu(norm(z_c)), s = sigma(z_o) gelu(norm'(c)). Its state is (s, c)."""
+    """Arctic's sum_lstm: z_g = P_g s + w E x for forget, input and output gate and cell, c = sigma(z_f) c +
+    sigma(z_i) gelu(norm(z_c)), s = sigma(z_o) gelu(norm'(c)), logits W s. Its state is (s, c)."""
 
-    def __init__(self, count: int, hidden: int, inner: int, vocab_size: int, scale_input: bool):
-        super().__init__(count, hidden, inner, vocab_size, scale_input)
-        self.forget_emb = nn.ModuleList([nn.Embedding(vocab_size, inner)])
+    def __init__(self, config: SpeculatorConfig):
+        super().__init__(config)
+        V, M, widths = self.vocab_size, self.inner, (self.hidden_size, self.inner)[: self.count]
+        self.forget_emb = nn.ModuleList([nn.Embedding(V, M)])
         for gate in GATES:
-            widths = (hidden, inner)[:count]
-            self.add_module(f"{gate}_proj", nn.ModuleList(nn.Linear(width, inner, bias=False) for width in widths))
-        self.cell_ln, self.state_ln = nn.ModuleList([Norm(inner)]), nn.ModuleList([Norm(inner)])
-        self.head = nn.ModuleList([nn.Linear(inner, vocab_size, bias=False)])
+            self.add_module(f"{gate}_proj", nn.ModuleList(nn.Linear(width, M, bias=False) for width in widths))
+        self.cell_ln, self.state_ln = nn.ModuleList([Norm(M)]), nn.ModuleList([Norm(M)])
+        self.head = nn.ModuleList([nn.Linear(M, V, bias=False)])
 
     def step(self, number: int, state: tuple[Tensor, ...], last: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        token = self.of_token * self.forget_emb[0](last)
-        z = [self.get_submodule(f"{gate}_proj.{min(number, 1)}")(state[0]) + token for gate in GATES]
-        new = z[1].sigmoid() * F.gelu(self.cell_ln[0](z[3]))
-        c = new if number == 0 else z[0].sigmoid() * state[1] + new
-        s = z[2].sigmoid() * F.gelu(self.state_ln[0](c))
+        token = self.token_weight * self.forget_emb[0](last)
+        z = {gate: self.get_submodule(f"{gate}_proj.{min(number, 1)}")(state[0]) + token for gate in GATES}
+        c = z["input"].sigmoid() * F.gelu(self.cell_ln[0](z["cell"]))
+        if number:
+            c = c + z["forget"].sigmoid() * state[1]
+        s = z["output"].sigmoid() * F.gelu(self.state_ln[0](c))
         return self.head[0](s), (s, c)
 
 
-def read_speculator(path: str, key: str, values: bool = True) -> Speculator:
+def read_speculator(path: str, key: str, values: bool) -> Speculator:
     """The speculator in a folder or of a hub id, without `values` on "meta". Raises ConfigError."""
-    named, config = f"{key}={path}", read_config(path, key)
-    if config.get("model_type") != "mlp_speculator" and config.get("method") not in METHODS:
-        raise ConfigError(f"{named} has model_type={config.get('model_type')} in its config.json, not mlp_speculator")
-    refuse_unknown_keys(config, KEYS, named)
-    found = {name.removeprefix("speculator."): t for name, t in read_tensors(path, key, values=values).items()}
+    named, given = f"{key}={path}", read_config(path, key)
+    if given.get("model_type") != "mlp_speculator" and "method" not in given:
+        raise ConfigError(f"{named} has model_type={given.get('model_type')} in its config.json, not mlp_speculator")
+    config = checked(SpeculatorConfig, given, named)
     with torch.device("meta"):
-        module = _shaped(config, named)
-    fill(module, _without_copies(found, module), named)
-    return module
-
-
-def _shaped(config: Mapping[str, Any], named: str) -> Speculator:
-    """A speculator of the sizes in config.json. Raises ConfigError."""
-    method = config.get("method", METHODS[0])
-    if method not in METHODS:
-        raise ConfigError(f"{named} has method={method} in its config.json: it must be {' or '.join(METHODS)}")
-    sizes = {name: _size(config, name, named) for name in ("emb_dim", "inner_dim", "proj_dim", "input_hidden_dim")}
-    inner = sizes["inner_dim"] or sizes["emb_dim"]
-    count, vocabulary = (whole_number(config, name, named) for name in ("n_predict", "vocab_size"))
-    tied, scaled = (_truth(config, name, named) for name in ("tie_weights", "scale_input"))
-    if count > MOST:
-        raise ConfigError(f"{named} has n_predict={count} in its config.json: at most {MOST} guesses can be read")
-    lstm = method == "sum_lstm"
-    if lstm and not (tied and _truth(config, "tie_lstm_embs", named)):
-        raise ConfigError(f"{named} has embeddings of its own for each gate or guess: only tie_weights=true and "
-                          "tie_lstm_embs=true can be read with method=sum_lstm")  # fmt: skip
-    own = {name: sizes[name] for name in ("emb_dim", "proj_dim") if lstm and sizes[name] not in (0, inner)}
-    if own or not inner:
-        raise ConfigError(f"{named} has inner_dim={inner} in its config.json, but {own or sizes}: they must be equal")
-    hidden = sizes["input_hidden_dim"] or sizes["emb_dim"]
-    if lstm:
-        return LstmSpeculator(count, hidden, inner, vocabulary, scaled)
-    return MlpSpeculator(count, hidden, inner, vocabulary, scaled, tied)
-
-
-def _size(config: Mapping[str, Any], name: str, named: str) -> int:
-    """A width, the first of several that are written as "a.b"; 0 if it is not given. Raises ConfigError."""
-    value = config.get(name, 0)
-    parts = str(value).split(".") if isinstance(value, str | int) and not isinstance(value, bool) else [""]
-    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        raise ConfigError(f"{named} has {name}={value} in its config.json: it must be an integer, or several as '8.8'")
-    if len(set(parts)) > 1:
-        raise ConfigError(f"{named} has {name}={value} in its config.json: layers of different widths cannot be read")
-    return int(parts[0])
-
-
-def _truth(config: Mapping[str, Any], name: str, named: str) -> bool:
-    value = config.get(name, False)
-    if not isinstance(value, bool):
-        raise ConfigError(f"{named} has {name}={value} in its config.json: it must be true or false")
-    return value
-
-
-def _without_copies(tensors: Mapping[str, Tensor], module: Speculator) -> dict[str, Tensor]:
-    """The tensors without the copies of tied ones that a file may hold, as emb.1 of emb.0."""
-    tied = isinstance(module, LstmSpeculator) or (isinstance(module, MlpSpeculator) and len(module.emb) < module.count)
-    copies = {f"{part}.{i}.{kind}" for part in ("emb", "head", "ln") for i in range(1, module.count)
-              for kind in ("weight", "bias")}  # fmt: skip
-    copies |= {f"proj.{i}.weight" for i in range(2, module.count)} | {f"{gate}_emb.0.weight" for gate in GATES[1:]}
-    own = module.state_dict()
-    return {name: tensor for name, tensor in tensors.items() if name in own or not (tied and name in copies)}
+        network = LstmSpeculator(config) if config.method == "sum_lstm" else MlpSpeculator(config)
+    tensors, own = read_tensors(path, key, values), network.state_dict()
+    for name in list(tensors):  # Arctic's sum_rnn holds sequences of one layer
+        short = re.sub(r"^((?:emb|proj|ln)\.\d+\.)0\.", r"\1", name.removeprefix("speculator."))
+        tensors[short] = tensors.pop(name)
+        tied = zip(COPIES, (config.tie_weights, config.tie_lstm_embs), strict=True)
+        if short not in own and any(is_tied and copies.fullmatch(short) for copies, is_tied in tied):
+            del tensors[short]
+    fill(network, tensors, named)
+    return network
