@@ -74,9 +74,7 @@ def named_tensors(tensors: Mapping[str, Tensor], config: DFlashConfig) -> dict[s
     return found
 
 
-def vocabulary_of(
-    tensors: Mapping[str, Tensor], config: DFlashConfig, target: LanguageModel, named: str
-) -> VocabMap:
+def vocabulary_of(tensors: Mapping[str, Tensor], config: DFlashConfig, target: LanguageModel, named: str) -> VocabMap:
     """The tokens that it predicts: those of d2t, whose entry k is the target's id of its token k less k, or all."""
     size = target.vocab_size
     differences = tensors.get("d2t")
@@ -85,7 +83,7 @@ def vocabulary_of(
             raise ConfigError(f"{named} predicts {config.draft_vocab} of {size} tokens, but has no d2t that says which")
         return VocabMap(size, size)
     targets = differences.to(target.device).long() + torch.arange(len(differences), device=target.device)
-    fits = len(targets) == (config.draft_vocab or size) and bool(((0 <= targets) & (targets < size)).all())
+    fits = len(targets) == (config.draft_vocab or size) and bool(((targets >= 0) & (targets < size)).all())
     if not fits or len(targets.unique()) != len(targets):
         raise ConfigError(f"{named} has a d2t that does not name {config.draft_vocab or size} tokens of the target's "
                           f"{size}, each once")  # fmt: skip

@@ -48,7 +48,9 @@ def random_weights(fewer: int | None, rank: int) -> dict[str, torch.Tensor]:
     shapes = {"fc.weight": (HIDDEN, 2 * HIDDEN), "hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
     for i in range(2):
         p = f"layers.{i}."
-        shapes |= {f"{p}self_attn.{n}_proj.weight": (h * SIZE, HIDDEN) for n, h in zip("qkv", (HEADS, KEYS, KEYS))}
+        shapes |= {
+            f"{p}self_attn.{n}_proj.weight": (h * SIZE, HIDDEN) for n, h in zip("qkv", (HEADS, KEYS, KEYS), strict=True)
+        }
         shapes |= {f"{p}self_attn.o_proj.weight": (HIDDEN, HEADS * SIZE), f"{p}mlp.down_proj.weight": (HIDDEN, 24)}
         shapes |= {f"{p}mlp.{n}_proj.weight": (24, HIDDEN) for n in ("gate", "up")}
         shapes |= {f"{p}self_attn.{n}_norm.weight": (SIZE,) for n in "qk"}
