@@ -1,0 +1,92 @@
+"""DFlash: a published drafter guesses a block of tokens in one pass over masks, beside the target's hidden states."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.component import Selections
+from specbench.contrib.dflash.config import read_dflash
+from specbench.contrib.dflash.model import DFlashModel
+from specbench.contrib.dflash.weights import load_dflash, refuse_unfit
+from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.gamma_policy import GammaPolicy
+from specbench.decoding.model import Scores
+from specbench.decoding.noise import PROPOSAL
+from specbench.decoding.rows import last_tokens, window
+from specbench.decoding.sampling import Sampling, draw
+from specbench.decoding.state import State
+from specbench.decoding.transfers import counts
+from specbench.drafters.non_autoregressive import ParallelDrafter
+from specbench.drafters.sampling_overrides import OwnSampling
+from specbench.models.checkpoint import local_path
+from specbench.models.context import Context
+from specbench.models.language_model import LanguageModel
+from specbench.models.pretrained import load_config
+from specbench.models.published import PUBLISHED
+from specbench.models.trained_parts import PartSettings
+from specbench.settings import setting
+
+
+class DFlashDrafter(ParallelDrafter):
+    """The guesses of a block are independent of each other given the text: q of a draft is the product of the q of its
+    guesses, each the distribution that the guess was drawn from, so Algorithm 1 judges them as any chain. With
+    DSpark's bias q of a guess depends on the guess before it, and is again what it was drawn from."""
+
+    needs_hidden = True
+    listens = True
+    with_states = False
+
+    @dataclass
+    class Settings(PartSettings, OwnSampling):
+        part, must = "path", PUBLISHED
+        path: str = setting(required="a folder or hub id of a DFlash checkpoint")
+
+    @classmethod
+    def refuses(cls, settings: Any, run: Selections) -> str | None:
+        if local_path(settings.path).is_dir():
+            target = run["target"].settings
+            config = read_dflash(settings.path, "drafter.path")
+            refuse_unfit(config, f"drafter.path={settings.path}", target.path,
+                         load_config(target, "target").get_text_config())  # fmt: skip
+        return None
+
+    def __init__(self, model: DFlashModel, sampling: Sampling, vocab_size: int):
+        self.model, self.sampling, self.vocab_size = model, sampling, vocab_size
+        self.longest, self.own_bytes = model.config.longest, model.weight_bytes
+        rows = model.config.block / self.longest  # that the network reads per guess
+        self.operations_per_token = rows * (model.weights + vocab_size * model.config.layers.hidden_size)
+
+    @classmethod
+    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "DFlashDrafter":
+        model = load_dflash(settings.path, "drafter.path", read_dflash(settings.path, "drafter.path"), target)
+        return cls(model, settings.own(context).sampling, target.vocab_size)
+
+    def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
+        self.model.allocate(state.batch_size, state.tokens.shape[1])
+
+    def logits(self, state: State, steps: int) -> Tensor:
+        return self.model.vocabulary.fit(self.model.logits(state)[:, :steps].float())
+
+    def guesses(self, state: State, gamma: list[int]) -> Draft:
+        if self.model.markov is None:
+            return super().guesses(state, gamma)
+        logits, seen = self.model.logits(state), self.seen(state)
+        last = last_tokens(state.rows, 1)[0][:, 0]
+        bits, guesses, laws = window(state.noise[PROPOSAL], state.length, max(gamma)), [], []
+        for k in range(max(gamma)):
+            own = self.model.vocabulary.fit((logits[:, k] + self.model.markov(last)).float())[:, None]
+            if self.sampling.greedy:
+                last = self.sampling.penalize(own, seen)[:, 0].argmax(-1)
+            else:
+                laws.append(self.sampling.probabilities(own, seen)[:, 0])
+                last = draw(laws[-1], bits[:, k])
+            guesses.append(last)
+        q = torch.stack(laws, 1) if laws else None
+        return Draft.chain(torch.stack(guesses, 1), q, counts(tuple(gamma), logits.device))
+
+    def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
+        """Hidden states of rejected guesses lie behind the text, where they are overwritten before they are seen."""
+        assert scores.hidden is not None
+        self.model.take(scores.hidden, base - 1)

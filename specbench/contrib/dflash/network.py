@@ -1,0 +1,108 @@
+"""DFlash (z-lab 2026): decoder layers that guess a whole block of tokens in one pass.
+
+The block is the last committed token and masks. Its rows see each other and, in place of the text's own keys and
+values, those that each layer makes of the target's hidden states. b rows, S rows of a block, n tokens, T columns, A
+layers of the target that are read, H hidden, K key heads, D head size.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3DecoderLayer,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+from specbench.contrib.dflash.config import DFlashConfig
+
+
+class Markov(nn.Module):
+    """DSpark's bias of a guess by the token before it, of low rank."""
+
+    def __init__(self, vocab_size: int, rank: int, predicted: int):
+        super().__init__()
+        self.markov_w1, self.markov_w2 = nn.Embedding(vocab_size, rank), nn.Linear(rank, predicted, bias=False)
+
+    def forward(self, before: Tensor) -> Tensor:
+        """Tokens [b] to what is added to the next guess's logits [b, V']."""
+        bias: Tensor = self.markov_w2(self.markov_w1(before))
+        return bias
+
+
+class DFlashNetwork(nn.Module):
+    """The drafter's own weights, made without values; embedding and output matrix are set beside them."""
+
+    embed_tokens: nn.Module
+    lm_head: nn.Module
+
+    def __init__(self, config: DFlashConfig, features: int):
+        """`features` is A times the target's H."""
+        super().__init__()
+        own: Any = config.layers
+        self.rotary = [Qwen3RotaryEmbedding(own)]  # in a list: its buffer is no weight
+        self.windows = [own.sliding_window if kind == "sliding_attention" else None for kind in own.layer_types]
+        self.causal_windows = config.causal_windows
+        with torch.device("meta"):
+            self.fc = nn.Linear(features, own.hidden_size, bias=False)
+            self.hidden_norm = Qwen3RMSNorm(own.hidden_size, eps=own.rms_norm_eps)
+            self.norm = Qwen3RMSNorm(own.hidden_size, eps=own.rms_norm_eps)
+            self.layers = nn.ModuleList(Qwen3DecoderLayer(own, i) for i in range(own.num_hidden_layers))
+
+    def context(self, features: Tensor, first: Tensor) -> Tensor:
+        """Keys and values [layers, 2, b, K, n, D] of hidden states [b, n, A * H] of the target, at positions from
+        first [b] on."""
+        states = self.hidden_norm(self.fc(features))
+        angles = self._angles(states, first)
+        return torch.stack([torch.stack(self._keys_and_values(layer, states, angles)) for layer in self.layers])
+
+    def forward(self, block: Tensor, context: Tensor, first: Tensor) -> Tensor:
+        """Hidden states [b, S, H] of a block of embeddings [b, S, H] at positions from first [b] on, which sees the
+        context [layers, 2, b, K, T, D] at the positions before."""
+        angles = self._angles(block, first)
+        for i, layer in enumerate(self.layers):
+            attention: Any = layer.self_attn
+            states = layer.input_layernorm(block)
+            queries = self._turned(attention.q_norm, attention.q_proj(states), angles)
+            own = self._keys_and_values(layer, states, angles)
+            keys, values = (torch.cat([stored, new], 2) for stored, new in zip(context[i], own, strict=True))
+            mask = self._mask(context.shape[4], block.shape[1], first, self.windows[i])
+            found = F.scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
+            block = block + attention.o_proj(found.transpose(1, 2).flatten(2))
+            block = block + layer.mlp(layer.post_attention_layernorm(block))
+        normed: Tensor = self.norm(block)
+        return normed
+
+    def _angles(self, states: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [b, n, D] of positions from first [b] on, for states [b, n, H]."""
+        rotary: Any = self.rotary[0].to(states.device)
+        positions = first[:, None] + torch.arange(states.shape[1], device=first.device)
+        found: tuple[Tensor, Tensor] = rotary(states, positions)
+        return found
+
+    def _turned(self, norm: Callable[[Tensor], Tensor], heads: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+        """Heads [b, n, K * D], normed and turned by their positions: [b, K, n, D]."""
+        split = norm(heads.unflatten(-1, (-1, angles[0].shape[-1]))).transpose(1, 2)
+        turned: Tensor = apply_rotary_pos_emb(split, split, *angles)[1]
+        return turned
+
+    def _keys_and_values(self, layer: Any, states: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keys and values [b, K, n, D] of states [b, n, H]."""
+        attention: Any = layer.self_attn
+        values = attention.v_proj(states).unflatten(-1, (-1, angles[0].shape[-1])).transpose(1, 2)
+        return self._turned(attention.k_norm, attention.k_proj(states), angles), values
+
+    def _mask(self, columns: int, block: int, first: Tensor, window: int | None) -> Tensor:
+        """[b, 1, S or 1, T + S] bool: the context before first [b], or its last `window` columns, and the block."""
+        place = torch.arange(columns, device=first.device)
+        seen = place < first[:, None]
+        if window is not None:
+            seen = seen & (place >= first[:, None] - window)
+        rows = torch.ones(block, block, dtype=torch.bool, device=first.device)
+        rows = rows.tril() if window is not None and self.causal_windows else rows
+        both = (seen[:, None].expand(-1, block, -1), rows.expand(len(first), -1, -1))
+        return torch.cat(both, 2)[:, None]

@@ -1,0 +1,103 @@
+"""The tensors of a DFlash checkpoint: their names, and the drafter that they make for a target."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specbench.contrib.dflash.config import DFlashConfig
+from specbench.contrib.dflash.model import DFlashModel
+from specbench.contrib.dflash.network import DFlashNetwork, Markov
+from specbench.contrib.eagle.model import DraftVocabulary
+from specbench.errors import ConfigError
+from specbench.models.language_model import LanguageModel
+from specbench.models.published import fill, place, read_tensors
+from specbench.models.vocabulary import VocabMap
+
+MARKOV = "markov_head."
+UNUSED = ("confidence_head.", "t2d")  # of DSpark's estimate of acceptance, and of d2t once more
+OUTSIDE = ("lm_head.weight", "embed_tokens.weight", "d2t")
+
+
+def load_dflash(path: str, key: str, config: DFlashConfig, target: LanguageModel) -> DFlashModel:
+    """The drafter of a folder or hub id for a target. Raises ConfigError if its tensors and its config.json disagree,
+    or if it does not fit the target."""
+    named, text = f"{key}={path}", target.config
+    refuse_unfit(config, named, target.name, text)
+    layers = config.layers_of(text.num_hidden_layers)
+    tensors = named_tensors(read_tensors(path, key), config)
+    network = DFlashNetwork(config, len(layers) * text.hidden_size)
+    fill(network, {n: t for n, t in tensors.items() if n not in OUTSIDE and not n.startswith(MARKOV)}, named)
+    markov = None
+    if config.markov:
+        with torch.device("meta"):
+            markov = Markov(target.vocab_size, config.markov, config.draft_vocab or target.vocab_size)
+        own = {n.removeprefix(MARKOV): t for n, t in tensors.items() if n.startswith(MARKOV)}
+        fill(markov, own, named, MARKOV.__add__)
+        place(markov, named, target)
+    place(network, named, target)
+    stock: Any = target.module
+    network.embed_tokens, network.lm_head = stock.get_input_embeddings(), stock.get_output_embeddings()
+    for name, part in (("embed_tokens", nn.Embedding), ("lm_head", nn.Linear)):
+        if (own := tensors.get(f"{name}.weight")) is not None:
+            setattr(network, name, _matrix(part, own, name, config, target, named))
+    target.feature_layers = layers
+    return DFlashModel(network, markov, config, vocabulary_of(tensors, config, target, named), target)
+
+
+def refuse_unfit(config: DFlashConfig, named: str, target: str, text: Any) -> None:
+    """Raises ConfigError if the drafter does not fit a target whose configuration is `text`."""
+    total, own = text.num_hidden_layers, config.layers
+    if own.hidden_size != text.hidden_size:
+        raise ConfigError(f"{named} is for hidden states of {own.hidden_size}, but {target} has {text.hidden_size}")
+    if bad := [layer for layer in config.layers_of(total) if not 0 <= layer <= total]:
+        raise ConfigError(f"{named} reads hidden states in front of layer {bad[0]}, but {target} has {total} layers")
+    if config.mask >= text.vocab_size:
+        raise ConfigError(f"{named} has mask_token_id={config.mask}, but {target} has {text.vocab_size} tokens")
+
+
+def named_tensors(tensors: Mapping[str, Tensor], config: DFlashConfig) -> dict[str, Tensor]:
+    """Tensors by this network's names: joined projections are cut apart, DSpark's bias has its prefix, and what no
+    draft needs is left out."""
+    found: dict[str, Tensor] = {}
+    own: Any = config.layers
+    widths = [heads * own.head_dim for heads in (own.num_attention_heads, *[own.num_key_value_heads] * 2)]
+    for name, tensor in tensors.items():
+        name = name.removeprefix("model.")
+        if name.startswith(UNUSED):
+            continue
+        if ".qkv_proj." in name and len(tensor) == sum(widths):
+            found |= {name.replace("qkv", part): cut for part, cut in zip("qkv", tensor.split(widths), strict=True)}
+        else:
+            found[MARKOV + name if name.startswith("markov_w") else name] = tensor
+    return found
+
+
+def vocabulary_of(tensors: Mapping[str, Tensor], config: DFlashConfig, target: LanguageModel, named: str) -> VocabMap:
+    """The tokens that it predicts: those of d2t, whose entry k is the target's id of its token k less k, or all."""
+    size = target.vocab_size
+    differences = tensors.get("d2t")
+    if differences is None:
+        if config.draft_vocab not in (None, size):
+            raise ConfigError(f"{named} predicts {config.draft_vocab} of {size} tokens, but has no d2t that says which")
+        return VocabMap(size, size)
+    targets = differences.to(target.device).long() + torch.arange(len(differences), device=target.device)
+    fits = len(targets) == (config.draft_vocab or size) and bool(((targets >= 0) & (targets < size)).all())
+    if not fits or len(targets.unique()) != len(targets):
+        raise ConfigError(f"{named} has a d2t that does not name {config.draft_vocab or size} tokens of the target's "
+                          f"{size}, each once")  # fmt: skip
+    return DraftVocabulary(targets, size, size)
+
+
+def _matrix(
+    kind: type[nn.Module], weight: Tensor, name: str, config: DFlashConfig, target: LanguageModel, named: str
+) -> nn.Module:
+    """An embedding or output matrix of the checkpoint's own."""
+    rows = target.vocab_size if kind is nn.Embedding else config.draft_vocab or target.vocab_size
+    shape = (rows, config.layers.hidden_size)
+    with torch.device("meta"):
+        made = kind(*shape) if kind is nn.Embedding else kind(shape[1], shape[0], bias=False)
+    fill(made, {"weight": weight}, named, f"{name}.".__add__)
+    place(made, named, target)
+    return made
