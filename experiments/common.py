@@ -127,8 +127,10 @@ def runs_in(inputs: list[str]) -> list[StoredRun]:
 def measured(rows: list[Row], results: Sequence[dict[str, Any]]) -> Measured:
     """Rows, with the machines and commits of the runs that they come from."""
     machines = dict.fromkeys(machine(result["provenance"], result["config"]["dtype"]) for result in results)
+    peaks = [peak / 1e9 for r in results if (peak := r["bandwidth"]["measured_peak_bytes_per_second"])]
+    read = [f"reads {min(peaks):.1f} to {max(peaks):.1f} GB/s"] if peaks else []
     commits = dict.fromkeys(commit(result["provenance"]) for result in results)
-    return Measured(rows, "; ".join(machines), ", ".join(commits))
+    return Measured(rows, "; ".join([*machines, *read]), ", ".join(commits))
 
 
 def option(group: str) -> Callable[[dict[str, Any]], str]:
@@ -292,7 +294,8 @@ GAIN: Table = {  # of runs that ask where a gain goes, likewise
 def machine(provenance: dict[str, Any], dtype: str) -> str:
     """A header's `Machine:`."""
     versions = ", ".join(f"{name} {provenance['versions'][name]}" for name in ("torch", "transformers"))
-    where = f"{provenance['device']}, {provenance['threads']} threads, Python {provenance['versions']['python']}"
+    family = f" ({provenance['cpu_family']})" if provenance.get("cpu_family") else ""
+    where = f"{provenance['device']}{family}, {provenance['threads']} threads, Python {provenance['versions']['python']}"
     return f"{where}, {versions}, {'dtype auto' if dtype == 'auto' else dtype}"
 
 

@@ -307,6 +307,7 @@ def collect(inputs: list[str]) -> Measured:
     if inputs:
         raise ConfigError(f"{inputs[0]} is not a setting of this measurement: it has none")
     torch.set_grad_enabled(False)
+    facts = provenance(torch.device("cpu"))
     p, whole, lengths = laws()
     rows: list[Row] = []
     for seed, (name, (report, faults)) in enumerate(GROUPS.items()):
@@ -321,7 +322,6 @@ def collect(inputs: list[str]) -> Measured:
             begin, end = end, end + runs
             failed = int((values[begin:end] < VERDICT_LEVEL).sum())
             rows.append({"fault": fault.told, "runs": runs, "failed": failed, "share": failed / runs})
-    facts = provenance(torch.device("cpu"))
     return Measured(rows, machine(facts, "float32"), commit(facts))
 
 
