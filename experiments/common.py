@@ -8,16 +8,19 @@ import argparse
 import csv
 import json
 import re
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from specbench.errors import ConfigError
 from specbench.results.fields import at
+from specbench.results.provenance import provenance
 from specbench.results.reader import StoredRun, load_runs
 from specbench.results.report.style import INK, style
 from specbench.results.wording import word
@@ -25,6 +28,7 @@ from specbench.results.wording import word
 Row = dict[str, Any]
 Columns = Mapping[str, str | Callable[[dict[str, Any]], Any]]  # a path in results.json, or what finds the value
 Cell = Callable[[Row], str]
+STORED = ("results.csv", "table.md", "figure.png", "README.md")  # what a maker writes
 Table = Mapping[str, Cell]  # by heading
 
 
@@ -108,13 +112,6 @@ def in_turn(columns: Columns) -> Collect:
         )
 
     return collect
-
-
-def ranking(script: str, about: str | None, group: str, draw: Callable[[list[Row], str], Figure]) -> None:
-    """The command of a maker whose comparison ranks the options of a configuration group, at each temperature."""
-    columns: Columns = {group: option(group), "temperature": "config/temperature", **NUMBERS}
-    table = {"T": text("temperature"), group: text(group), "tau": number("tau"), "speedup": SPEEDUP, **RANKED}
-    make(script, about, in_turn(columns), table, lambda rows: draw(rows, group))
 
 
 def runs_in(inputs: list[str]) -> list[StoredRun]:
@@ -295,7 +292,9 @@ def machine(provenance: dict[str, Any], dtype: str) -> str:
     """A header's `Machine:`."""
     versions = ", ".join(f"{name} {provenance['versions'][name]}" for name in ("torch", "transformers"))
     family = f" ({provenance['cpu_family']})" if provenance.get("cpu_family") else ""
-    where = f"{provenance['device']}{family}, {provenance['threads']} threads, Python {provenance['versions']['python']}"
+    where = (
+        f"{provenance['device']}{family}, {provenance['threads']} threads, Python {provenance['versions']['python']}"
+    )
     return f"{where}, {versions}, {'dtype auto' if dtype == 'auto' else dtype}"
 
 
@@ -304,13 +303,21 @@ def commit(provenance: dict[str, Any]) -> str:
     return (provenance["git_sha"] or "unknown")[:7] + (" with changes" if provenance["dirty"] else "")
 
 
+def here() -> dict[str, Any]:
+    """Provenance of what a maker measures itself. Stored results, which other makers may have written before it, are no
+    changes of the code. Call it before measuring."""
+    words = ["git", "-C", str(Path(__file__).parent), "status", "--porcelain"]
+    changed = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    return provenance(torch.device("cpu")) | {"dirty": any(not line.endswith(STORED) for line in changed)}
+
+
 def write_header(readme: Path, found: Measured) -> None:
     """Puts machine and commit of new numbers into a folder's README and the commit into the list of folders.
     Sentences stay as they are: whoever measured reads them again."""
     folder, index = readme.parent.name, readme.parents[1] / "README.md"
     _replace(readme, r"^(Machine: ).*$", found.machine)
     _replace(readme, r"^(Commit: ).*$", found.commit)
-    _replace(index, rf"^(\| \[{folder}\]\(.*\| ).*\|.*\|$", f"{found.commit} | today's |")
+    _replace(index, rf"^(\| \[{folder}\]\(.*\| ).*\|$", f"{found.commit} |")
     print(f"{readme} has this machine and commit now; its sentences are about the numbers before\n")
 
 

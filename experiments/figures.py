@@ -53,14 +53,9 @@ def speedups(axes: Axes, rows: Sequence[Row], name: str) -> None:
     named(axes, [row[name] for row in rows], "speedup over plain decoding")
 
 
-def measured(rows: Sequence[Row], name: str) -> Figure:
-    """Speedups of what the column `name` says, a panel for each temperature."""
-    longest = max(sum(row["temperature"] == t for row in rows) for t in {row["temperature"] for row in rows})
-    return by_temperature(rows, lambda axes, here: speedups(axes, here, name), (5.2, 1.2 + 0.3 * longest))
-
-
 def measured_and_predicted(rows: Sequence[Row], name: str) -> Figure:
-    """The same, beside what Theorem 3.8 and its corrected form say."""
+    """Speedups of what the column `name` says, beside Theorem 3.8 and its corrected form, a panel for each
+    temperature."""
 
     def draw(axes: Axes, here: Sequence[Row]) -> None:
         for key, marker, size, label in (

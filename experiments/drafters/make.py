@@ -1,6 +1,6 @@
 """Every drafter: what it accepts, what it costs and where its gain goes, decoded prompt by prompt in turn.
 
-python -m specbench.compare experiment=drafters
+python -m specbench.compare experiment=drafters data.limit=16
 python experiments/drafters/make.py outputs/drafters
 """
 

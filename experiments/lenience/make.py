@@ -1,6 +1,6 @@
-"""What lenience gains and what it costs, from the jobs of the multirun.
+"""What lenience gains and what it costs, decoded prompt by prompt in turn.
 
-python -m specbench experiment=lenience
+python -m specbench.compare experiment=lenience
 python experiments/lenience/make.py outputs/lenience
 """
 
@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import NUMBERS, SPEEDUP, Cell, Row, make, multirun, number, plus_minus, text
+from common import NUMBERS, SPEEDUP, Cell, Row, in_turn, make, number, plus_minus, text
 
 DRIFT = {name: f"drift/{name}" for name in ("tv", "kl", "bound", "repetition", "distinct_2", "baseline_repetition",
                                             "baseline_distinct_2")}  # fmt: skip
@@ -40,18 +40,13 @@ TABLE = {
 }
 
 
-def order(row: Row) -> tuple[float, float]:
-    """By temperature, exact decoding first."""
-    return row["temperature"], -row["lenience"]
-
-
 def draw(rows: Sequence[Row]) -> Figure:
     """Alpha, speedup and drift by lenience, a line for each temperature."""
     figure, panels = plt.subplots(1, len(PANELS), figsize=(10, 3.5))
     levels = sorted({row["lenience"] for row in rows})
     for axes, (name, heading) in zip(panels, PANELS.items(), strict=True):
         for temperature in sorted({row["temperature"] for row in rows}):
-            here = [row for row in rows if row["temperature"] == temperature]
+            here = sorted((row for row in rows if row["temperature"] == temperature), key=lambda row: row["lenience"])
             x, y = [row["lenience"] for row in here], [row[name] for row in here]
             axes.plot(x, y, "o-", label=f"temperature {temperature:g}")
         axes.set_title(heading)
@@ -66,4 +61,4 @@ def draw(rows: Sequence[Row]) -> Figure:
 
 
 if __name__ == "__main__":
-    make(__file__, __doc__, multirun(COLUMNS, order), TABLE, draw)
+    make(__file__, __doc__, in_turn(COLUMNS), TABLE, draw)

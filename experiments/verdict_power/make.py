@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import Measured, Row, Table, commit, machine, make, number, text
+from common import Measured, Row, Table, commit, here, machine, make, number, text
 from figures import named
 
 from specbench.config.build import build
@@ -32,7 +32,6 @@ from specbench.config.paths import conf_dir
 from specbench.config.validate import check
 from specbench.errors import ConfigError
 from specbench.models.reference_forward import stock_logits
-from specbench.results.provenance import provenance
 from specbench.run.run import run
 from specbench.stats.draw_sums import SURE
 from specbench.stats.test_statistics import (
@@ -307,7 +306,7 @@ def collect(inputs: list[str]) -> Measured:
     if inputs:
         raise ConfigError(f"{inputs[0]} is not a setting of this measurement: it has none")
     torch.set_grad_enabled(False)
-    facts = provenance(torch.device("cpu"))
+    facts = here()
     p, whole, lengths = laws()
     rows: list[Row] = []
     for seed, (name, (report, faults)) in enumerate(GROUPS.items()):

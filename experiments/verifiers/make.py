@@ -1,6 +1,6 @@
 """Every verifier: what it accepts, what it costs and where its gain goes, decoded prompt by prompt in turn.
 
-python -m specbench.compare experiment=verifiers
+python -m specbench.compare experiment=verifiers data.limit=32
 python experiments/verifiers/make.py outputs/verifiers
 """
 

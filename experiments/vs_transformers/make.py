@@ -1,6 +1,6 @@
 """specbench beside transformers' own ways of decoding, from the jobs of the multirun.
 
-python -m specbench experiment=vs_transformers
+python -m specbench experiment=vs_transformers executor=prepacked data.limit=16
 python experiments/vs_transformers/make.py outputs/vs_transformers
 """
 
