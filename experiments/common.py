@@ -293,7 +293,7 @@ def machine(provenance: dict[str, Any], dtype: str) -> str:
     versions = ", ".join(f"{name} {provenance['versions'][name]}" for name in ("torch", "transformers"))
     family = f" ({provenance['cpu_family']})" if provenance.get("cpu_family") else ""
     where = (
-        f"{provenance['device']}{family}, {provenance['threads']} threads, Python {provenance['versions']['python']}"
+        f"{provenance['device']}{family}, {provenance['threads']} thread{'s' * (provenance['threads'] > 1)}, Python {provenance['versions']['python']}"
     )
     return f"{where}, {versions}, {'dtype auto' if dtype == 'auto' else dtype}"
 

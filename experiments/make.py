@@ -35,7 +35,7 @@ STEPS = [
     Step("verifiers", "specbench.compare experiment=verifiers data.limit=32", 3),
     Step("lenience", "specbench.compare experiment=lenience", 4),
     Step("vs_transformers", "specbench experiment=vs_transformers executor=prepacked data.limit=16", 3),
-    Step("verdict_power", "", 15),
+    Step("verdict_power", "", 3),
     Step("coverage", "", 1),
 ]
 

@@ -3,7 +3,7 @@
     python experiments/verdict_power/make.py
     python experiments/verdict_power/make.py --stored       # table and figure again, from results.csv
 
-It takes about ten minutes on one thread. The default run decodes its 32 prompts once. p and q along its texts, by the
+It takes about three minutes on one thread. The default run decodes its 32 prompts once. p and q along its texts, by the
 stock modules, go to outputs/verdict_power/laws.npz. A simulated run draws guesses, verdicts and tokens from these laws,
 with one fault; the laws of later positions stay those of the stored text. Each group of faults is stored when it is
 done, and the same command goes on from there.
@@ -274,8 +274,9 @@ def judge(found: Draws, p: Tensor, q: Tensor) -> Array:
             ("recovered", rest, own.token, lost, ()),
             ("after", rest, own.token, lost, (other,)),
         ):
+            given = [values.float() for values in (base, *more)]  # as `of_tokens` has them
             for i in OF_KIND[kind]:
-                logs[i] += (log_ratios(ALTERNATIVES[i].change, base, *more).gather(1, drawn) * where).sum(0)
+                logs[i] += (log_ratios(ALTERNATIVES[i].change, *given).gather(1, drawn) * where).sum(0)
         table = classes(law.shape[-1], law.device)
         of_favoured = (law * favoured).sum(-1, keepdim=True), favoured.gather(1, own.token)[..., None]
         for kind, mean, happened, where in (
