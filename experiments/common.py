@@ -290,12 +290,11 @@ GAIN: Table = {  # of runs that ask where a gain goes, likewise
 
 def machine(provenance: dict[str, Any], dtype: str) -> str:
     """A header's `Machine:`."""
-    versions = ", ".join(f"{name} {provenance['versions'][name]}" for name in ("torch", "transformers"))
-    family = f" ({provenance['cpu_family']})" if provenance.get("cpu_family") else ""
-    where = (
-        f"{provenance['device']}{family}, {provenance['threads']} thread{'s' * (provenance['threads'] > 1)}, Python {provenance['versions']['python']}"
-    )
-    return f"{where}, {versions}, {'dtype auto' if dtype == 'auto' else dtype}"
+    family, threads = provenance.get("cpu_family"), provenance["threads"]
+    where = provenance["device"] + (f" ({family})" if family else "")
+    versions = [f"{name} {provenance['versions'][name]}" for name in ("torch", "transformers")]
+    parts = [where, f"{threads} thread{'s' * (threads > 1)}", f"Python {provenance['versions']['python']}", *versions]
+    return ", ".join([*parts, "dtype auto" if dtype == "auto" else dtype])
 
 
 def commit(provenance: dict[str, Any]) -> str:
