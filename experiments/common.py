@@ -94,22 +94,20 @@ def multirun(columns: Columns, order: Callable[[Row], Any]) -> Collect:
 
 
 def in_turn(columns: Columns) -> Collect:
-    """Collects a row of these columns from each way in a comparison's folder, with its place in the ranking."""
+    """Collects a row of these columns from each way in the folders of comparisons, with its place in the ranking."""
 
     def collect(inputs: list[str]) -> Measured:
-        runs = {str(run.folder.name): run for run in runs_in(inputs)}
-        written = json.loads((Path(inputs[0]) / "comparison.json").read_text(encoding="utf-8"))["comparisons"]
-        rows = []
-        for task in written:
-            for way in task["runs"]:
-                result = runs[way["folder"]].result
+        rows, results = [], []
+        for folder in map(Path, inputs):
+            runs = {str(run.folder.name): run.result for run in runs_in([str(folder)])}
+            results += runs.values()
+            written = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))["comparisons"]
+            for way in (way for task in written for way in task["runs"]):
+                result, (low, high) = runs[way["folder"]], way["ratio_ci95"] or (None, None)
                 row = {name: at(result, c) if isinstance(c, str) else c(result) for name, c in columns.items()}
-                low, high = way["ratio_ci95"] or (None, None)
-                rows.append(row | {"rank": way["rank"], "ratio": way["ratio"], "ratio_low": low, "ratio_high": high})
-                rows[-1] |= {"p_value": way["p_value"]}
-        return measured(
-            sorted(rows, key=lambda row: (row["temperature"], -row["ratio"])), [r.result for r in runs.values()]
-        )
+                row |= {"rank": way["rank"], "ratio": way["ratio"], "ratio_low": low, "ratio_high": high}
+                rows.append(row | {"p_value": way["p_value"]})
+        return measured(sorted(rows, key=lambda row: (row["temperature"], -row["ratio"])), results)
 
     return collect
 

@@ -21,33 +21,38 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Step:
-    """A folder of experiments/, the words after `python -m` that measure it (none: its make.py does), and minutes on
-    two cores of an Intel Xeon (family 6, model 106)."""
+    """A folder of experiments/, the words after `python -m` of what measures it into outputs/NAME, by NAME (none: its
+    make.py does), and minutes on two cores of an Intel Xeon (family 6, model 106)."""
 
     folder: str
-    measure: str
     minutes: int
+    measure: dict[str, str]
 
 
+def by_temperature(name: str, words: str) -> dict[str, str]:
+    """A comparison at temperature 0, and one at 1."""
+    return {f"{name}_t{t}": f"specbench.compare {words} name={name}_t{t} temperature={t}" for t in (0, 1)}
+
+
+DEFAULT = "specbench -m name=default repeats=5 repeats_vary=seed temperature=0,1 verdict_tokens=0 logger=none"
+TRANSFORMERS = "specbench experiment=vs_transformers executor=prepacked data.limit=16"
 STEPS = [
-    Step("default", "specbench -m name=default repeats=5 repeats_vary=seed temperature=0,1 logger=none", 10),
-    Step("drafters", "specbench.compare experiment=drafters data.limit=16", 10),
-    Step("verifiers", "specbench.compare experiment=verifiers data.limit=32", 3),
-    Step("lenience", "specbench.compare experiment=lenience", 4),
-    Step("vs_transformers", "specbench experiment=vs_transformers executor=prepacked data.limit=16", 3),
-    Step("verdict_power", "", 3),
-    Step("coverage", "", 1),
+    Step("default", 10, {"default": DEFAULT}),
+    Step("drafters", 10, by_temperature("drafters", "experiment=drafters data.limit=16")),
+    Step("verifiers", 3, {"verifiers": "specbench.compare experiment=verifiers data.limit=32"}),
+    Step("lenience", 4, by_temperature("lenience", "experiment=lenience")),
+    Step("vs_transformers", 3, {"vs_transformers": TRANSFORMERS}),
+    Step("paper", 20, {"paper": "specbench experiment=paper logger=none"}),
+    Step("verdict_power", 3, {}),
+    Step("coverage", 1, {}),
 ]
 
 
 def commands(steps: list[Step]) -> list[tuple[str, list[str]]]:
     """What to run, in turn: measurements before makers, which write into the checkout."""
-    measured = [step for step in steps if step.measure]
-    found = [(f"measure {step.folder}", ["-m", *shlex.split(step.measure)]) for step in measured]
-    for step in steps:
-        inputs = [f"outputs/{step.folder}"] if step.measure else []
-        found.append((f"make {step.folder}", [f"experiments/{step.folder}/make.py", *inputs]))
-    return found
+    measured = [(f"measure {name}", ["-m", *shlex.split(words)]) for s in steps for name, words in s.measure.items()]
+    makers = [[f"experiments/{s.folder}/make.py", *(f"outputs/{name}" for name in s.measure)] for s in steps]
+    return measured + [(f"make {s.folder}", words) for s, words in zip(steps, makers, strict=True)]
 
 
 def main() -> int:
@@ -61,7 +66,7 @@ def main() -> int:
     steps = [step for step in STEPS if step.folder in args.names or not args.names]
     if args.list:
         for step in steps:
-            print(f"{step.folder:16} {step.minutes:3} min  {step.measure or f'experiments/{step.folder}/make.py'}")
+            print(f"{step.folder:16} {step.minutes:3} min  {' && '.join(step.measure.values())}")
         print(f"{'all':16} {sum(step.minutes for step in steps):3} min")
         return 0
     if subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, check=True).stdout:

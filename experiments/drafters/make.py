@@ -1,7 +1,8 @@
 """Every drafter: what it accepts, what it costs and where its gain goes, decoded prompt by prompt in turn.
 
-python -m specbench.compare experiment=drafters data.limit=16
-python experiments/drafters/make.py outputs/drafters
+python -m specbench.compare experiment=drafters data.limit=16 name=drafters_t0 temperature=0
+python -m specbench.compare experiment=drafters data.limit=16 name=drafters_t1 temperature=1
+python experiments/drafters/make.py outputs/drafters_t0 outputs/drafters_t1
 """
 
 import json

@@ -1,7 +1,8 @@
 """What lenience gains and what it costs, decoded prompt by prompt in turn.
 
-python -m specbench.compare experiment=lenience
-python experiments/lenience/make.py outputs/lenience
+python -m specbench.compare experiment=lenience name=lenience_t0 temperature=0
+python -m specbench.compare experiment=lenience name=lenience_t1 temperature=1
+python experiments/lenience/make.py outputs/lenience_t0 outputs/lenience_t1
 """
 
 import sys
