@@ -6,7 +6,6 @@ results.csv; table.md and figure.png are made from that file alone, so `make.py 
 
 import argparse
 import csv
-import json
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -77,10 +76,10 @@ def make(script: str, about: str | None, collect: Collect, table: Table, draw: D
 
 
 def multirun(columns: Columns, order: Callable[[Row], Any]) -> Collect:
-    """Collects a row of these columns from each job in a multirun's folder."""
+    """Collects a row of these columns from each run in the folders of sweeps and comparisons."""
 
     def collect(inputs: list[str]) -> Measured:
-        results = [run.result for run in runs_in(inputs)]
+        results = [run.result for run in load_runs(*map(Path, inputs))]
         rows = [
             {
                 name: at(result, source) if isinstance(source, str) else source(result)
@@ -89,25 +88,6 @@ def multirun(columns: Columns, order: Callable[[Row], Any]) -> Collect:
             for result in results
         ]
         return measured(sorted(rows, key=order), results)
-
-    return collect
-
-
-def in_turn(columns: Columns) -> Collect:
-    """Collects a row of these columns from each way in the folders of comparisons, with its place in the ranking."""
-
-    def collect(inputs: list[str]) -> Measured:
-        rows, results = [], []
-        for folder in map(Path, inputs):
-            runs = {str(run.folder.name): run.result for run in runs_in([str(folder)])}
-            results += runs.values()
-            written = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))["comparisons"]
-            for way in (way for task in written for way in task["runs"]):
-                result, (low, high) = runs[way["folder"]], way["ratio_ci95"] or (None, None)
-                row = {name: at(result, c) if isinstance(c, str) else c(result) for name, c in columns.items()}
-                row |= {"rank": way["rank"], "ratio": way["ratio"], "ratio_low": low, "ratio_high": high}
-                rows.append(row | {"p_value": way["p_value"]})
-        return measured(sorted(rows, key=lambda row: (row["temperature"], -row["ratio"])), results)
 
     return collect
 
@@ -154,16 +134,18 @@ def ratio(above: str, below: str) -> Callable[[dict[str, Any]], float | None]:
     return find
 
 
-WAYS = {"speculative": "specbench, speculative", "baseline": "specbench, plain", "generate": "generate()",
-        "assisted": "assisted generation", "prompt_lookup": "prompt lookup"}  # fmt: skip
-PEERS = [*WAYS][2:]
-NUMBERS: Columns = {  # of a run, whatever it was made for
+ACCEPTED: Columns = {  # of a run, whatever it was made for: no times
     "alpha": "alpha/mean",
     "alpha_stderr": "alpha/stderr",
     "accepted_of_tested": "alpha_counted/mean",
+    "on_text": "alpha_on_target_text/mean",
+    "on_text_stderr": "alpha_on_target_text/stderr",
     "tau": "block_efficiency/mean",
     "tau_stderr": "block_efficiency/stderr",
     "read_a_round": ratio("counts/verified", "counts/rounds"),
+    "lossless": lossless,
+}
+TIMES: Columns = {
     "c": "cost/c",
     "v": "cost/v",
     "o": "cost/o",
@@ -172,15 +154,9 @@ NUMBERS: Columns = {  # of a run, whatever it was made for
     "low": "speedup/ci95/0",
     "high": "speedup/ci95/1",
     "theorem_3_8": "speedup/theorem_3_8",
-    "corrected": "speedup/corrected",
-    "measured_of_corrected": ratio("speedup/measured", "speedup/corrected"),
-    **{f"{way}_tokens_per_second": f"throughput/{way}_tokens_per_second" for way in WAYS},
-    **{f"over_{peer}{suffix}": f"speedup_over/{peer}/{path}" for peer in PEERS
-       for suffix, path in (("", "measured"), ("_low", "ci95/0"), ("_high", "ci95/1"))},
-    "share_of_read_peak": "bandwidth/target_share_of_peak",
-    "recording": "recording",
-    "lossless": lossless,
-}  # fmt: skip
+    "tokens_per_second": "throughput/speculative_tokens_per_second",
+    "plain_tokens_per_second": "throughput/baseline_tokens_per_second",
+}
 
 
 # Files
@@ -246,40 +222,24 @@ def interval(name: str, low: str, high: str) -> Cell:
     return cell
 
 
-SPEEDUP = interval("speedup", "low", "high")
-RANKED: Table = {  # of ways that were decoded in turn
-    "rank": number("rank", ".0f"),
-    "tokens/s of the fastest's": interval("ratio", "ratio_low", "ratio_high"),
-    "p (Holm)": number("p_value", ".3f"),
-}
-ENGINE: Table = {  # of runs that ask how fast the engine is; the keys of a folder come before it
-    "alpha": number("alpha", ".3f"),
-    "tau": number("tau"),
-    "c": number("c", ".3f"),
-    "v": number("v", ".3f"),
-    "o": number("o", ".3f"),
-    "step, ms": number("target_step_ms"),
-    "speedup": SPEEDUP,
-    "measured / corrected": number("measured_of_corrected", ".3f"),
-    **{f"{name}, tokens/s": number(f"{way}_tokens_per_second", ".0f") for way, name in WAYS.items()},
-    **{f"over {WAYS[peer]}": interval(f"over_{peer}", f"over_{peer}_low", f"over_{peer}_high") for peer in PEERS},
-    "share of read peak": number("share_of_read_peak"),
-    "recording": number("recording", ".1%"),
-    "lossless": text("lossless"),
-}
-GAIN: Table = {  # of runs that ask where a gain goes, likewise
+WITHOUT_TIMES: Table = {
     "T": text("temperature"),
     "alpha": plus_minus("alpha", 3),
     "accepted / tested": number("accepted_of_tested", ".3f"),
+    "alpha on the target's text": plus_minus("on_text", 3),
     "tau": plus_minus("tau", 2),
     "target tokens a round": number("read_a_round", ".1f"),
+    "lossless": text("lossless"),
+}
+OF_TIMES: Table = {
+    "step, ms": number("target_step_ms"),
     "c": number("c", ".3f"),
     "v": number("v"),
-    "o": number("o"),
-    "speedup": SPEEDUP,
+    "o": number("o", ".3f"),
     "Theorem 3.8": number("theorem_3_8", unit="x"),
-    "corrected": number("corrected", unit="x"),
-    "lossless": text("lossless"),
+    "speedup": interval("speedup", "low", "high"),
+    "tokens/s": number("tokens_per_second", ".0f"),
+    "plain tokens/s": number("plain_tokens_per_second", ".0f"),
 }
 
 

@@ -34,14 +34,12 @@ def by_temperature(name: str, words: str) -> dict[str, str]:
     return {f"{name}_t{t}": f"specbench.compare {words} name={name}_t{t} temperature={t}" for t in (0, 1)}
 
 
-DEFAULT = "specbench -m name=default repeats=5 repeats_vary=seed temperature=0,1 verdict_tokens=0 logger=none"
-TRANSFORMERS = "specbench experiment=vs_transformers executor=prepacked data.limit=16"
+DEFAULT = "specbench -m name=default repeats=5 repeats_vary=seed temperature=1 verdict_tokens=0 logger=none"
 STEPS = [
-    Step("default", 10, {"default": DEFAULT}),
+    Step("default", 5, {"default": DEFAULT}),
     Step("drafters", 10, by_temperature("drafters", "experiment=drafters data.limit=16")),
     Step("verifiers", 3, {"verifiers": "specbench.compare experiment=verifiers data.limit=32"}),
     Step("lenience", 4, by_temperature("lenience", "experiment=lenience")),
-    Step("vs_transformers", 3, {"vs_transformers": TRANSFORMERS}),
     Step("paper", 20, {"paper": "specbench experiment=paper logger=none"}),
     Step("verdict_power", 3, {}),
     Step("coverage", 1, {}),

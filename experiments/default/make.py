@@ -1,6 +1,6 @@
 """What the default run measures, pooled over several processes, and how far its processes are apart.
 
-python -m specbench -m name=default repeats=5 repeats_vary=seed temperature=0,1 verdict_tokens=0 logger=none
+python -m specbench -m name=default repeats=5 repeats_vary=seed temperature=1 verdict_tokens=0 logger=none
 python experiments/default/make.py outputs/default
 """
 
@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import GAIN, NUMBERS, Measured, Row, make, measured, number, text
+from common import ACCEPTED, OF_TIMES, TIMES, WITHOUT_TIMES, Measured, Row, make, measured, number, text
 from figures import by_temperature, named
 
 from specbench.errors import ConfigError
@@ -22,13 +22,20 @@ from specbench.results.reader import read_result
 from specbench.results.report.style import MEASURED, OTHER
 
 LEAST, MOST = "least of a process", "most of a process"
-TABLE = GAIN | {LEAST: number("least", unit="x"), MOST: number("most", unit="x"), "steady": text("steady")}
+TABLE = (
+    WITHOUT_TIMES
+    | OF_TIMES
+    | {LEAST: number("least", unit="x"), MOST: number("most", unit="x"), "steady": text("steady")}
+)
 
 
 def row_of(folder: Path) -> tuple[Row, list[dict[str, Any]]]:
     """The numbers of one temperature, and the results of its processes."""
     pooled, every = read_result(folder), [read_result(path.parent) for path in sorted(folder.glob("*/results.json"))]
-    row = {name: at(pooled, where) if isinstance(where, str) else where(pooled) for name, where in NUMBERS.items()}
+    row = {
+        name: at(pooled, where) if isinstance(where, str) else where(pooled)
+        for name, where in (ACCEPTED | TIMES).items()
+    }
     speeds = [each["speedup"]["measured"] for each in every]
     row |= {"temperature": pooled["config"]["temperature"], "least": min(speeds), "most": max(speeds)}
     row |= {"steady": f"{sum(each['machine']['steady'] for each in every)} of {len(every)}"}
