@@ -33,10 +33,13 @@ def main() -> None:
         try:
             runs = load_runs(args.folder / callback.others.get(name, "."))
         except ConfigError as error:
-            parser.error(str(error))
+            print(f"{name} is left out: {error}")
+            continue
         write(name, runs, HERE)
         write_rows(HERE / f"{name}.csv", our_rows(name, runs))
         every += [run.result for run in runs]
+    if not every:
+        parser.error(f"{args.folder} has no finished runs")
     write_header(HERE / "README.md", measured([], every))
 
 
