@@ -6,18 +6,20 @@ results.csv; table.md and figure.png are made from that file alone, so `make.py 
 
 import argparse
 import csv
-import json
 import re
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from specbench.errors import ConfigError
 from specbench.results.fields import at
+from specbench.results.provenance import provenance
 from specbench.results.reader import StoredRun, load_runs
 from specbench.results.report.style import INK, style
 from specbench.results.wording import word
@@ -25,6 +27,7 @@ from specbench.results.wording import word
 Row = dict[str, Any]
 Columns = Mapping[str, str | Callable[[dict[str, Any]], Any]]  # a path in results.json, or what finds the value
 Cell = Callable[[Row], str]
+STORED = ("results.csv", "table.md", "figure.png", "README.md")  # what a maker writes
 Table = Mapping[str, Cell]  # by heading
 
 
@@ -73,10 +76,10 @@ def make(script: str, about: str | None, collect: Collect, table: Table, draw: D
 
 
 def multirun(columns: Columns, order: Callable[[Row], Any]) -> Collect:
-    """Collects a row of these columns from each job in a multirun's folder."""
+    """Collects a row of these columns from each run in the folders of sweeps and comparisons."""
 
     def collect(inputs: list[str]) -> Measured:
-        results = [run.result for run in runs_in(inputs)]
+        results = [run.result for run in load_runs(*map(Path, inputs))]
         rows = [
             {
                 name: at(result, source) if isinstance(source, str) else source(result)
@@ -89,34 +92,6 @@ def multirun(columns: Columns, order: Callable[[Row], Any]) -> Collect:
     return collect
 
 
-def in_turn(columns: Columns) -> Collect:
-    """Collects a row of these columns from each way in a comparison's folder, with its place in the ranking."""
-
-    def collect(inputs: list[str]) -> Measured:
-        runs = {str(run.folder.name): run for run in runs_in(inputs)}
-        written = json.loads((Path(inputs[0]) / "comparison.json").read_text(encoding="utf-8"))["comparisons"]
-        rows = []
-        for task in written:
-            for way in task["runs"]:
-                result = runs[way["folder"]].result
-                row = {name: at(result, c) if isinstance(c, str) else c(result) for name, c in columns.items()}
-                low, high = way["ratio_ci95"] or (None, None)
-                rows.append(row | {"rank": way["rank"], "ratio": way["ratio"], "ratio_low": low, "ratio_high": high})
-                rows[-1] |= {"p_value": way["p_value"]}
-        return measured(
-            sorted(rows, key=lambda row: (row["temperature"], -row["ratio"])), [r.result for r in runs.values()]
-        )
-
-    return collect
-
-
-def ranking(script: str, about: str | None, group: str, draw: Callable[[list[Row], str], Figure]) -> None:
-    """The command of a maker whose comparison ranks the options of a configuration group, at each temperature."""
-    columns: Columns = {group: option(group), "temperature": "config/temperature", **NUMBERS}
-    table = {"T": text("temperature"), group: text(group), "tau": number("tau"), "speedup": SPEEDUP, **RANKED}
-    make(script, about, in_turn(columns), table, lambda rows: draw(rows, group))
-
-
 def runs_in(inputs: list[str]) -> list[StoredRun]:
     """The jobs in the one folder that a maker was given. Raises ConfigError."""
     if len(inputs) != 1:
@@ -127,8 +102,10 @@ def runs_in(inputs: list[str]) -> list[StoredRun]:
 def measured(rows: list[Row], results: Sequence[dict[str, Any]]) -> Measured:
     """Rows, with the machines and commits of the runs that they come from."""
     machines = dict.fromkeys(machine(result["provenance"], result["config"]["dtype"]) for result in results)
+    peaks = [peak / 1e9 for r in results if (peak := r["bandwidth"]["measured_peak_bytes_per_second"])]
+    read = [f"reads {min(peaks):.1f} to {max(peaks):.1f} GB/s"] if peaks else []
     commits = dict.fromkeys(commit(result["provenance"]) for result in results)
-    return Measured(rows, "; ".join(machines), ", ".join(commits))
+    return Measured(rows, "; ".join([*machines, *read]), ", ".join(commits))
 
 
 def option(group: str) -> Callable[[dict[str, Any]], str]:
@@ -157,16 +134,18 @@ def ratio(above: str, below: str) -> Callable[[dict[str, Any]], float | None]:
     return find
 
 
-WAYS = {"speculative": "specbench, speculative", "baseline": "specbench, plain", "generate": "generate()",
-        "assisted": "assisted generation", "prompt_lookup": "prompt lookup"}  # fmt: skip
-PEERS = [*WAYS][2:]
-NUMBERS: Columns = {  # of a run, whatever it was made for
+ACCEPTED: Columns = {  # of a run, whatever it was made for: no times
     "alpha": "alpha/mean",
     "alpha_stderr": "alpha/stderr",
     "accepted_of_tested": "alpha_counted/mean",
+    "on_text": "alpha_on_target_text/mean",
+    "on_text_stderr": "alpha_on_target_text/stderr",
     "tau": "block_efficiency/mean",
     "tau_stderr": "block_efficiency/stderr",
     "read_a_round": ratio("counts/verified", "counts/rounds"),
+    "lossless": lossless,
+}
+TIMES: Columns = {
     "c": "cost/c",
     "v": "cost/v",
     "o": "cost/o",
@@ -175,15 +154,9 @@ NUMBERS: Columns = {  # of a run, whatever it was made for
     "low": "speedup/ci95/0",
     "high": "speedup/ci95/1",
     "theorem_3_8": "speedup/theorem_3_8",
-    "corrected": "speedup/corrected",
-    "measured_of_corrected": ratio("speedup/measured", "speedup/corrected"),
-    **{f"{way}_tokens_per_second": f"throughput/{way}_tokens_per_second" for way in WAYS},
-    **{f"over_{peer}{suffix}": f"speedup_over/{peer}/{path}" for peer in PEERS
-       for suffix, path in (("", "measured"), ("_low", "ci95/0"), ("_high", "ci95/1"))},
-    "share_of_read_peak": "bandwidth/target_share_of_peak",
-    "recording": "recording",
-    "lossless": lossless,
-}  # fmt: skip
+    "tokens_per_second": "throughput/speculative_tokens_per_second",
+    "plain_tokens_per_second": "throughput/baseline_tokens_per_second",
+}
 
 
 # Files
@@ -249,40 +222,24 @@ def interval(name: str, low: str, high: str) -> Cell:
     return cell
 
 
-SPEEDUP = interval("speedup", "low", "high")
-RANKED: Table = {  # of ways that were decoded in turn
-    "rank": number("rank", ".0f"),
-    "tokens/s of the fastest's": interval("ratio", "ratio_low", "ratio_high"),
-    "p (Holm)": number("p_value", ".3f"),
-}
-ENGINE: Table = {  # of runs that ask how fast the engine is; the keys of a folder come before it
-    "alpha": number("alpha", ".3f"),
-    "tau": number("tau"),
-    "c": number("c", ".3f"),
-    "v": number("v", ".3f"),
-    "o": number("o", ".3f"),
-    "step, ms": number("target_step_ms"),
-    "speedup": SPEEDUP,
-    "measured / corrected": number("measured_of_corrected", ".3f"),
-    **{f"{name}, tokens/s": number(f"{way}_tokens_per_second", ".0f") for way, name in WAYS.items()},
-    **{f"over {WAYS[peer]}": interval(f"over_{peer}", f"over_{peer}_low", f"over_{peer}_high") for peer in PEERS},
-    "share of read peak": number("share_of_read_peak"),
-    "recording": number("recording", ".1%"),
-    "lossless": text("lossless"),
-}
-GAIN: Table = {  # of runs that ask where a gain goes, likewise
+WITHOUT_TIMES: Table = {
     "T": text("temperature"),
     "alpha": plus_minus("alpha", 3),
     "accepted / tested": number("accepted_of_tested", ".3f"),
+    "alpha on the target's text": plus_minus("on_text", 3),
     "tau": plus_minus("tau", 2),
     "target tokens a round": number("read_a_round", ".1f"),
+    "lossless": text("lossless"),
+}
+OF_TIMES: Table = {
+    "step, ms": number("target_step_ms"),
     "c": number("c", ".3f"),
     "v": number("v"),
-    "o": number("o"),
-    "speedup": SPEEDUP,
+    "o": number("o", ".3f"),
     "Theorem 3.8": number("theorem_3_8", unit="x"),
-    "corrected": number("corrected", unit="x"),
-    "lossless": text("lossless"),
+    "speedup": interval("speedup", "low", "high"),
+    "tokens/s": number("tokens_per_second", ".0f"),
+    "plain tokens/s": number("plain_tokens_per_second", ".0f"),
 }
 
 
@@ -291,14 +248,24 @@ GAIN: Table = {  # of runs that ask where a gain goes, likewise
 
 def machine(provenance: dict[str, Any], dtype: str) -> str:
     """A header's `Machine:`."""
-    versions = ", ".join(f"{name} {provenance['versions'][name]}" for name in ("torch", "transformers"))
-    where = f"{provenance['device']}, {provenance['threads']} threads, Python {provenance['versions']['python']}"
-    return f"{where}, {versions}, {'dtype auto' if dtype == 'auto' else dtype}"
+    family, threads = provenance.get("cpu_family"), provenance["threads"]
+    where = provenance["device"] + (f" ({family})" if family else "")
+    versions = [f"{name} {provenance['versions'][name]}" for name in ("torch", "transformers")]
+    parts = [where, f"{threads} thread{'s' * (threads > 1)}", f"Python {provenance['versions']['python']}", *versions]
+    return ", ".join([*parts, "dtype auto" if dtype == "auto" else dtype])
 
 
 def commit(provenance: dict[str, Any]) -> str:
     """A header's `Commit:`."""
     return (provenance["git_sha"] or "unknown")[:7] + (" with changes" if provenance["dirty"] else "")
+
+
+def here() -> dict[str, Any]:
+    """Provenance of what a maker measures itself. Stored results, which other makers may have written before it, are no
+    changes of the code. Call it before measuring."""
+    words = ["git", "-C", str(Path(__file__).parent), "status", "--porcelain"]
+    changed = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    return provenance(torch.device("cpu")) | {"dirty": any(not line.endswith(STORED) for line in changed)}
 
 
 def write_header(readme: Path, found: Measured) -> None:
@@ -307,7 +274,7 @@ def write_header(readme: Path, found: Measured) -> None:
     folder, index = readme.parent.name, readme.parents[1] / "README.md"
     _replace(readme, r"^(Machine: ).*$", found.machine)
     _replace(readme, r"^(Commit: ).*$", found.commit)
-    _replace(index, rf"^(\| \[{folder}\]\(.*\| ).*\|.*\|$", f"{found.commit} | today's |")
+    _replace(index, rf"^(\| \[{folder}\]\(.*\| ).*\|$", f"{found.commit} |")
     print(f"{readme} has this machine and commit now; its sentences are about the numbers before\n")
 
 

@@ -2,21 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
-from common import WAYS, Row
+from common import Row
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specbench.results.report.style import MEASURED, OTHER, THEORY
-
-COLOURS = {"speculative": "#3b82c4", "baseline": "#9cc3e4", "generate": "#b5651d", "assisted": "#d99b5f",
-           "prompt_lookup": "#e8c9a5"}  # fmt: skip
-
-
-def distances(rows: Sequence[Row], name: str = "speedup") -> list[list[float]]:
-    """From values to the ends of their intervals, as matplotlib's error bars want them; 0 where there is none."""
-    ends = [(row.get("low") or row[name], row[name], row.get("high") or row[name]) for row in rows]
-    return [[value - low for low, value, _ in ends], [high - value for _, value, high in ends]]
+from specbench.results.report.style import MEASURED, OTHER
 
 
 def by_temperature(rows: Sequence[Row], draw: Callable[[Axes, list[Row]], None], size: tuple[float, float]) -> Figure:
@@ -45,62 +36,13 @@ def legend(figure: Figure, columns: int) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8)
 
 
-def speedups(axes: Axes, rows: Sequence[Row], name: str) -> None:
-    """Measured speedups with their intervals, a line for each row."""
-    values = [row["speedup"] for row in rows]
-    axes.errorbar(values, range(len(rows)), xerr=distances(rows), fmt="o", color=MEASURED, capsize=3,
-                  label="measured, 95 % interval")  # fmt: skip
-    named(axes, [row[name] for row in rows], "speedup over plain decoding")
+def block_efficiency(rows: Sequence[Row], name: str) -> Figure:
+    """Tokens a target call of what the column `name` says, with 95 % intervals, a panel for each temperature."""
 
-
-def measured(rows: Sequence[Row], name: str) -> Figure:
-    """Speedups of what the column `name` says, a panel for each temperature."""
-    longest = max(sum(row["temperature"] == t for row in rows) for t in {row["temperature"] for row in rows})
-    return by_temperature(rows, lambda axes, here: speedups(axes, here, name), (5.2, 1.2 + 0.3 * longest))
-
-
-def measured_and_predicted(rows: Sequence[Row], name: str) -> Figure:
-    """The same, beside what Theorem 3.8 and its corrected form say."""
-
-    def draw(axes: Axes, here: Sequence[Row]) -> None:
-        for key, marker, size, label in (
-            ("theorem_3_8", "D", 6, "Theorem 3.8"),
-            ("corrected", "|", 12, "corrected: v and o as measured"),
-        ):
-            found = [row.get(key, float("nan")) for row in here]
-            axes.plot(found, range(len(here)), marker, color=THEORY, markersize=size, mew=1.5, mfc="none", label=label)
-        speedups(axes, here, name)
+    def draw(axes: Axes, here: list[Row]) -> None:
+        errors = [1.96 * row.get("tau_stderr", 0) for row in here]
+        axes.errorbar([row["tau"] for row in here], range(len(here)), xerr=errors, fmt="o", color=MEASURED, capsize=3)
+        named(axes, [row[name] for row in here], "tokens a target call")
 
     longest = max(sum(row["temperature"] == t for row in rows) for t in {row["temperature"] for row in rows})
-    figure = by_temperature(rows, draw, (5.6, 1.6 + 0.3 * longest))
-    legend(figure, 3)
-    return figure
-
-
-def ways(rows: Sequence[Row], names: Sequence[str]) -> Figure:
-    """Tokens a second of every way of decoding, a group of bars for each row, which the columns `names` name."""
-    figure, axes = plt.subplots(figsize=(9, 1 + 0.95 * len(rows)))
-    there = [way for way in WAYS if f"{way}_tokens_per_second" in rows[0]]
-    height = 0.82 / len(there)
-    for place, way in enumerate(there):
-        rates = [row[f"{way}_tokens_per_second"] for row in rows]
-        y = [i + (place - (len(there) - 1) / 2) * height for i in range(len(rows))]
-        bars = axes.barh(y, rates, height * 0.92, color=COLOURS[way], label=WAYS[way])
-        labels = [_rate(rate, row) for rate, row in zip(rates, rows, strict=True)]
-        axes.bar_label(bars, labels, padding=3, fontsize=8)
-    axes.set_yticks(range(len(rows)), ["\n".join(f"{name} {_word(row[name])}" for name in names) for row in rows])
-    axes.invert_yaxis()
-    axes.set_xlabel("tokens per second of decoding (and the multiple of generate() in the same run)")
-    axes.margins(x=0.14, y=0.02)
-    legend(figure, len(there))
-    return figure
-
-
-def _rate(rate: float, row: Row) -> str:
-    """Tokens a second, and the multiple of generate()'s where the run had it beside it."""
-    yardstick = row.get("generate_tokens_per_second")
-    return f"{rate:.0f}" if yardstick is None else f"{rate:.0f}  ({rate / yardstick:.1f}x)"
-
-
-def _word(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
+    return by_temperature(rows, draw, (5.2, 1.2 + 0.3 * longest))

@@ -54,3 +54,17 @@ def test_the_command_of_a_readme_is_that_of_its_maker(name, maker):
     assert typed and shlex.split(typed[0]) == shlex.split(readme.partition(f"experiments/{name}/make.py")[2])
     modules = re.findall(r"^ *python -m (specbench\S*) ", module.__doc__ or "", re.M)
     assert all(f"python -m {name} " in readme for name in modules)
+
+
+def test_the_command_that_makes_all_runs_what_the_readmes_say(maker):
+    """Measurements first, since makers change the checkout, and every maker once."""
+    made = maker(".")
+    found = [shlex.join(words) for _, words in made.commands(made.STEPS)]
+    makers = [words for words in found if not words.startswith("-m ")]
+    assert found == [words for words in found if words.startswith("-m ")] + makers
+    for step, words in zip(made.STEPS, makers, strict=True):
+        commands = [f"python -m {measure}" for measure in step.measure.values()]
+        assert (
+            f"Command: {' && '.join([*commands, f'python {words}'])}\n"
+            in (ROOT / step.folder / "README.md").read_text()
+        )

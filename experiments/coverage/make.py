@@ -1,136 +1,109 @@
-"""How often an interval of 95 % holds what other processes find, from processes on the same prompts.
+"""Coverage of three intervals for several processes on the same prompts, where the truth is known: simulated times.
 
-python -m specbench -m name=coverage repeats=20 repeats_vary=seed temperature=0,1 logger=none verdict_tokens=0
-python experiments/coverage/make.py outputs/coverage
+python experiments/coverage/make.py
 """
 
 import sys
-from collections.abc import Iterator, Sequence
-from itertools import combinations
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import Measured, Row, make, measured, number, text
-from figures import by_temperature, legend
+from common import Measured, Row, commit, here, machine, make, number, text
 
 from specbench.errors import ConfigError
-from specbench.results.fields import at
-from specbench.results.parquet import load_sums
-from specbench.results.reader import read_result
-from specbench.results.report.style import MEASURED, OTHER
-from specbench.stats.bootstrap import student
-from specbench.stats.formulas import cost_ratios, speedup_of
+from specbench.results.report.style import MARKERS, OTHER
+from specbench.stats.formulas import speedup_of
 from specbench.stats.two_way_bootstrap import TwoWaySums
 
-POOLED, MOST_SETS = 5, 200  # processes that are pooled, and sets of them that are tried
-Ends = tuple[float, float]
-TABLE = {
-    "T": text("temperature"),
-    "number": text("number"),
-    "mean": number("mean", ".3f"),
-    "sd between processes": number("sd", ".2%"),
-    "half interval, one process": number("half", ".2%"),
-    "covered, one process": number("covered", ".0%"),
-    f"half interval, {POOLED} processes": number("half_pooled", ".2%"),
-    f"covered, {POOLED} processes": number("covered_pooled", ".0%"),
-}
+PROMPTS, TIMES, SAMPLES = 32, 1000, 500
+PROCESSES = (3, 5, 10)
+SPREADS = ((0.0, 0.2, 0.1), (0.02, 0.1, 0.1), (0.05, 0.05, 0.1), (0.1, 0.02, 0.02))  # of processes, prompts, the rest
+VARY = ("processes' seconds", "prompts' seconds", "the rest")
+WAYS = ("repeats=R", "two-way bootstrap", "bootstrap over prompts")
+SUMS = ("plain_seconds", "plain_tokens", "seconds", "tokens")
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def formulas(s: Any) -> dict[str, Any]:
-    """The numbers whose intervals are tried."""
-    cost = cost_ratios(s)
-    return {
-        "speedup": speedup_of(s),
-        "alpha": s["beta"] / s["tested"],
-        "tau": s["tokens"] / s["rounds"],
-        "c": cost["c"],
-        "v": cost["v"],
-    }
+def simulated(rng: np.random.Generator, processes: int, spreads: tuple[float, float, float]) -> Floats:
+    """Seconds [processes, prompts] whose logarithms have these standard deviations."""
+    of_process, of_prompt, rest = spreads
+    noise = of_process * rng.standard_normal((processes, 1)) + of_prompt * rng.standard_normal((1, PROMPTS))
+    seconds: Floats = np.exp(noise + rest * rng.standard_normal((processes, PROMPTS)))
+    return seconds
 
 
-def of_one(result: dict[str, Any], name: str) -> Ends:
-    """The interval that a process gives itself."""
-    where = {"speedup": "speedup/ci95", "c": "cost/ci95/c", "v": "cost/ci95/v"}.get(name)
-    if where is not None:
-        low, high = at(result, where)
-        return low, high
-    found = result["alpha" if name == "alpha" else "block_efficiency"]
-    half = student(result["counts"]["prompts"] - 1) * found["stderr"]
-    return found["mean"] - half, found["mean"] + half
+def crossed(seconds: Floats) -> tuple[float, float]:
+    """The interval of `repeats=R`, of the logarithm of the speedup."""
+    ones = np.ones_like(seconds)
+    table = np.stack([ones, ones, seconds, ones])
+    sums = TwoWaySums(dict(zip(SUMS, table.sum((1, 2)), strict=True)), table)
+
+    def speedup(s: Mapping[str, Any]) -> dict[str, Any]:
+        return {"speedup": speedup_of(s)}
+
+    low, high = np.log(sums.intervals(speedup)["speedup"] or (np.nan, np.nan))
+    return low, high
 
 
-def sets(count: int) -> Iterator[tuple[int, ...]]:
-    """Sets of POOLED processes, drawn among all that there are."""
-    every = [*combinations(range(count), POOLED)]
-    chosen = np.random.default_rng(0).permutation(len(every))[:MOST_SETS]
-    return (every[number] for number in chosen)
+def bootstrap(rng: np.random.Generator, seconds: Floats, both: bool) -> tuple[float, float]:
+    """Percentiles over prompts drawn with replacement, and with `both` over processes too."""
+    processes, prompts = seconds.shape
+    columns = rng.multinomial(prompts, np.full(prompts, 1 / prompts), SAMPLES)
+    rows = np.ones((SAMPLES, processes))
+    if both:
+        rows = rng.multinomial(processes, np.full(processes, 1 / processes), SAMPLES)
+    means = np.einsum("sp,pc,sc->s", rows, seconds, columns) / (rows.sum(1) * prompts)
+    low, high = np.percentile(-np.log(means), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def coverage(processes: int, spreads: tuple[float, float, float]) -> list[float]:
+    """The shares of the three intervals that hold the truth, the logarithm of the ratio of expectations."""
+    rng, truth, hits = np.random.default_rng(0), -np.square(spreads).sum() / 2, np.zeros(3)
+    for _ in range(TIMES):
+        seconds = simulated(rng, processes, spreads)
+        ends = crossed(seconds), bootstrap(rng, seconds, both=True), bootstrap(rng, seconds, both=False)
+        hits += [low < truth < high for low, high in ends]
+    return list(hits / TIMES)
 
 
 def collect(inputs: list[str]) -> Measured:
-    """A row for each number at each temperature."""
-    if len(inputs) != 1:
-        raise ConfigError("give one folder, the one that the multirun has written: outputs/coverage")
-    rows, results = [], []
-    for job in sorted({path.parents[1] for path in Path(inputs[0]).glob("*/repeat=*/results.json")}):
-        folders = sorted(path.parent for path in job.glob("repeat=*/results.json"))
-        found = [read_result(folder) for folder in folders]
-        rows += rows_of(found, folders)
-        results += found
-    return measured(rows, results)
-
-
-def rows_of(results: Sequence[dict[str, Any]], folders: Sequence[Path]) -> list[Row]:
-    """Of the processes of one temperature."""
-    sums = [load_sums(folder) for folder in folders]
-    values = TwoWaySums.of(lambda: sums).by_process(formulas)
-    pooled = [(chosen, TwoWaySums.of(lambda chosen=chosen: [sums[i] for i in chosen]).intervals(formulas))
-              for chosen in sets(len(sums))]  # fmt: skip
-    rows = []
-    for name, of_each in values.items():
-        others = [(of_each.sum() - value) / (len(of_each) - 1) for value in of_each]
-        ends = [of_one(result, name) for result in results]
-        rest = [np.delete(of_each, chosen).mean() for chosen, _ in pooled]
-        row = {"temperature": float(results[0]["config"]["temperature"]), "number": name, "processes": len(of_each)}
-        row |= {"mean": of_each.mean(), "sd": of_each.std(ddof=1) / of_each.mean()}
-        row |= {"half": half(ends), "covered": share(ends, others)}
-        if all(intervals[name] is not None for _, intervals in pooled):
-            of_sets = [intervals[name] for _, intervals in pooled]
-            row |= {"half_pooled": half(of_sets), "covered_pooled": share(of_sets, rest)}
-        rows.append(row)
-    return rows
-
-
-def share(ends: Sequence[Ends], truth: Sequence[float]) -> float:
-    """The share of intervals that hold what the other processes found."""
-    return float(np.mean([low <= value <= high for (low, high), value in zip(ends, truth, strict=True)]))
-
-
-def half(ends: Sequence[Ends]) -> float:
-    """Half an interval over its middle, on average."""
-    return float(np.mean([(high - low) / (high + low) for low, high in ends]))
+    """A row for each number of processes and each spread."""
+    if inputs:
+        raise ConfigError(f"{inputs[0]} is not a setting of this simulation: it has none")
+    facts, rows = here(), []
+    for spreads, processes in track([*product(SPREADS, PROCESSES)], "simulating"):
+        names = (*WAYS, *VARY, "processes")
+        rows.append(dict(zip(names, (*coverage(processes, spreads), *spreads, processes), strict=True)))
+    return Measured(rows, machine(facts, "float64"), commit(facts))
 
 
 def draw(rows: Sequence[Row]) -> Figure:
-    """The share that was covered, by number: of one process, and of POOLED."""
-
-    def bars(axes: Any, here: list[Row]) -> None:
-        places = np.arange(len(here))
-        for shift, key, colour, label in ((-0.2, "covered", OTHER, "one process"),
-                                          (0.2, "covered_pooled", MEASURED, f"{POOLED} processes")):  # fmt: skip
-            axes.bar(places + shift, [row.get(key, 0) for row in here], 0.38, color=colour, label=label)
-        axes.axhline(0.95, color=OTHER, linestyle=":", linewidth=1)
-        axes.set_xticks(places, [row["number"] for row in here])
-        axes.set_ylim(0, 1.05)
-        axes.set_ylabel("share of 95 % intervals that hold\nwhat the other processes found")
-
-    figure = by_temperature(rows, bars, (5.2, 3.8))
-    legend(figure, 2)
+    """The shares that were held, a group for each row."""
+    figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
+    for place, name in enumerate(WAYS):
+        axes.plot([row[name] for row in rows], range(len(rows)), MARKERS[place], label=name)
+    axes.axvline(0.95, color=OTHER, linewidth=1, linestyle=":")
+    names = [f"{row['processes']:g} processes; {', '.join(f'{row[name]:g}' for name in VARY)}" for row in rows]
+    axes.set_yticks(range(len(rows)), names)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel("share of 95 % intervals that hold the truth")
+    axes.legend(fontsize=8)
     return figure
 
+
+TABLE = {
+    "processes": text("processes"),
+    **{f"sd of {name}": text(name) for name in VARY},
+    **{name: number(name, ".3f") for name in WAYS},
+}
 
 if __name__ == "__main__":
     make(__file__, __doc__, collect, TABLE, draw)

@@ -1,7 +1,8 @@
-"""Every drafter: what it accepts, what it costs and where its gain goes, decoded prompt by prompt in turn.
+"""Every drafter: what it accepts.
 
-python -m specbench.compare experiment=drafters
-python experiments/drafters/make.py outputs/drafters
+python -m specbench.compare experiment=drafters data.limit=12 name=drafters_t0 temperature=0
+python -m specbench.compare experiment=drafters data.limit=12 name=drafters_t1 temperature=1
+python experiments/drafters/make.py outputs/drafters_t0 outputs/drafters_t1
 """
 
 import json
@@ -10,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import GAIN, NUMBERS, RANKED, in_turn, make, option, text
-from figures import measured_and_predicted
+from common import ACCEPTED, WITHOUT_TIMES, make, multirun, option, text
+from figures import block_efficiency
 
 from specbench.data.sources import SHIPPED
 
@@ -30,8 +31,9 @@ def training(result: dict[str, Any]) -> str | None:
     return f"{record['tokens'] / 1e6:.1f} M tokens, {record['seconds']:.0f} s"
 
 
-COLUMNS = {"drafter": option("drafter"), "temperature": "config/temperature", **NUMBERS, "training": training}
-TABLE = {"drafter": text("drafter")} | RANKED | GAIN | {"training": text("training")}
+COLUMNS = {"drafter": option("drafter"), "temperature": "config/temperature", **ACCEPTED, "training": training}
+TABLE = {"drafter": text("drafter")} | WITHOUT_TIMES | {"training": text("training")}
 
 if __name__ == "__main__":
-    make(__file__, __doc__, in_turn(COLUMNS), TABLE, lambda rows: measured_and_predicted(rows, "drafter"))
+    collect = multirun(COLUMNS, lambda row: (row["temperature"], -row["tau"]))
+    make(__file__, __doc__, collect, TABLE, lambda rows: block_efficiency(rows, "drafter"))

@@ -19,7 +19,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import Measured, Row, commit, machine, make, number, text
+from common import Measured, Row, commit, here, machine, make, number, text
 
 from specbench.cache.static import StaticCache
 from specbench.data.stdlib_corpus import read_modules
@@ -28,7 +28,6 @@ from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
 from specbench.models.context import Context
 from specbench.models.pretrained import PretrainedModel
-from specbench.results.provenance import provenance
 from specbench.results.report.style import MEASURED, OTHER
 from specbench.stats.experts import ExpertCounter
 from specbench.theory import distinct_experts
@@ -100,9 +99,8 @@ def collect(inputs: list[str]) -> Measured:
     """Both models, one after the other, so that one of them is in memory."""
     if inputs:
         raise ConfigError(f"{inputs[0]} is not a setting of this measurement: it has none")
-    tokenizer = load_tokens()
+    facts, tokenizer = here(), load_tokens()
     rows = [row for name in MODELS for row in of_model(name, tokenizer)]
-    facts = provenance(CPU)
     return Measured(rows, machine(facts, "float32"), commit(facts))
 
 

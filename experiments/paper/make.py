@@ -1,47 +1,46 @@
-"""A table or figure of the paper: printed numbers, what the formula gives, and ours, from the jobs of its sweep.
+"""The paper's tables and figures: printed numbers, what the formulas give, and ours.
 
-python -m specbench experiment=table1
-python experiments/paper/make.py table1 outputs/table1
-
-Without a folder, printed numbers and formulas alone.
+python -m specbench experiment=paper logger=none
+python experiments/paper/make.py outputs/paper
 """
 
 import argparse
-import csv
 import sys
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import measured
+from common import measured, write_header, write_rows
 
 from specbench.contrib.paper.measured import OURS, our_rows
-from specbench.contrib.paper.page import page, write
+from specbench.contrib.paper.page import write
 from specbench.errors import ConfigError
 from specbench.results.reader import load_runs
 
+HERE = Path(__file__).resolve().parent
+EXPERIMENT = HERE.parents[1] / "conf" / "experiment" / "paper.yaml"
+
 
 def main() -> None:
-    """Writes NAME.md, NAME.png and results.csv into the folder of a table or figure."""
+    """Writes NAME.md, NAME.png and NAME.csv of each table and figure, and the README's header."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=[*OURS])
-    parser.add_argument("folder", nargs="?", help="of the sweep, outputs/NAME")
+    parser.add_argument("folder", type=Path, help="of the sweep, outputs/paper")
     args = parser.parse_args()
-    if args.folder is None:
-        print(page(args.name, []))
-        return
-    try:
-        runs = load_runs(Path(args.folder))
-    except ConfigError as error:
-        parser.error(str(error))
-    folder = Path(__file__).resolve().parent / args.name
-    print(write(args.name, runs, folder))
-    rows = our_rows(args.name, runs)
-    with (folder / "results.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    found = measured([], [run.result for run in runs])
-    print(f"Machine: {found.machine}\nCommit: {found.commit}")
+    callback = OmegaConf.load(EXPERIMENT).hydra.callbacks.paper
+    every = []
+    for name in sorted([*callback.names, *callback.others], key=[*OURS].index):
+        try:
+            runs = load_runs(args.folder / callback.others.get(name, "."))
+        except ConfigError as error:
+            print(f"{name} is left out: {error}")
+            continue
+        write(name, runs, HERE)
+        write_rows(HERE / f"{name}.csv", our_rows(name, runs))
+        every += [run.result for run in runs]
+    if not every:
+        parser.error(f"{args.folder} has no finished runs")
+    write_header(HERE / "README.md", measured([], every))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python experiments/verdict_power/make.py
     python experiments/verdict_power/make.py --stored       # table and figure again, from results.csv
 
-It takes about ten minutes on one thread. The default run decodes its 32 prompts once. p and q along its texts, by the
+It takes about three minutes on one thread. The default run decodes its 32 prompts once. p and q along its texts, by the
 stock modules, go to outputs/verdict_power/laws.npz. A simulated run draws guesses, verdicts and tokens from these laws,
 with one fault; the laws of later positions stay those of the stored text. Each group of faults is stored when it is
 done, and the same command goes on from there.
@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import Measured, Row, Table, commit, machine, make, number, text
+from common import Measured, Row, Table, commit, here, machine, make, number, text
 from figures import named
 
 from specbench.config.build import build
@@ -32,7 +32,6 @@ from specbench.config.paths import conf_dir
 from specbench.config.validate import check
 from specbench.errors import ConfigError
 from specbench.models.reference_forward import stock_logits
-from specbench.results.provenance import provenance
 from specbench.run.run import run
 from specbench.stats.draw_sums import SURE
 from specbench.stats.test_statistics import (
@@ -275,8 +274,9 @@ def judge(found: Draws, p: Tensor, q: Tensor) -> Array:
             ("recovered", rest, own.token, lost, ()),
             ("after", rest, own.token, lost, (other,)),
         ):
+            given = [values.float() for values in (base, *more)]  # as `of_tokens` has them
             for i in OF_KIND[kind]:
-                logs[i] += (log_ratios(ALTERNATIVES[i].change, base, *more).gather(1, drawn) * where).sum(0)
+                logs[i] += (log_ratios(ALTERNATIVES[i].change, *given).gather(1, drawn) * where).sum(0)
         table = classes(law.shape[-1], law.device)
         of_favoured = (law * favoured).sum(-1, keepdim=True), favoured.gather(1, own.token)[..., None]
         for kind, mean, happened, where in (
@@ -307,6 +307,7 @@ def collect(inputs: list[str]) -> Measured:
     if inputs:
         raise ConfigError(f"{inputs[0]} is not a setting of this measurement: it has none")
     torch.set_grad_enabled(False)
+    facts = here()
     p, whole, lengths = laws()
     rows: list[Row] = []
     for seed, (name, (report, faults)) in enumerate(GROUPS.items()):
@@ -321,7 +322,6 @@ def collect(inputs: list[str]) -> Measured:
             begin, end = end, end + runs
             failed = int((values[begin:end] < VERDICT_LEVEL).sum())
             rows.append({"fault": fault.told, "runs": runs, "failed": failed, "share": failed / runs})
-    facts = provenance(torch.device("cpu"))
     return Measured(rows, machine(facts, "float32"), commit(facts))
 
 

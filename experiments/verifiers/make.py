@@ -1,6 +1,6 @@
-"""Every verifier: what it accepts, what it costs and where its gain goes, decoded prompt by prompt in turn.
+"""Every verifier: what it accepts.
 
-python -m specbench.compare experiment=verifiers
+python -m specbench.compare experiment=verifiers data.limit=16
 python experiments/verifiers/make.py outputs/verifiers
 """
 
@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import GAIN, NUMBERS, RANKED, in_turn, make, option, text
-from figures import measured_and_predicted
+from common import ACCEPTED, WITHOUT_TIMES, make, multirun, option, text
+from figures import block_efficiency
 
-COLUMNS = {"verifier": option("verifier"), "temperature": "config/temperature", **NUMBERS}
-TABLE = {"verifier": text("verifier")} | RANKED | GAIN
+COLUMNS = {"verifier": option("verifier"), "temperature": "config/temperature", **ACCEPTED}
+TABLE = {"verifier": text("verifier")} | WITHOUT_TIMES
 
 
 if __name__ == "__main__":
-    make(__file__, __doc__, in_turn(COLUMNS), TABLE, lambda rows: measured_and_predicted(rows, "verifier"))
+    collect = multirun(COLUMNS, lambda row: (row["temperature"], -row["tau"]))
+    make(__file__, __doc__, collect, TABLE, lambda rows: block_efficiency(rows, "verifier"))

@@ -52,6 +52,12 @@ def device_name(device: torch.device) -> str:
     return (_system_line("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()).strip()
 
 
+def cpu_family() -> str:
+    """Family and model of an x86 processor, whose name alone may belong to several; empty for others."""
+    family, model = _system_line("/proc/cpuinfo", "cpu family"), _system_line("/proc/cpuinfo", "model\t")
+    return f"family {family.strip()}, model {model.strip()}" if family and model else ""
+
+
 def free_bytes(device: torch.device) -> int:
     """Bytes that can still be allocated: of the GPU, or of the machine and its control group. Very many where the
     system does not say."""

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from specbench.decoding import processes
-from specbench.executors.machine import device_name
+from specbench.executors.machine import cpu_family, device_name
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
@@ -27,6 +27,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
             "numpy": numpy.__version__,
         },
         "device": device_name(device),
+        "cpu_family": cpu_family(),
         "threads": torch.get_num_threads(),
         "argv": processes.current.parent_argv() or sys.argv,
     }

@@ -42,24 +42,32 @@ def _name(axes: Any, name: str, x: float, y: float, aside: int = 4) -> None:
 
 
 def figure_3(runs: Sequence[StoredRun]) -> Figure:
-    """Figure 3: the best gamma by alpha (section 3.5)."""
-    figure, axes = plt.subplots(figsize=HALF)
-    grid = np.linspace(0.01, 0.95, 95)
-    for c in (0.01, 0.02, 0.05, 0.1, 0.2):
-        best = [theory.optimal_gamma(a, c, largest=40) for a in grid]
-        axes.step(grid, best, color=THEORY, linewidth=1, where="mid", label="gamma* of Theorem 3.8")
-        end = next((number for number, gamma in enumerate(best) if gamma >= MOST_GAMMA), len(best) - 1)
-        if best[end] < MOST_GAMMA:
-            _name(axes, f"c {c:g}", grid[end], best[end])
-        else:
-            axes.annotate(f"c {c:g}", (grid[end], MOST_GAMMA), (0, 3), textcoords="offset points", fontsize=8,
-                          ha="right" if c == 0.01 else "left")  # fmt: skip
+    """Figure 3: the best gamma by alpha (section 3.5), for the paper's c and for the c of each run."""
     results, alphas = _with_alpha([run for run in runs if run.result["gamma_sweep"]])
+    ours = sorted({round(c, 2) for result in results if (c := result["cost"]["c"]) is not None})
+    figure, axes = plt.subplots(figsize=HALF)
+    for c in (0.01, 0.02, 0.05, 0.1, 0.2):
+        _best_gamma(axes, c, color=THEORY, label="gamma* of Theorem 3.8")
+    for c in ours:
+        _best_gamma(axes, c, color=MEASURED, linestyle="--", label="gamma* at the c of a run")
     best = [max(result["gamma_sweep"], key=lambda entry: entry["speedup"])["gamma"] for result in results]
     if results:
         axes.plot(alphas, best, "o", color=MEASURED, label="best by replay")
     axes.set(xlim=(0, 1.12), xticks=np.linspace(0, 1, 6))
     return finish(figure, "alpha", "best gamma", low=0, high=MOST_GAMMA, ncols=2)
+
+
+def _best_gamma(axes: Any, c: float, **looks: Any) -> None:
+    """The curve of one c, with its name."""
+    grid = np.linspace(0.01, 0.95, 95)
+    best = [theory.optimal_gamma(a, c, largest=40) for a in grid]
+    axes.step(grid, best, linewidth=1, where="mid", **looks)
+    end = next((number for number, gamma in enumerate(best) if gamma >= MOST_GAMMA), len(best) - 1)
+    if best[end] < MOST_GAMMA:
+        _name(axes, f"c {c:g}", grid[end], best[end])
+    else:
+        axes.annotate(f"c {c:g}", (grid[end], MOST_GAMMA), (0, 3), textcoords="offset points", fontsize=8,
+                      ha="right" if c == 0.01 else "left")  # fmt: skip
 
 
 def figure_4(runs: Sequence[StoredRun]) -> Figure:

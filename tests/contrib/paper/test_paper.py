@@ -15,6 +15,7 @@ from specbench.contrib.paper.measured import OURS, counted_operations, our_rows
 from specbench.contrib.paper.notes import NOTES, K, accepted, alpha_for, memory_rows
 from specbench.contrib.paper.page import page, write
 from specbench.contrib.paper.published import CLAIMS, ELSEWHERE, TABLE_3, TABLE_4, TABLE_5, Claim, inputs
+from specbench.contrib.paper.theory_figures import figure_3
 from specbench.results.reader import StoredRun, load_run
 from specbench.results.writer import write_result
 from specbench.run.run import run
@@ -78,6 +79,21 @@ def test_tables_that_share_numbers_have_the_same():
         assert at[f"T5-XXL ({task})", name][t] == float(alpha)
     for name, alphas in TABLE_5.items():
         assert at["T5-XXL (EnDe)", name]["1"] == float(alphas[0])
+
+
+def test_figure_3_has_a_curve_at_the_c_of_each_run():
+    """By hand: the gamma with the largest (1 - alpha^(gamma + 1)) / ((1 - alpha) (gamma c + 1)). A run without replay
+    has no curve."""
+    sweep = [{"gamma": 2, "speedup": 1.2}]
+    runs = [StoredRun(Path("run"), {"alpha": {"mean": 0.7}, "cost": {"c": c}, "gamma_sweep": of})
+            for c, of in ((0.333, sweep), (0.334, sweep), (None, sweep), (0.1, []))]  # fmt: skip
+    lines = figure_3(runs).axes[0].lines
+    [ours] = [line for line in lines if line.get_label() == "gamma* at the c of a run"]
+    for alpha, gamma in zip(*ours.get_data(), strict=True):
+        speed = [(1 - alpha ** (g + 1)) / ((1 - alpha) * (0.33 * g + 1)) for g in range(40)]
+        assert speed[int(gamma)] == pytest.approx(max(speed))
+    [dots] = [line for line in lines if line.get_label() == "best by replay"]
+    assert [*dots.get_xdata()] == [0.7] * 3 and [*dots.get_ydata()] == [2] * 3
 
 
 @pytest.mark.parametrize("alpha, judged", [("0.62", "differs"), ("0.66", "agrees"), ("0.655", "rounding")])
