@@ -12,10 +12,10 @@ from specbench.cache.dynamic import DynamicCache
 from specbench.cache.paged import PagedCache
 from specbench.cache.slots import SlotCache
 from specbench.cache.static import StaticCache
-from specbench.contrib.eagle.drafter import EagleDrafter
-from specbench.contrib.eagle.model import EagleModel
 from specbench.contrib.draft_heads.drafter import SpeculatorDrafter
 from specbench.contrib.draft_heads.speculator import LstmSpeculator, SpeculatorConfig
+from specbench.contrib.eagle.drafter import EagleDrafter
+from specbench.contrib.eagle.model import EagleModel
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
@@ -333,6 +333,8 @@ class SomeTokens(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.output(hidden)[..., self.targets]
+
+
 class PairSpeculator(torch.nn.Module):
     """A speculator of a tabular target: its state is the number of a pair, which each token changes."""
 

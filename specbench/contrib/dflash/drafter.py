@@ -20,11 +20,10 @@ from specbench.decoding.state import State
 from specbench.decoding.transfers import counts
 from specbench.drafters.non_autoregressive import ParallelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
-from specbench.models.checkpoint import local_path
+from specbench.models.checkpoint import MODEL, local_path
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import load_config
-from specbench.models.published import PUBLISHED
 from specbench.models.trained_parts import PartSettings
 from specbench.settings import setting
 
@@ -40,7 +39,7 @@ class DFlashDrafter(ParallelDrafter):
 
     @dataclass
     class Settings(PartSettings, OwnSampling):
-        part, must = "path", PUBLISHED
+        part, must = "path", MODEL
         path: str = setting(required="a folder or hub id of a DFlash checkpoint")
 
     @classmethod
@@ -55,7 +54,7 @@ class DFlashDrafter(ParallelDrafter):
     def __init__(self, model: DFlashModel, sampling: Sampling, vocab_size: int):
         self.model, self.sampling, self.vocab_size = model, sampling, vocab_size
         self.longest, self.own_bytes = model.config.longest, model.weight_bytes
-        rows = model.config.block / self.longest  # that the network reads per guess
+        rows = model.config.options.block_size / self.longest  # that the network reads per guess
         self.operations_per_token = rows * (model.weights + vocab_size * model.config.layers.hidden_size)
 
     @classmethod

@@ -40,7 +40,7 @@ class DFlashModel:
 
     @property
     def description(self) -> tuple[Any, ...]:
-        return "dflash", self.name, self.config.block, self.config.markov, self.vocabulary.description
+        return "dflash", self.name, str(self.config.options), self.vocabulary.description
 
     def cache_tensors(self) -> list[Tensor]:
         return [self.context] if self.context.numel() else []
@@ -66,7 +66,7 @@ class DFlashModel:
     def allocate(self, rows: int, columns: int) -> None:
         """Room for so many rows and columns, and for a block behind them."""
         own: Any = self.config.layers
-        columns = self.executor.columns(columns + self.config.block + 1)
+        columns = self.executor.columns(columns + self.config.options.block_size + 1)
         shape = (own.num_hidden_layers, 2, rows, own.num_key_value_heads, columns, own.head_dim)
         if self.context.shape != shape:
             like = self.module.fc.weight
@@ -104,9 +104,9 @@ class DFlashModel:
 
     def _logits(self, rows: Rows, visible: int) -> Tensor:
         """`logits` with the first `visible` columns of the context."""
-        first = rows.length - 1
-        block = torch.full((len(first), self.config.block), self.config.mask, device=first.device)
+        first, own = rows.length - 1, self.config.options
+        block = torch.full((len(first), own.block_size), own.mask_token_id, device=first.device)
         block[:, 0] = rows.tokens.gather(1, first[:, None])[:, 0]
         states = self.module(self.module.embed_tokens(block), self.context[..., :visible, :], first)
-        found: Tensor = self.module.lm_head(states[:, self.config.block - self.config.longest :])
+        found: Tensor = self.module.lm_head(states[:, own.block_size - self.config.longest :])
         return found

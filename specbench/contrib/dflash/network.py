@@ -6,7 +6,7 @@ layers of the target that are read, H hidden, K key heads, D head size.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -63,9 +63,9 @@ class DFlashNetwork(nn.Module):
     def forward(self, block: Tensor, context: Tensor, first: Tensor) -> Tensor:
         """Hidden states [b, S, H] of a block of embeddings [b, S, H] at positions from first [b] on, which sees the
         context [layers, 2, b, K, T, D] at the positions before."""
-        angles = self._angles(block, first)
-        for i, layer in enumerate(self.layers):
-            attention: Any = layer.self_attn
+        angles, layers = self._angles(block, first), cast(Any, self.layers)
+        for i, layer in enumerate(layers):
+            attention = layer.self_attn
             states = layer.input_layernorm(block)
             queries = self._turned(attention.q_norm, attention.q_proj(states), angles)
             own = self._keys_and_values(layer, states, angles)

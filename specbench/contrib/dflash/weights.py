@@ -11,8 +11,9 @@ from specbench.contrib.dflash.model import DFlashModel
 from specbench.contrib.dflash.network import DFlashNetwork, Markov
 from specbench.contrib.eagle.model import DraftVocabulary
 from specbench.errors import ConfigError
+from specbench.models.checkpoint_checks import refuse_not_finite
 from specbench.models.language_model import LanguageModel
-from specbench.models.published import fill, place, read_tensors
+from specbench.models.published import fill, read_tensors
 from specbench.models.vocabulary import VocabMap
 
 MARKOV = "markov_head."
@@ -26,17 +27,17 @@ def load_dflash(path: str, key: str, config: DFlashConfig, target: LanguageModel
     named, text = f"{key}={path}", target.config
     refuse_unfit(config, named, target.name, text)
     layers = config.layers_of(text.num_hidden_layers)
-    tensors = named_tensors(read_tensors(path, key), config)
+    tensors = named_tensors(read_tensors(path, key, True), config)
     network = DFlashNetwork(config, len(layers) * text.hidden_size)
     fill(network, {n: t for n, t in tensors.items() if n not in OUTSIDE and not n.startswith(MARKOV)}, named)
     markov = None
-    if config.markov:
+    if config.options.markov_rank:
         with torch.device("meta"):
-            markov = Markov(target.vocab_size, config.markov, config.draft_vocab or target.vocab_size)
-        own = {n.removeprefix(MARKOV): t for n, t in tensors.items() if n.startswith(MARKOV)}
-        fill(markov, own, named, MARKOV.__add__)
-        place(markov, named, target)
-    place(network, named, target)
+            predicted = config.options.draft_vocab_size or target.vocab_size
+            markov = Markov(target.vocab_size, config.options.markov_rank, predicted)
+        fill(markov, {n.removeprefix(MARKOV): t for n, t in tensors.items() if n.startswith(MARKOV)}, named)
+        _place(markov, named, target)
+    _place(network, named, target)
     stock: Any = target.module
     network.embed_tokens, network.lm_head = stock.get_input_embeddings(), stock.get_output_embeddings()
     for name, part in (("embed_tokens", nn.Embedding), ("lm_head", nn.Linear)):
@@ -53,8 +54,10 @@ def refuse_unfit(config: DFlashConfig, named: str, target: str, text: Any) -> No
         raise ConfigError(f"{named} is for hidden states of {own.hidden_size}, but {target} has {text.hidden_size}")
     if bad := [layer for layer in config.layers_of(total) if not 0 <= layer <= total]:
         raise ConfigError(f"{named} reads hidden states in front of layer {bad[0]}, but {target} has {total} layers")
-    if config.mask >= text.vocab_size:
-        raise ConfigError(f"{named} has mask_token_id={config.mask}, but {target} has {text.vocab_size} tokens")
+    if config.options.mask_token_id >= text.vocab_size:
+        raise ConfigError(
+            f"{named} has mask_token_id={config.options.mask_token_id}, but {target} has {text.vocab_size} tokens"
+        )
 
 
 def named_tensors(tensors: Mapping[str, Tensor], config: DFlashConfig) -> dict[str, Tensor]:
@@ -76,16 +79,16 @@ def named_tensors(tensors: Mapping[str, Tensor], config: DFlashConfig) -> dict[s
 
 def vocabulary_of(tensors: Mapping[str, Tensor], config: DFlashConfig, target: LanguageModel, named: str) -> VocabMap:
     """The tokens that it predicts: those of d2t, whose entry k is the target's id of its token k less k, or all."""
-    size = target.vocab_size
+    size, wanted = target.vocab_size, config.options.draft_vocab_size
     differences = tensors.get("d2t")
     if differences is None:
-        if config.draft_vocab not in (None, size):
-            raise ConfigError(f"{named} predicts {config.draft_vocab} of {size} tokens, but has no d2t that says which")
+        if wanted not in (None, size):
+            raise ConfigError(f"{named} predicts {wanted} of {size} tokens, but has no d2t that says which")
         return VocabMap(size, size)
     targets = differences.to(target.device).long() + torch.arange(len(differences), device=target.device)
-    fits = len(targets) == (config.draft_vocab or size) and bool(((targets >= 0) & (targets < size)).all())
+    fits = len(targets) == (wanted or size) and bool(((targets >= 0) & (targets < size)).all())
     if not fits or len(targets.unique()) != len(targets):
-        raise ConfigError(f"{named} has a d2t that does not name {config.draft_vocab or size} tokens of the target's "
+        raise ConfigError(f"{named} has a d2t that does not name {wanted or size} tokens of the target's "
                           f"{size}, each once")  # fmt: skip
     return DraftVocabulary(targets, size, size)
 
@@ -94,10 +97,16 @@ def _matrix(
     kind: type[nn.Module], weight: Tensor, name: str, config: DFlashConfig, target: LanguageModel, named: str
 ) -> nn.Module:
     """An embedding or output matrix of the checkpoint's own."""
-    rows = target.vocab_size if kind is nn.Embedding else config.draft_vocab or target.vocab_size
+    rows = target.vocab_size if kind is nn.Embedding else config.options.draft_vocab_size or target.vocab_size
     shape = (rows, config.layers.hidden_size)
     with torch.device("meta"):
         made = kind(*shape) if kind is nn.Embedding else kind(shape[1], shape[0], bias=False)
-    fill(made, {"weight": weight}, named, f"{name}.".__add__)
-    place(made, named, target)
+    fill(made, {"weight": weight}, f"{named}, {name},")
+    _place(made, named, target)
     return made
+
+
+def _place(module: nn.Module, named: str, target: LanguageModel) -> None:
+    """Moves weights to the target's device and dtype. Raises ConfigError if one is not finite there."""
+    module.to(target.device, target.dtype).eval().requires_grad_(False)
+    refuse_not_finite(module, named, target.dtype)
