@@ -412,7 +412,7 @@ def test_bad_checkpoints_are_refused_before_the_target_loads(name, tmp_path, mon
 
 def test_weights_that_are_not_finite(tmp_path):
     folder = changed(lambda w, c: w["fc.weight"].view(-1)[3].fill_(float("nan")))(tmp_path / "nan")
-    with pytest.raises(ConfigError, match="not finite in float32, in features.fc.weight"):
+    with pytest.raises(ConfigError, match=r"not finite in float32, in features\.fc\.weight"):
         build(check(composed(*small("logger=none", *overrides("plain"), f"drafter.path={folder}"))))
 
 
