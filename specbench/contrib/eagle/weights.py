@@ -135,8 +135,8 @@ def read_tensors(folder: Path, only: Container[str] | None = None) -> dict[str, 
 
 
 def inspect(key: str, path: str, folder: Path, version: int, wanted: list[int] | None) -> EagleConfig:
-    """The shape of a checkpoint, without reading its weights. `wanted` are the layers whose hidden states it
-    shall read, None for those that it says. Raises ConfigError if its config.json and its tensors disagree, or are not known."""
+    """The shape of a checkpoint, without reading its weights. `wanted` are the layers whose hidden states it reads,
+    None for those that it says. Raises ConfigError if its config.json and its tensors disagree, or are not known."""
     with reading(key, path, f"EAGLE-{version} weights"):
         config = read_config(folder, version)
         check_weights(folder, quantized=False)

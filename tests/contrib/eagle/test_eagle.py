@@ -23,6 +23,7 @@ from eagle_cases import (
     speculators,
     write,
 )
+from law_cases import learning_policy
 from small_runs import composed, parts_of, small
 
 from specbench.config.build import build
@@ -37,7 +38,9 @@ from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Clock
 from specbench.errors import ConfigError
 from specbench.models.mtp import MtpModel
+from specbench.policies.gamma.confidence import ConfidenceGamma
 from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.gamma.heuristic import HeuristicGamma
 from specbench.run.run import run
 
 LAYERS = TARGET["num_hidden_layers"]
@@ -172,7 +175,7 @@ def test_logits_are_those_of_speculators(name):
 # -- Whole drafts ------------------------------------------------------------------------------------
 
 
-def drafts(name, gamma=3, tokens=24, batch=2):
+def drafts(name, gamma=3, tokens=24, batch=2, policy=None):
     """What was drafted for ragged texts: for each draft, the text before it, the guesses, and their q [gamma, V]."""
     own, found = parts(name), []
     target, drafter = own.target, own.drafter
@@ -186,13 +189,14 @@ def drafts(name, gamma=3, tokens=24, batch=2):
         draft = propose(drafter, state, gammas)
         for row, text in enumerate(state.texts):
             if state.active[row] and gammas[row] and draft.probs is not None:
-                found.append((list(text), draft.tokens[row, : gammas[row]], draft.probs[row, : gammas[row]].clone()))
+                n = int(draft.count[row])
+                found.append((list(text), draft.tokens[row, :n], draft.probs[row, :n].clone()))
         return draft
 
     drafter.propose = noted
     try:
         queue = Queue(jobs, [target, *drafter.models], 4, own.spare)
-        decode_speculative(state, target, drafter, FixedGamma(gamma), own.verifier, Clock(), feed=queue)
+        decode_speculative(state, target, drafter, policy or FixedGamma(gamma), own.verifier, Clock(), feed=queue)
     finally:
         del drafter.propose
     return found
@@ -352,11 +356,14 @@ def test_a_run_at_temperature_0_writes_plain_decodings_tokens(name, cache_name, 
     assert result.lossless.passed and result.counts.drafted > 0 and not result.counts.failed
 
 
-@pytest.mark.parametrize("policy", ["confidence", "heuristic", "entropy"])
-def test_gammas_that_change(policy, tmp_path):
-    own = parts_of(*overrides("plain", "verifier=block", f"gamma_policy={policy}", "batch_size=2"))
-    result, _ = run(own, tmp_path)
-    assert result.counts.drafted > 0 and not result.counts.failed and result.lossless.passed is not False
+@pytest.mark.parametrize("policy", [
+    learning_policy(ConfidenceGamma, largest=3, threshold=0.02), learning_policy(HeuristicGamma, gamma=2, largest=3),
+], ids=lambda policy: type(policy).__name__)  # fmt: skip
+def test_q_with_a_gamma_that_changes(policy):
+    found = drafts("plain", policy=policy)
+    assert len({len(guesses) for _, guesses, _ in found}) > 1
+    for text, guesses, q in found[:6]:
+        torch.testing.assert_close(q, expected_laws("plain", text, guesses), atol=1e-5, rtol=0)
 
 
 # -- Refusals ----------------------------------------------------------------------------------------
