@@ -359,9 +359,9 @@ def small_speculator(target: LanguageModel) -> LstmSpeculator:
     config = SpeculatorConfig(4, target.vocab_size, "8", input_hidden_dim=str(width), scale_input=True)
     speculator = LstmSpeculator(config)
     generator = torch.Generator().manual_seed(1)
-    for weight in speculator.parameters():
-        weight.data = torch.randn(weight.shape, generator=generator)
-    return speculator.requires_grad_(False).to(target.device, target.dtype)
+    weights = {name: torch.randn(w.shape, generator=generator) for name, w in speculator.state_dict().items()}
+    speculator.load_state_dict(weights)
+    return speculator.requires_grad_(False).to(target.dtype).to(target.device)
 
 
 def truncated_heads() -> PublishedHeads:

@@ -178,6 +178,7 @@ def test_a_source_that_changed_differs(tmp_path):
     for name in ("model", "heads"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text('{"model_type": "specbench_heads"}')
+        (tmp_path / name / "generation_config.json").write_text("one")
         (tmp_path / name / "model.safetensors").write_text("one")
     (tmp_path / "text").write_text("one")
     (tmp_path / "p.jsonl").write_text('{"prompt": "one"}\n')
@@ -186,7 +187,7 @@ def test_a_source_that_changed_differs(tmp_path):
         "p.jsonl": ("data.path", ["data=jsonl", f"data.path={tmp_path / 'p.jsonl'}"]),
         "text": ("drafter.path", ["drafter=bigram", f"drafter.path={text}"]),
         "model/model.safetensors": ("target.path", [f"target.path={model}"]),
-        "heads/config.json": ("drafter.path", ["drafter=medusa", f"drafter.path={heads}"]),
+        "heads/generation_config.json": ("drafter.path", ["drafter=medusa", f"drafter.path={heads}"]),
         "model/config.json": ("drafter.paths[0]", ["drafter=multi_draft", f"drafter.paths=[{model}]"]),
         "heads/model.safetensors": ("drafter.head", ["drafter=early_exit", f"drafter.head={heads}"]),
     }
