@@ -87,11 +87,15 @@ def agree(rule, judge, shape):
 def decisions(rule, judge, shape):
     """For every draft and outcome of a plain rule: it, and what the tensor code does for its uniforms. A sibling that
     repeats another one is left out for `iterative`, which stands on both at once."""
-    p, q = (lambda text, name=name: random_law(f"{name}0", text) for name in "pq")
-    cases = [(nodes_of(root), outcome) for _, root in drafts(shape, q, False) for outcome in rule(root, p)]
-    if rule is iterative:
-        cases = [(nodes, outcome) for nodes, outcome in cases if len({node.text for node in nodes}) == len(nodes)]
-    laws = torch.tensor([[[*map(float, p(node.text))] for node in nodes] for nodes, _ in cases], dtype=torch.double)
+    cases, all_p = [], []
+    for seed in (0, 1):
+        p, q = (partial(random_law, f"{name}{seed}") for name in "pq")
+        for _, root in drafts(shape, q, False):
+            nodes = nodes_of(root)
+            if rule is not iterative or len({node.text for node in nodes}) == len(nodes):
+                new = [(nodes, outcome) for outcome in rule(root, p)]
+                cases, all_p = cases + new, all_p + [[[*map(float, p(node.text))] for node in nodes]] * len(new)
+    laws = torch.tensor(all_p, dtype=torch.double)
     probs = torch.tensor([[[*map(float, node.q)] for node in nodes[1:]] for nodes, _ in cases], dtype=torch.double)
     x = torch.tensor([[node.text[-1] for node in nodes[1:]] for nodes, _ in cases])
     r = [[float(outcome.r.get(i, 0.5)) for i in range(len(shape))] for _, outcome in cases]
