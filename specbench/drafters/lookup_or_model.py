@@ -23,7 +23,7 @@ from specbench.policies.gamma.per_request_state import PerRow
 from specbench.settings import LARGEST_GAMMA, setting
 
 PRIOR = 4  # guesses that a request's own counts begin with
-ALPHA = 0.6  # share of the model's guesses that are accepted, before any was tested
+ALPHA, KEPT = 0.6, 0.5  # shares of the model's guesses and of a lookup's promises that come, before any was tested
 
 
 @dataclass
@@ -32,7 +32,7 @@ class _Seen:
 
     accepted: float = PRIOR * ALPHA  # guesses of the model
     tested: float = PRIOR
-    hits: float = PRIOR  # tokens that the lookup guessed, whether they were drafted or not
+    hits: float = PRIOR * KEPT  # tokens that the lookup guessed, whether they were drafted or not
     promised: float = PRIOR  # how many they should have been
     found: Guess = field(default_factory=lambda: ([], []))  # the last lookup
     by_model: bool = False  # whether the model drafted in the last round
