@@ -1,7 +1,7 @@
 """Every drafter: what it accepts.
 
-python -m specbench.compare experiment=drafters data.limit=12 name=drafters_t0 temperature=0
-python -m specbench.compare experiment=drafters data.limit=12 name=drafters_t1 temperature=1
+python -m specbench.compare experiment=drafters data.limit=16 name=drafters_t0 temperature=0
+python -m specbench.compare experiment=drafters data.limit=16 name=drafters_t1 temperature=1
 python experiments/drafters/make.py outputs/drafters_t0 outputs/drafters_t1
 """
 

@@ -1,8 +1,7 @@
 """What lenience accepts, and how far the output distribution is from the target's.
 
-python -m specbench.compare experiment=lenience name=lenience_t0 temperature=0
-python -m specbench.compare experiment=lenience name=lenience_t1 temperature=1
-python experiments/lenience/make.py outputs/lenience_t0 outputs/lenience_t1
+python -m specbench.compare experiment=lenience name=lenience temperature=1
+python experiments/lenience/make.py outputs/lenience
 """
 
 import sys

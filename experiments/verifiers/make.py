@@ -1,6 +1,6 @@
 """Every verifier: what it accepts.
 
-python -m specbench.compare experiment=verifiers data.limit=16
+python -m specbench.compare experiment=verifiers data.limit=32
 python experiments/verifiers/make.py outputs/verifiers
 """
 
