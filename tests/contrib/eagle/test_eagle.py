@@ -357,7 +357,7 @@ def test_a_run_at_temperature_0_writes_plain_decodings_tokens(name, cache_name, 
 
 
 @pytest.mark.parametrize("policy", [
-    learning_policy(ConfidenceGamma, largest=3, threshold=0.02), learning_policy(HeuristicGamma, gamma=2, largest=3),
+    learning_policy(ConfidenceGamma, largest=3, threshold=0.004), learning_policy(HeuristicGamma, gamma=2, largest=3),
 ], ids=lambda policy: type(policy).__name__)  # fmt: skip
 def test_q_with_a_gamma_that_changes(policy):
     found = drafts("plain", policy=policy)
