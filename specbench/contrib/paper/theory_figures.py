@@ -44,7 +44,7 @@ def _name(axes: Any, name: str, x: float, y: float, aside: int = 4) -> None:
 def figure_3(runs: Sequence[StoredRun]) -> Figure:
     """Figure 3: the best gamma by alpha (section 3.5), for the paper's c and for the c of each run."""
     results, alphas = _with_alpha([run for run in runs if run.result["gamma_sweep"]])
-    ours = sorted({round(c, 2) for result in results if (c := result["cost"]["c"]) is not None})
+    ours = sorted({round(c, 2) for run in runs if (c := run.result["cost"]["c"]) is not None})
     figure, axes = plt.subplots(figsize=HALF)
     for c in (0.01, 0.02, 0.05, 0.1, 0.2):
         _best_gamma(axes, c, color=THEORY, label="gamma* of Theorem 3.8")
