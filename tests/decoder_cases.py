@@ -357,11 +357,13 @@ def small_speculator(target: LanguageModel) -> LstmSpeculator:
     """Random weights for a shipped target."""
     width = target.module.config.hidden_size
     config = SpeculatorConfig(4, target.vocab_size, "8", input_hidden_dim=str(width), scale_input=True)
-    speculator = LstmSpeculator(config)
+    with torch.device("meta"):
+        speculator = LstmSpeculator(config)
     generator = torch.Generator().manual_seed(1)
-    weights = {name: torch.randn(w.shape, generator=generator) for name, w in speculator.state_dict().items()}
-    speculator.load_state_dict(weights)
-    return speculator.requires_grad_(False).to(target.dtype).to(target.device)
+    weights = {name: torch.randn(w.shape, generator=generator).to(target.dtype).to(target.device)
+               for name, w in speculator.state_dict().items()}  # fmt: skip
+    speculator.load_state_dict(weights, assign=True)
+    return speculator.requires_grad_(False)
 
 
 def truncated_heads() -> PublishedHeads:

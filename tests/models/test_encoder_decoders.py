@@ -255,7 +255,7 @@ def test_a_number_of_beams_is_noted_unless_it_is_searched_for():
                              unchecked="")  # fmt: skip
     searches = (BeamDecoding(BeamRules(width, 2 * width, 1.0, False)) for width in (4, 3))
     applied = ((), *(search.generate_settings for search in searches))
-    nothing = SimpleNamespace(models=[]), SimpleNamespace(note=None)
+    nothing = SimpleNamespace(models=[], notes=[]), SimpleNamespace(note=None)
     told = [" ".join(notes_on_models(target, *nothing, of)) for of in applied]
     assert ["num_beams=3" in text for text in told] == [True, True, False]
     assert all("min_length=5" in text for text in told)

@@ -133,5 +133,5 @@ def show_alpha(numbers: dict[str, Any], run: dict[str, Any] | None) -> None:
 def _estimate(value: dict[str, Any]) -> str:
     """A mean with its standard error."""
     if value["mean"] is None:
-        return "does not apply: the drafter has a recurrent state"
+        return "none: its state is recurrent"
     return f"{value['mean']:.3f}" + ("" if value["stderr"] is None else f" +- {value['stderr']:.3f}")

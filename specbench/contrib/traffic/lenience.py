@@ -54,10 +54,11 @@ class VerifierUnderLoad(Verifier):
     themselves use the first level."""
 
     def __init__(self, levels: Sequence[Verifier], step: int):
+        super().__init__(levels[0].greedy)
         self._levels, self.step, self.first = levels, step, levels[0]
         self.lossless = all(level.lossless for level in levels)
         self.lenience, self.note = self.first.lenience, self.first.note
-        self.keeps_guess = self.first.keeps_guess
+        self.keeps_guess, self.law = self.first.keeps_guess, self.first.law
         self.judges_by_law, self.looks_ahead = self.first.judges_by_law, self.first.looks_ahead
 
     @property

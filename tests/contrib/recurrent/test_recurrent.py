@@ -259,7 +259,7 @@ def test_alpha_by_teacher_forcing_has_no_control_without_a_mask(folders, capsys)
     assert found.alpha.positions and not found.unmasked.positions
     assert found.sound is found.shifted.differs_from(found.alpha)
     show_alpha(as_dict(found) | {"target": "p", "drafter": "q"}, None)
-    assert "does not apply: the drafter has a recurrent state" in capsys.readouterr().out
+    assert "none: its state is recurrent" in capsys.readouterr().out
 
 
 def test_a_run(folders, monkeypatch, tmp_path, capsys):

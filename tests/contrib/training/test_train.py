@@ -151,7 +151,7 @@ def test_the_commands_of_the_readme_compose(arguments):
 
 
 @pytest.mark.parametrize(("method", "model", "key"), [
-    ("medusa", None, "heads"), ("blockwise", None, "heads"), ("early_exit", None, "head"), ("distill", None, "path"),
+    ("medusa", None, "path"), ("blockwise", None, "path"), ("early_exit", None, "head"), ("distill", None, "path"),
     ("pass", None, "lookahead"), ("pass", "shipped:drafter", "lookahead"),
 ])  # fmt: skip
 def test_what_is_said_of_the_use_composes(method, model, key, tmp_path):
