@@ -148,7 +148,7 @@ def sums_of(
         "requests": 1.0,
         "tokens": decoded,
         "tokens_per_round": decoded / max(1, len(rounds)),
-        "recited": recited(result.request.tokens, ours.tokens),
+        "recited": recited([*_encoded(result), *result.request.tokens], ours.tokens),
         "stops": decoded < result.limit,
         "expected": decoded - found["accepted"] + found["beta" if by_beta else "accepted"],  # tokens, without luck
         "seconds": ours.seconds,
@@ -168,6 +168,12 @@ def sums_of(
     for name, value in chain(*kinds):
         found[name] += value
     return dict(found)
+
+
+def _encoded(result: Result) -> Sequence[int]:
+    """The tokens that an encoder read: of an encoder-decoder these are the prompt."""
+    read = result.request.encoder_input
+    return read if isinstance(read, Sequence) else ()
 
 
 def recited(prompt: Sequence[int], new: Sequence[int]) -> int:

@@ -2,7 +2,7 @@
 
 Processes and prompts are crossed. The variance of a pooled number has a part of the processes, with all that varies
 within one, and a part that a prompt has in common in all of them; half of the interval is sqrt(t_P^2 V_P + t_C^2 V_C)
-(Banerjee, 1960: it covers at least as often as it says; simulated in experiments/coverage/simulated.md).
+(Banerjee, 1960: it covers at least as often as it says; simulated in experiments/coverage).
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence

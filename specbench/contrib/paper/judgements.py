@@ -2,7 +2,7 @@
 
 A quantity agrees with a formula if its 95 % interval lies within a margin of it, and differs if it lies outside; one
 that does neither tells nothing. A claim that one number is larger than another agrees if their difference is above 0 by
-1.96 standard errors.
+1.96 standard errors. Without errors, or where they are 0 since all texts are alike, nothing is told.
 """
 
 import math
@@ -16,7 +16,13 @@ from specbench.contrib.paper.measured import MeasuredResult, counted_operations
 
 AGREES, DIFFERS, CANNOT_TELL = "agrees", "differs", "cannot tell"
 MARGIN = 0.1  # of a formula: an interval that lies within agrees with it
+LEAST = 1e-9  # of a standard error
 Z, POWER = 1.96, 2.8  # standard errors of a 95 % interval, and of what it finds in 80 % of experiments
+
+
+def known(*errors: float | None) -> bool:
+    """Whether there are standard errors, and none is 0 up to rounding, as of texts that are all alike."""
+    return all(error is not None and error > LEAST for error in errors)
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ def theorem_3_8(result: MeasuredResult) -> str:
 def equation_1(result: MeasuredResult) -> str:
     """Whether a run's tokens a call are those of equation 1 at its alpha."""
     alpha, tokens, gamma = result["alpha"], result["block_efficiency"], result["gamma"]
-    if None in (alpha["mean"], alpha["stderr"], tokens["stderr"], gamma):
+    if alpha["mean"] is None or gamma is None or not known(alpha["stderr"], tokens["stderr"]):
         return "-"
     expected = theory.expected_tokens(alpha["mean"], gamma)
     slope = theory.expected_tokens(min(1.0, alpha["mean"] + 1e-4), gamma) - expected
@@ -66,7 +72,7 @@ def equation_1(result: MeasuredResult) -> str:
 def operations(result: MeasuredResult) -> str:
     """Whether the operations that a run counted are those of Theorem 3.11."""
     counted, predicted, tokens = counted_operations(result), result["operations_factor"], result["block_efficiency"]
-    if counted is None or predicted is None or tokens["stderr"] is None:
+    if counted is None or predicted is None or not known(tokens["stderr"]):
         return "-"
     error = Z * counted * tokens["stderr"] / tokens["mean"]
     return of_formula(counted, counted - error, counted + error, predicted)
@@ -92,8 +98,8 @@ def orders(
             if key(low) == key(high):
                 continue
             difference, errors = high[path]["mean"] - low[path]["mean"], (low[path]["stderr"], high[path]["stderr"])
-            error = None if None in errors else math.hypot(*errors)
-            seen = "no error, of too few prompts" if error is None else f"{POWER * error:.3f} would have been seen"
+            error = math.hypot(*errors) if known(*errors) else None
+            seen = "no error: few texts, or all alike" if error is None else f"{POWER * error:.3f} would have been seen"
             why = f"{_named(high)} over {_named(low)}: {difference:+.3f}; {seen}"
             told.append(Judgement(claim, of_order(difference, error), why))
     return told
@@ -122,7 +128,7 @@ def above_zero(results: Sequence[MeasuredResult]) -> list[Judgement]:
     found = []
     for result in results:
         alpha = result["alpha_on_target_text"]
-        if "gram" in result["choices"]["drafter"] and alpha["stderr"]:
+        if "gram" in result["choices"]["drafter"] and known(alpha["stderr"]):
             word, why = of_order(alpha["mean"], alpha["stderr"]), f"{_named(result)}: {alpha['mean']:.3f}"
             found.append(Judgement("a trivial drafter has alpha above 0 (section 3.6)", word, why))
     return found

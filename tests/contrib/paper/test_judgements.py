@@ -56,6 +56,8 @@ def test_orders_of_alphas():
     assert words("table3", small, result(size=0.3, alpha=(0.62, 0.01)))[0][1] == "cannot tell"
     assert words("table3", small, result(size=0.3, alpha=(0.5, 0.01)))[0][1] == "differs"
     assert words("table3", result(alpha=(0.6, None)), large)[0][1] == "cannot tell"
+    alike = result("ende_small", size=0.1, alpha=(0.6, 1e-17))  # one text again and again, at temperature 0
+    assert words("table3", alike, large)[0][1] == "cannot tell" and judged("figure2", [alike]) == []
     cold = result(temperature=0.0, alpha=(0.7, 0.01))
     assert words("table3", result(), cold) == [("alpha is larger at T = 0 than at T = 1", "agrees")]
     assert words("table5", result(), result(lenience=0.3, alpha=(0.8, 0.01))) == [
