@@ -60,6 +60,7 @@ class DynamicTreeDrafter(ModelDrafter):
     def propose(self, state: State, gamma: list[int]) -> Draft:
         depth, K = self.steps(gamma), self.width
         if depth == 0:
+            self.draft_nothing(state)
             return Draft.empty(state.batch_size, state.tokens.device)
         levels = (K, *[K * K] * (depth - 1))
         given, visible = self.prepare(state, K * (depth - 1) + 1)

@@ -93,10 +93,10 @@ class HierarchicalDrafter(Drafter):
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         steps = max(gamma)
+        self.model.cached = [min(c, n - 1) for c, n in zip(self.model.cached, state.lengths, strict=True)]
         if steps == 0:
             return Draft.empty(state.batch_size, state.tokens.device)
         self._copy(state, gamma)
-        self.model.cached = [min(c, n - 1) for c, n in zip(self.model.cached, state.lengths, strict=True)]
         self.model.catch_up(self.inner, 1)
         laws = torch.zeros(state.batch_size, steps + 1, self.vocab_size, device=state.tokens.device)
 

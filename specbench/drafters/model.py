@@ -102,6 +102,9 @@ class ModelDrafter(Drafter):
         """Called in place of `prepare` in a round without guesses."""
         if self.model.recurrence is not None:  # kept states of rejected guesses would be taken for read tokens
             self.catch_up(state)
+        elif not state.flights:  # so would keys and values of theirs, once the text is as long as they were
+            rows = zip(self.model.cached, state.lengths, strict=True)
+            self.model.cached = [min(cached, max(0, length - self.reread)) for cached, length in rows]
 
     def prepare(self, state: State, steps: int) -> tuple[tuple[Any, ...], int]:
         """Makes the cache ready for so many steps; returns what `first_step` is given, and the columns to attend to."""

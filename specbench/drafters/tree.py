@@ -80,6 +80,7 @@ class TreeDrafter(ModelDrafter):
     def propose(self, state: State, gamma: list[int]) -> Draft:
         depth = self.steps(gamma)
         if depth == 0:
+            self.draft_nothing(state)
             return Draft.empty(state.batch_size, state.tokens.device)
         parent = branching_tree(widths(self.branching, depth))
         levels = level_ranges(levels_of(parent))

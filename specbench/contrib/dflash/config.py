@@ -7,7 +7,8 @@ from typing import Any
 from transformers import Qwen3Config
 
 from specbench.errors import ConfigError
-from specbench.models.checkpoint_checks import few
+from specbench.models.checkpoint import reading
+from specbench.models.checkpoint_checks import few, refuse_bad_sizes
 from specbench.models.published import UNUSED, checked, read_config
 from specbench.settings import BaseSettings, setting
 
@@ -61,7 +62,12 @@ class DFlashConfig:
 
 def read_dflash(path: str, key: str) -> DFlashConfig:
     """The shape of a folder's or hub id's drafter. Raises ConfigError that names what is wrong or not known."""
-    config, named = read_config(path, key), f"{key}={path}"
+    config = read_config(path, key)
+    with reading(key, path, "config"):
+        return _dflash(config, f"{key}={path}")
+
+
+def _dflash(config: dict[str, Any], named: str) -> DFlashConfig:
     kind = config.get("speculators_model_type")
     if config.get("quantization_config"):
         raise ConfigError(f"{named} has quantised weights: only 16 and 32 bits can be read")
@@ -90,6 +96,7 @@ def _shape(own: dict[str, Any], ids: str, layers: Mapping[str, Any], named: str,
     if other := [name for name in layers if name not in LAYER]:
         raise ConfigError(f"{named} has {few(other)} in its config.json, which no Qwen3 layer has")
     made = Qwen3Config(**{name: value for name, value in layers.items() if name != "model_type"})
+    refuse_bad_sizes(made, f"{named} has ")
     if options.use_swa:
         if options.swa_window_size is None:
             raise ConfigError(f"{named} has use_swa in its config.json, but no swa_window_size")

@@ -160,6 +160,8 @@ def _refuse_other_tensors(module: Any, found: Mapping[str, Tensor], config: Eagl
     """Raises ConfigError if tensors are missing, not known, or of another shape than the module's."""
     own = {_own_name(name): tensor for name, tensor in module.state_dict().items()}
     optional = {EMBEDDING} | ({HEAD} if config.draft_vocab_size == config.vocab_size else set())
+    if config.target_hidden_size != config.layers.hidden_size:  # the target's are of another width
+        optional = set()
     if config.version == 1:
         del own[HEAD]
     given = {name: tensor for name, tensor in found.items() if config.version == 1 or name not in MAPS}
@@ -191,6 +193,8 @@ def targets_of(found: Mapping[str, Tensor], config: EagleConfig) -> Tensor | Non
         raise ValueError(f"d2t names tokens from {least} to {most}, which must be from 0 to {V - 1}")
     if len(targets.unique()) < small:
         raise ValueError("d2t names a token twice")
+    if small == V and not d2t.any():  # the same tokens, which the target may pad to another number
+        return None
     mask = found.get("t2d")
     if mask is not None and not (mask.shape == (V,) and mask.sum() == small and mask.bool()[targets].all()):
         raise ValueError("t2d marks other tokens than d2t names: d2t must hold differences")
