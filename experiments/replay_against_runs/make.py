@@ -27,7 +27,7 @@ from specbench.errors import ConfigError
 from specbench.results.reader import StoredRun
 from specbench.results.report.style import MEASURED, OTHER
 from specbench.run.compare_command import compare_sweep
-from specbench.run.interleave import MethodRun
+from specbench.run.interleave import InterleavedGroup, MethodRun
 from specbench.stats.gamma_sweep import over_own
 from specbench.stats.replay import Trace, priced, sweep_rounds
 
@@ -112,13 +112,12 @@ def real_error(runs: Sequence[StoredRun], gamma: int) -> float:
 
 def collect(inputs: list[str]) -> Measured:
     """The rows of every setting that is measured; those that are not are measured first, as many as are asked for."""
-    own, reads = MethodRun.probe_costs, MethodRun.reads_texts.fget
+    reads = MethodRun.reads_texts.fget
 
-    def only_gamma_4(member: MethodRun, *given: Any) -> None:
-        if member.parts.policy.constant == OWN:
-            own(member, *given)
+    def gamma_4(group: InterleavedGroup, number: int) -> list[MethodRun]:
+        return [member for member in group.members if member.parts.policy.constant == OWN]
 
-    MethodRun.probe_costs = only_gamma_4  # type: ignore[method-assign]
+    InterleavedGroup.to_probe = gamma_4  # type: ignore[method-assign]
     MethodRun.reads_texts = property(lambda m: m.parts.policy.constant == OWN and reads(m))  # type: ignore
     left = int(inputs[0]) if inputs else len(SETTINGS)
     rows: list[Row] = []

@@ -221,12 +221,17 @@ class InterleavedGroup:
             decoded = self.decode_all_ways(wanted, jobs, number)
         try:
             with allow_signals():
-                for member in self.members if probed else ():  # while its prompt is in the cache
+                for member in self.to_probe(number) if probed else ():  # while its prompt is in the cache
                     if isinstance(ours := decoded[member, ""], DecodeResult):
                         with self.phases("probes"):
                             member.probe_costs(wanted, ours)
         finally:  # also if the probes are interrupted: the group is decoded
             self._add(wanted, jobs, decoded)
+
+    def to_probe(self, number: int) -> Sequence[MethodRun]:
+        """Whose costs are probed behind a group, the one after `number` others: one of several ways in turn, so that
+        probing takes a comparison no longer than a run."""
+        return [self.members[number % len(self.members)]]
 
     def prepare(self, wanted: Batch, tell: Tell) -> None:
         """All that comes before a group is decoded."""
