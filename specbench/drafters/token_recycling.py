@@ -84,8 +84,10 @@ class TokenRecyclingDrafter(Drafter):
         same = (tokens[:, :, None] == tokens[:, None]) & exists[:, None]
         again = same.triu(1).any(-1)
         tokens = torch.where(exists & ~again, tokens, self.vocab_size)
-        largest, likeliest = scores.p.topk(self.children, dim=-1)
-        both = torch.cat([torch.where(largest > 0, likeliest, NONE), self._rows(tokens)], -1)  # [B, N + 1, 2 children]
+        law, never = (scores.p, 0.0) if scores.logits is None else (scores.logits, -torch.inf)  # p before any argmax
+        largest, likeliest = law.topk(self.children, dim=-1)
+        both = torch.cat([torch.where(largest > never, likeliest, NONE), self._rows(tokens)], -1)
+        # both [B, N + 1, 2 * children]
         twice = (both[..., :, None] == both[..., None, :]).tril(-1).any(-1)
         both = torch.where(twice, NONE, both)
         order = (both == NONE).int().argsort(dim=-1, stable=True)[..., : self.children]

@@ -47,7 +47,8 @@ def test_drafts_are_those_of_a_table_in_plain_python(temperature, fault, few_con
         wrong.append([path for node, path in sorted(nodes.items()) if node >= 0] != expected)
         read = {text[-1]: 0} | {path[-1]: node + 1 for node, path in nodes.items() if node >= 0}
         for token, entry in read.items():
-            p = scores.p[0, max(0, entry - 1) if fault else entry].tolist()
+            law = scores.p if temperature else scores.logits.softmax(-1)
+            p = law[0, max(0, entry - 1) if fault else entry].tolist()
             best = [x for x in sorted(range(V), key=lambda x: -p[x])[:CHILDREN] if p[x] > 0]
             table[token] = [*best, *(x for x in table.get(token, []) if x not in best)][:CHILDREN]
         text[:] = state.texts[0]
