@@ -69,6 +69,7 @@ class LookupOrModelDrafter(Drafter):
 
     reads_text = False
     with_states = False
+    mixes_laws = True
 
     @dataclass
     class Settings(VocabularySettings, SuffixDrafter.Settings):

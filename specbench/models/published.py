@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 from transformers import PretrainedConfig
@@ -89,3 +90,27 @@ def _refuse_other_target(network: Any, named: str, target: str, sizes: tuple[int
     if (own := (network.hidden_size, network.vocab_size)) != sizes:
         raise ConfigError(f"{named} is for hidden states of {own[0]} and {own[1]} tokens, but {target} has {sizes[0]} "
                           f"and {sizes[1]}: give one for this target")  # fmt: skip
+
+
+def targets_of(found: Mapping[str, Tensor], small: int, V: int) -> Tensor | None:
+    """The target's token [V'] for each of the `small` tokens that a draft model predicts, of V, by d2t, which holds
+    their differences; None if they are the same tokens. Raises ValueError."""
+    if "d2t" not in found:
+        if small != V:
+            raise ValueError(f"it has no d2t, but a draft vocabulary of {small} of {V} tokens")
+        return None
+    d2t = found["d2t"]
+    if d2t.shape != (small,) or d2t.is_floating_point():
+        raise ValueError(f"d2t is {list(d2t.shape)} of {d2t.dtype}, and must be {small} integers")
+    targets = torch.arange(small) + d2t.long()
+    least, most = int(targets.min()), int(targets.max())
+    if least < 0 or most >= V:
+        raise ValueError(f"d2t names tokens from {least} to {most}, which must be from 0 to {V - 1}")
+    if len(targets.unique()) < small:
+        raise ValueError("d2t names a token twice")
+    if small == V and not d2t.any():  # the same tokens, which the target may pad to another number
+        return None
+    mask = found.get("t2d")
+    if mask is not None and not (mask.shape == (V,) and mask.sum() == small and mask.bool()[targets].all()):
+        raise ValueError("t2d marks other tokens than d2t names: d2t must hold differences")
+    return targets

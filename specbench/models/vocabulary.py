@@ -63,6 +63,20 @@ class Intersection(VocabMap):
         return logits[..., self.own_of].masked_fill(~self.is_shared, -torch.inf)
 
 
+class DraftVocabulary(Intersection):
+    """A draft model that reads all tokens and predicts some of them: q of the others is zero."""
+
+    def __init__(self, targets: Tensor, own: int, wanted: int):
+        """targets [V'] are the tokens that it predicts; it embeds `own` tokens."""
+        own_of, is_shared = targets.new_zeros(wanted), torch.zeros(wanted, dtype=torch.bool, device=targets.device)
+        own_of[targets], is_shared[targets] = torch.arange(len(targets), device=targets.device), True
+        super().__init__(own_of, is_shared, own)
+        self.shared = None  # the tokenizer is the target's
+
+    def read(self, tokens: Tensor) -> Tensor:
+        return VocabMap.read(self, tokens)
+
+
 def intersection(target: Any, drafter: Any, wanted: int, own: int, device: torch.device) -> Intersection:
     """The intersection of two vocabularies, of `wanted` and `own` rows: tokens that are spelt alike, and the ends of a
     text. For a token that the drafter lacks it reads the last one of its spelling of the same text."""

@@ -57,7 +57,10 @@ def _tested(lossless: Mapping[str, Any]) -> Iterator[str]:
         else:
             yield f"|z| {lossless['statistic']:.2f}, limit {lossless['threshold']:g}"
     if (tv := lossless["decoder_tv"]) and tv["largest"] is not None:
-        yield f"the decoder's p is within {tv['largest']:.1g} of the stock module's, limit {tv['largest_limit']:.1g}"
+        tokens = detail.get("tokens", 0)  # p of a long run is not kept of all
+        where = f" at {tv['positions']:,} of {tokens:,} tokens" if tv["positions"] < tokens else ""
+        limit = f"limit {tv['largest_limit']:.1g}"
+        yield f"the decoder's p is within {tv['largest']:.1g} of the stock module's{where}, {limit}"
 
 
 def _detectable(lossless: Mapping[str, Any]) -> Iterator[str]:

@@ -52,7 +52,7 @@ class Session:
             chosen = (policy or parts.policy) if speculative else None
             searched: DecodeResult = parts.decoding.decode(parts, jobs, columns, chosen)
             return searched
-        target, drafter = parts.target, parts.drafter
+        target, drafter, listener = parts.target, parts.drafter, parts.target.listener
         policy, verifier = policy or parts.policy, verifier or parts.verifier
         state = self._idle_state(columns)
         models: list[Model] = [target, *drafter.models] if speculative else [target]
@@ -61,6 +61,7 @@ class Session:
         evidence, greedy = evidence and speculative, target.sampling.greedy
         laws, evidence = (evidence, False) if greedy else (laws, evidence)
         recorder = Recorder(verifier, parts.metrics, target.executor.leaf(round_numbers), evidence, laws)
+        target.listener = listener if speculative else None  # plain decoding keeps no hidden states for a drafter
         (target.reopen if again else target.allocate)(parts.batch_size, columns)
         longest = max((job.limit for job in jobs), default=0)
         state.stride = stride(parts, policy if speculative else None, verifier, longest, arrivals is not None)
@@ -73,6 +74,8 @@ class Session:
                     decode_autoregressive(state, target, verifier, clock, record, queue)
         except CacheTooSmallError as error:
             raise ConfigError(str(error)) from error
+        finally:
+            target.listener = listener
         decoded = self._decoded(queue, clock, recorder, models)
         decoded.woken = self.experts.woken
         if evidence or laws:

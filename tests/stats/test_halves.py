@@ -197,8 +197,7 @@ def pool():
 
 
 def as_probed(seed, pool, worth, noise, probes=1, swing=0.0, paced=True):
-    """A run as they are: its own gamma's rounds in each prompt, `probes` other gammas' behind it, whose rounds share a
-    noise. The machine's pace varies by `swing` from prompt to prompt, and again before the probes. Its trace, and its
+    """A run as they are: behind each prompt probes of its own gamma and of `probes` others, whose rounds share a noise. The machine's pace varies by `swing` from prompt to prompt, and again before the probes. Its trace, and its
     rounds with each gamma."""
     texts, rounds, _ = pool
     generator, table = np.random.default_rng(seed), CostTable()
@@ -209,10 +208,11 @@ def as_probed(seed, pool, worth, noise, probes=1, swing=0.0, paced=True):
         probed = [others[(number + number // len(others) + k) % len(others)] for k in range(probes)]
         paces.append(generator.lognormal(0, swing))
         later = paces[-1] * generator.lognormal(0, swing)
-        for gamma, sd, pace in ((USED, 0.03, paces[-1]), *((gamma, noise, later) for gamma in probed)):
-            level = worth[gamma] * generator.lognormal(-(sd**2) / 2, sd) * pace
+        beside = later * generator.lognormal(0, 0.05)  # the pace by a few plain steps
+        for gamma in (USED, *probed):
+            level = worth[gamma] * generator.lognormal(-(noise**2) / 2, noise) * later
             seen = [round_of(gamma, level * each) for each in generator.lognormal(0, 0.05, WITHIN)]
-            table.add(seen, pace if paced else 1.0)
+            table.add(seen, beside if paced else 1.0)
     results = [result(f"p{number}", pace=pace) for number, pace in enumerate(paces)]
     costs = half_costs(table, results, [each.request.id for each in results])
     own = [

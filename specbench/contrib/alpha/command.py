@@ -116,6 +116,8 @@ def show_alpha(numbers: dict[str, Any], run: dict[str, Any] | None) -> None:
     names = {"alpha": "alpha, by teacher forcing", "shifted": "control: p of the next position",
              "unmasked": "control: the drafter sees the text"}  # fmt: skip
     rows = [{"": words, "mean of beta": _estimate(numbers[name])} for name, words in names.items()]
+    if numbers["unmasked"]["mean"] is None and numbers["alpha"]["mean"] is not None:
+        rows[2]["mean of beta"] = "none: its state is recurrent"
     of_run = {"alpha": "the run's alpha, where it tested", "alpha_on_target_text": "the run's alpha on plain text"}
     for key, words in of_run.items():
         if run and run[key]["mean"] is not None:
@@ -133,5 +135,5 @@ def show_alpha(numbers: dict[str, Any], run: dict[str, Any] | None) -> None:
 def _estimate(value: dict[str, Any]) -> str:
     """A mean with its standard error."""
     if value["mean"] is None:
-        return "none: its state is recurrent"
+        return "none: too few positions"
     return f"{value['mean']:.3f}" + ("" if value["stderr"] is None else f" +- {value['stderr']:.3f}")

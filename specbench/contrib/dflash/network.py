@@ -44,7 +44,7 @@ class DFlashNetwork(nn.Module):
         """`features` is A times the target's H."""
         super().__init__()
         own: Any = config.layers
-        self.rotary = [Qwen3RotaryEmbedding(own)]  # in a list: its buffer is no weight
+        self.rotary = Qwen3RotaryEmbedding(own)
         self.windows = [own.sliding_window if kind == "sliding_attention" else None for kind in own.layer_types]
         self.causal_windows = config.causal_windows
         with torch.device("meta"):
@@ -79,9 +79,8 @@ class DFlashNetwork(nn.Module):
 
     def _angles(self, states: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [b, n, D] of positions from first [b] on, for states [b, n, H]."""
-        rotary: Any = self.rotary[0].to(states.device)
         positions = first[:, None] + torch.arange(states.shape[1], device=first.device)
-        found: tuple[Tensor, Tensor] = rotary(states, positions)
+        found: tuple[Tensor, Tensor] = self.rotary(states, positions)
         return found
 
     def _turned(self, norm: Callable[[Tensor], Tensor], heads: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:

@@ -5,20 +5,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from specbench.contrib.dflash.config import DFlashConfig
 from specbench.contrib.dflash.model import DFlashModel
 from specbench.contrib.dflash.network import DFlashNetwork, Markov
-from specbench.contrib.eagle.model import DraftVocabulary
 from specbench.errors import ConfigError
+from specbench.models.checkpoint import reading
 from specbench.models.checkpoint_checks import refuse_not_finite
 from specbench.models.language_model import LanguageModel
-from specbench.models.published import fill, read_tensors
-from specbench.models.vocabulary import VocabMap
+from specbench.models.published import fill, read_tensors, targets_of
+from specbench.models.vocabulary import DraftVocabulary, VocabMap
 
 MARKOV = "markov_head."
-UNUSED = ("confidence_head.", "t2d")  # of DSpark's estimate of acceptance, and of d2t once more
-OUTSIDE = ("lm_head.weight", "embed_tokens.weight", "d2t")
+UNUSED = "confidence_head."  # DSpark's estimate of acceptance
+OUTSIDE = ("lm_head.weight", "embed_tokens.weight", "d2t", "t2d")
 
 
 def load_dflash(path: str, key: str, config: DFlashConfig, target: LanguageModel) -> DFlashModel:
@@ -27,7 +28,9 @@ def load_dflash(path: str, key: str, config: DFlashConfig, target: LanguageModel
     named, text = f"{key}={path}", target.config
     refuse_unfit(config, named, target.name, text)
     layers = config.layers_of(text.num_hidden_layers)
-    tensors = named_tensors(read_tensors(path, key, True), config)
+    tensors, size = named_tensors(read_tensors(path, key, True), config), target.vocab_size
+    with reading(key, path, "weights"):
+        targets = targets_of(tensors, config.options.draft_vocab_size or size, size)
     network = DFlashNetwork(config, len(layers) * text.hidden_size)
     fill(network, {n: t for n, t in tensors.items() if n not in OUTSIDE and not n.startswith(MARKOV)}, named)
     markov = None
@@ -38,13 +41,15 @@ def load_dflash(path: str, key: str, config: DFlashConfig, target: LanguageModel
         fill(markov, {n.removeprefix(MARKOV): t for n, t in tensors.items() if n.startswith(MARKOV)}, named)
         _place(markov, named, target)
     _place(network, named, target)
+    network.rotary = Qwen3RotaryEmbedding(config.layers).to(target.device)  # its frequencies stay in 32 bits
     stock: Any = target.module
     network.embed_tokens, network.lm_head = stock.get_input_embeddings(), stock.get_output_embeddings()
     for name, part in (("embed_tokens", nn.Embedding), ("lm_head", nn.Linear)):
         if (own := tensors.get(f"{name}.weight")) is not None:
             setattr(network, name, _matrix(part, own, name, config, target, named))
     target.feature_layers = layers
-    return DFlashModel(network, markov, config, vocabulary_of(tensors, config, target, named), target)
+    vocabulary = VocabMap(size, size) if targets is None else DraftVocabulary(targets.to(target.device), size, size)
+    return DFlashModel(network, markov, config, vocabulary, target)
 
 
 def refuse_unfit(config: DFlashConfig, named: str, target: str, text: Any) -> None:
@@ -75,22 +80,6 @@ def named_tensors(tensors: Mapping[str, Tensor], config: DFlashConfig) -> dict[s
         else:
             found[MARKOV + name if name.startswith("markov_w") else name] = tensor
     return found
-
-
-def vocabulary_of(tensors: Mapping[str, Tensor], config: DFlashConfig, target: LanguageModel, named: str) -> VocabMap:
-    """The tokens that it predicts: those of d2t, whose entry k is the target's id of its token k less k, or all."""
-    size, wanted = target.vocab_size, config.options.draft_vocab_size
-    differences = tensors.get("d2t")
-    if differences is None:
-        if wanted not in (None, size):
-            raise ConfigError(f"{named} predicts {wanted} of {size} tokens, but has no d2t that says which")
-        return VocabMap(size, size)
-    targets = differences.to(target.device).long() + torch.arange(len(differences), device=target.device)
-    fits = len(targets) == (wanted or size) and bool(((targets >= 0) & (targets < size)).all())
-    if not fits or len(targets.unique()) != len(targets):
-        raise ConfigError(f"{named} has a d2t that does not name {wanted or size} tokens of the target's "
-                          f"{size}, each once")  # fmt: skip
-    return DraftVocabulary(targets, size, size)
 
 
 def _matrix(

@@ -14,21 +14,7 @@ from transformers import PreTrainedModel
 from specbench.decoding.sampling import Sampling
 from specbench.models.language_model import LanguageModel, hidden_states
 from specbench.models.mtp import MtpModel
-from specbench.models.vocabulary import Intersection, VocabMap
-
-
-class DraftVocabulary(Intersection):
-    """A draft model that reads all tokens and predicts some of them: q of the others is zero."""
-
-    def __init__(self, targets: Tensor, own: int, wanted: int):
-        """targets [V'] are the tokens that it predicts; it embeds `own` tokens."""
-        own_of, is_shared = targets.new_zeros(wanted), torch.zeros(wanted, dtype=torch.bool, device=targets.device)
-        own_of[targets], is_shared[targets] = torch.arange(len(targets), device=targets.device), True
-        super().__init__(own_of, is_shared, own)
-        self.shared = None  # the tokenizer is the target's
-
-    def read(self, tokens: Tensor) -> Tensor:
-        return VocabMap.read(self, tokens)
+from specbench.models.vocabulary import DraftVocabulary
 
 
 class EagleModel(MtpModel):

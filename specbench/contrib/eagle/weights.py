@@ -21,6 +21,7 @@ from specbench.models.checkpoint import check_weights, local_path, reading, weig
 from specbench.models.checkpoint_checks import refuse_bad_sizes, refuse_incomplete, refuse_not_finite
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import PairInput
+from specbench.models.published import targets_of
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 MAPS = ("d2t", "t2d")
@@ -147,7 +148,7 @@ def inspect(key: str, path: str, folder: Path, version: int, wanted: list[int] |
         with torch.device("meta"):
             module = skeleton(config, found, features_of(config, wanted))
         _refuse_other_tensors(module, found, config, f"{key}={path}")
-        targets_of(found, config)
+        draft_targets(found, config)
     return config
 
 
@@ -177,35 +178,16 @@ def _refuse_other_tensors(module: Any, found: Mapping[str, Tensor], config: Eagl
     )  # fmt: skip
 
 
-def targets_of(found: Mapping[str, Tensor], config: EagleConfig) -> Tensor | None:
-    """The target's token [V'] for each token of the draft model; None if they are the same. Raises ValueError."""
-    small, V = config.draft_vocab_size, config.vocab_size
-    if config.version == 1 or "d2t" not in found:
-        if small != V:
-            raise ValueError(f"it has no d2t, but a draft_vocab_size of {small} and a vocab_size of {V}")
-        return None
-    d2t = found["d2t"]
-    if d2t.shape != (small,) or d2t.is_floating_point():
-        raise ValueError(f"d2t is {list(d2t.shape)} of {d2t.dtype}, and must be {small} integers")
-    targets = torch.arange(small) + d2t.long()
-    least, most = int(targets.min()), int(targets.max())
-    if least < 0 or most >= V:
-        raise ValueError(f"d2t names tokens from {least} to {most}, which must be from 0 to {V - 1}")
-    if len(targets.unique()) < small:
-        raise ValueError("d2t names a token twice")
-    if small == V and not d2t.any():  # the same tokens, which the target may pad to another number
-        return None
-    mask = found.get("t2d")
-    if mask is not None and not (mask.shape == (V,) and mask.sum() == small and mask.bool()[targets].all()):
-        raise ValueError("t2d marks other tokens than d2t names: d2t must hold differences")
-    return targets
+def draft_targets(found: Mapping[str, Tensor], config: EagleConfig) -> Tensor | None:
+    """`targets_of` a checkpoint: EAGLE-1 predicts all tokens."""
+    return None if config.version == 1 else targets_of(found, config.draft_vocab_size, config.vocab_size)
 
 
 def load(
     path: str, key: str, target: LanguageModel, version: int, wanted: list[int] | None
 ) -> tuple[PreTrainedModel, EagleConfig, Tensor | None]:
     """The module of a checkpoint on the target's device, with the target's embedding and output matrix where it has
-    none of its own; its shape; and `targets_of` it. Raises ConfigError."""
+    none of its own; its shape; and `draft_targets` of it. Raises ConfigError."""
     named, folder = f"{key}={path}", local_path(path)
     with reading(key, path, f"EAGLE-{version} weights"):
         if not folder.is_dir():
@@ -218,7 +200,7 @@ def load(
         names = {name: _own_name(name) for name in module.state_dict()}
         state = {name: found[own].to(target.dtype) for name, own in names.items() if own not in borrowed}
         module.load_state_dict(state, strict=False, assign=True)
-        targets = targets_of(found, config)
+        targets = draft_targets(found, config)
     if EMBEDDING in borrowed:
         module.set_input_embeddings(stock.get_input_embeddings())
     if HEAD in borrowed:

@@ -30,7 +30,7 @@ from specbench.config.build import build
 from specbench.config.validate import check
 from specbench.contrib.eagle.config import feature_layers, read_config
 from specbench.contrib.eagle.drafter import choose
-from specbench.contrib.eagle.model import DraftVocabulary, EagleModel
+from specbench.contrib.eagle.model import EagleModel
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.queue import Queue
 from specbench.decoding.speculative import decode_speculative
@@ -38,6 +38,7 @@ from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Clock
 from specbench.errors import ConfigError
 from specbench.models.mtp import MtpModel
+from specbench.models.vocabulary import DraftVocabulary
 from specbench.policies.gamma.confidence import ConfidenceGamma
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.policies.gamma.heuristic import HeuristicGamma
