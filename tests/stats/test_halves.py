@@ -197,8 +197,9 @@ def pool():
 
 
 def as_probed(seed, pool, worth, noise, probes=1, swing=0.0, paced=True):
-    """A run as they are: behind each prompt probes of its own gamma and of `probes` others, whose rounds share a noise. The machine's pace varies by `swing` from prompt to prompt, and again before the probes. Its trace, and its
-    rounds with each gamma."""
+    """A run as they are: behind each prompt stand probes of its own gamma and of `probes` others. The rounds of a probe
+    share a noise. The machine's pace varies by `swing` from prompt to prompt, and again before the probes, and is known
+    there to 5 %. Its trace, and its rounds with each gamma."""
     texts, rounds, _ = pool
     generator, table = np.random.default_rng(seed), CostTable()
     drawn, paces = generator.choice(POOL, RUN, replace=False), []
