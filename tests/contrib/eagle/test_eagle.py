@@ -395,7 +395,7 @@ BAD = {
     "d2t of tokens": (lambda w, c: w.update(d2t=w["d2t"] + torch.arange(DRAFT_V)), "d2t names tokens from 5 to 4191"),
     "d2t and another t2d": (lambda w, c: w.update(d2t=w["d2t"] + 1), "t2d marks other tokens"),
     "a token twice": (lambda w, c: w["d2t"].__setitem__(1, int(w["d2t"][0]) - 1), "d2t names a token twice"),
-    "no d2t": (lambda w, c: (w.pop("d2t"), w.pop("t2d")), "no d2t, but a draft_vocab_size of 300"),
+    "no d2t": (lambda w, c: (w.pop("d2t"), w.pop("t2d")), "no d2t, but a draft vocabulary of 300"),
     "quantised": (lambda w, c: c.update(quantization_config={"bits": 4}), "quantised"),
     "eight bits": (lambda w, c: w.update({"fc.weight": w["fc.weight"].to(torch.float8_e4m3fn)}), "8 bits"),
     "no layers": (lambda w, c: c.pop("transformer_layer_config"), "no transformer_layer_config"),
