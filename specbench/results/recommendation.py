@@ -83,7 +83,9 @@ def _drafter(result: dict[str, Any]) -> str:
     kept, alpha = result["block_efficiency"]["mean"], result["alpha"]["mean"]
     unit = "levels" if result["beam"] else "tokens"
     told = f"{kept:.2f} {unit} per target call, where plain decoding has 1: block efficiency (tau)"
-    told = f"{told}." if alpha is None else f"{told}; {alpha:.0%} of tested guesses accepted: alpha {alpha:.2f}."
+    if alpha is not None:
+        told += f"; {alpha:.0%} of the drafter's tested guesses accepted: alpha {alpha:.2f}"
+    told += "."
     if result["lossless"]["alpha_own"]["passed"] is False:
         told += " Alpha is NOT the drafter's own: alpha and all that follows from it are those of an error."
     return told
@@ -97,7 +99,7 @@ def _speed(result: dict[str, Any]) -> str:
     if word(result["lossless"]) == "failed":
         return f"The output is wrong, so its speed says nothing: {value}"
     if not steady(result):
-        return f"The machine was not steady, measure again: speedup {value}"
+        return f"The machine was not steady, measure again: speedup over plain decoding {value}"
     if not result["counts"]["drafted"]:
         return f"{HERE}the loop without drafts, against plain decoding: {value}"
     if ci95 is None:
@@ -132,14 +134,14 @@ def _next(result: dict[str, Any]) -> tuple[str, str]:
         over, policy = pick["over_own"], result["choices"].get("gamma_policy", "fixed")
         new = [f"gamma={pick['gammas'][0]}", *(["gamma_policy=fixed"] if policy != "fixed" else [])]
         expected = f"expected to be {over['factor']:.2f}x as fast as {_used(result)}{within(over['ci95'])}"
-        used = f"use {_used(result)}, or " * (ci95[0] > 1)
+        used = f"keep {_used(result)}, or " * (ci95[0] > 1)
         return f"Next: {used}try {_gammas(pick)}, {expected}:", _command(result, *new)
     return _without_replay(result, ci95)
 
 
 def _without_replay(result: dict[str, Any], ci95: list[float]) -> tuple[str, str]:
     """What to do next if no other gamma is to be tried."""
-    pick, used = _pick(result), f"use {_used(result)}" if ci95[0] > 1 else ""
+    pick, used = _pick(result), f"keep {_used(result)}" if ci95[0] > 1 else ""
     if ci95[1] < 1 or (not used and pick is not None and _hopeless(pick)):
         off = "leave it off" if pick is not None and _hopeless(pick) else f"do not use {_used(result)}"
         if result["choices"].get("drafter") == "ngram":

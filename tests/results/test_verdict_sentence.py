@@ -75,23 +75,23 @@ OVER, ALIKE = {"factor": 1.2, "ci95": [1.1, 1.3]}, {"factor": 1.2, "ci95": [0.99
 FASTER = "On this machine it is faster than plain decoding: 1.36x (1.30 to 1.41)"
 SLOWER = "On this machine it is slower than plain decoding: 0.81x (0.74 to 0.87)."
 NEITHER = "On this machine it is not shown to be faster or slower than plain decoding: 1.02x (0.95 to 1.09)."
-MACHINE = "The machine was not steady, measure again: speedup "
+MACHINE = "The machine was not steady, measure again: speedup over plain decoding "
 TAU = "per target call, where plain decoding has 1: block efficiency (tau)"
 RUN = "python -m specbench data.limit=32"
 SAME = "python -m specbench gamma=4 data.limit=32 hydra.run.dir=D"
 PROCESSES = "python -m specbench gamma=4 data.limit=32 repeats=5"
 WITHOUT = "python -m specbench gamma=4 data.limit=32 drafter=ngram"
-USE = "Next: use gamma 4; for a surer number measure in five processes, which may differ:"
+USE = "Next: keep gamma 4; for a surer number measure in five processes, which may differ:"
 TRY = "try gamma 3, expected to be 1.07x as fast as gamma 4 (1.02 to 1.12):"
 OFF = "Next: leave it off, or measure a drafter without a model:"
 OFF_4 = "Next: do not use gamma 4, or measure a drafter without a model:"
 NONE = ("On this machine it is slower than plain decoding: 0.81x (0.74 to 0.87) with gamma 4, and no gamma up to 4 is "
         "expected to gain: leave it off.")  # fmt: skip
 CASES = {  # of each: what is changed, and the third line, the fourth and its command
-    "a better gamma": ({}, f"{FASTER}.", f"Next: use gamma 4, or {TRY}", f"{RUN} gamma=3"),
+    "a better gamma": ({}, f"{FASTER}.", f"Next: keep gamma 4, or {TRY}", f"{RUN} gamma=3"),
     "a better gamma of unequal halves": (
         picked([3, 2], 1.42, [1.36, 1.48], over=OVER), f"{FASTER}.",
-        "Next: use gamma 4, or try gamma 3 or 2, expected to be 1.20x as fast as gamma 4 (1.10 to 1.30):",
+        "Next: keep gamma 4, or try gamma 3 or 2, expected to be 1.20x as fast as gamma 4 (1.10 to 1.30):",
         f"{RUN} gamma=3"),
     "not told apart": (picked([3, 3], 1.44, [1.38, 1.50], over=ALIKE), f"{FASTER}.", USE, PROCESSES),
     "of an older run": (picked([3, 3], 1.44, [1.38, 1.50]), f"{FASTER}.", USE, PROCESSES),
@@ -99,7 +99,7 @@ CASES = {  # of each: what is changed, and the third line, the fourth and its co
     "the gamma that it had": (picked([4, 4], 1.36, [1.30, 1.40], over=OVER), f"{FASTER}.", USE, PROCESSES),
     "no replay": (NO_REPLAY, f"{FASTER}.", USE, PROCESSES),
     "several processes": ({"repeats": {"processes": 5}} | NO_REPLAY, f"{FASTER} in 5 processes.",
-                          "Next: use gamma 4.", ""),
+                          "Next: keep gamma 4.", ""),
     "prefill takes the gain": (
         NO_REPLAY | {"speedup/end_to_end": 0.9, "speedup/end_to_end_ci95": [0.8, 1.0]},
         f"{FASTER}; with reading the prompt (prefill) 0.90x (0.80 to 1.00).", USE, PROCESSES),
@@ -121,7 +121,7 @@ CASES = {  # of each: what is changed, and the third line, the fourth and its co
         "On this machine it is not shown to be faster or slower than plain decoding: 1.02x (0.95 to 1.09) with gamma "
         "4, and no gamma up to 4 is expected to gain: leave it off.", OFF, WITHOUT),
     "a policy is worse": (POLICY | {"choices/gamma_policy": "adaptive"}, f"{FASTER}.",
-                          "Next: use gamma_policy=adaptive, or try gamma 3, expected to be 1.07x as fast as "
+                          "Next: keep gamma_policy=adaptive, or try gamma 3, expected to be 1.07x as fast as "
                           "gamma_policy=adaptive (1.02 to 1.12):", f"{RUN} gamma=3 gamma_policy=fixed"),
     "few prompts": ({"speedup/ci95": None}, "Too few prompts to compare its speed with plain decoding's: 1.36x.",
                     "Next: measure more prompts, for an interval; five or more, or as many groups of rows.", ""),
@@ -168,9 +168,9 @@ def test_the_first_line_says_whether_it_works(changes, works):
 
 
 @pytest.mark.parametrize(("changes", "drafter"), [
-    ({}, f"2.47 tokens {TAU}; 62% of tested guesses accepted: alpha 0.62."),
+    ({}, f"2.47 tokens {TAU}; 62% of the drafter's tested guesses accepted: alpha 0.62."),
     ({"beam": {"beams": 4}},
-     f"2.47 levels {TAU}; 62% of tested guesses accepted: alpha 0.62."),
+     f"2.47 levels {TAU}; 62% of the drafter's tested guesses accepted: alpha 0.62."),
     ({"alpha/mean": None}, f"2.47 tokens {TAU}."),
     ({"counts/drafted": 0}, "Nothing was drafted: both ways decode plainly."),
 ])  # fmt: skip
@@ -259,7 +259,7 @@ def test_every_claim_has_its_interval():
         found = answer(changed({"speedup/measured": measured, "speedup/ci95": ci95, "machine": machine} | own))
         known = ci95 is not None and machine["steady"]
         assert "do not use" not in found.next or (known and ci95[1] < 1)
-        assert ("Next: use gamma 4" in found.next) == (known and ci95[0] > 1) == ("it is faster" in found.speed)
+        assert ("Next: keep gamma 4" in found.next) == (known and ci95[0] > 1) == ("it is faster" in found.speed)
         assert ("it is slower than plain decoding" in found.speed) == (known and ci95[1] < 1)
         assert ("try gamma 2" in found.next) == (known and over is OVER and gammas == [2, 2])
         assert ("measure again" in found.speed) == (not machine["steady"])
