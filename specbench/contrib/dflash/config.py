@@ -101,7 +101,7 @@ def _shape(own: dict[str, Any], ids: str, layers: Mapping[str, Any], named: str,
         if options.swa_window_size is None:
             raise ConfigError(f"{named} has use_swa in its config.json, but no swa_window_size")
         made.sliding_window, made.layer_types = options.swa_window_size, ["sliding_attention"] * made.num_hidden_layers
-    if "sliding_attention" in made.layer_types and made.sliding_window is None:
+    if "sliding_attention" in (made.layer_types or []) and made.sliding_window is None:
         raise ConfigError(f"{named} has layers of sliding_attention in its config.json, but no window: it needs "
                           "use_sliding_window and sliding_window")  # fmt: skip
     found = None if options.layer_ids is None else tuple(i + shift for i in options.layer_ids)
