@@ -10,8 +10,8 @@ from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.model import Scores
 from specbench.decoding.rows import Rows, last_tokens, seen_tokens
 from specbench.decoding.state import State
-from specbench.decoding.token_tree import MISSING, ROOT, Tree, depths, tree_of
-from specbench.decoding.transfers import constant, counts, upload
+from specbench.decoding.token_tree import MISSING, ROOT, Tree, depth_of_entries, tree_of
+from specbench.decoding.transfers import constant, counts
 from specbench.drafters.model import ModelDrafter, VocabularySettings, load_drafter
 from specbench.errors import ConfigError
 from specbench.models.context import Context
@@ -69,7 +69,7 @@ class DynamicTreeDrafter(ModelDrafter):
         # Of each path the cache will hold all guesses but the last, which is read again.
         rows = zip(self.model.cached, state.reach, state.active, strict=True)
         self.model.cached = [length + depth - 1 if on else cached for cached, length, on in rows]
-        deep = constant(depth_of_nodes)(levels, tokens.device) > counts(tuple(gamma), tokens.device)[:, None]
+        deep = constant(depth_of_entries)(levels, tokens.device)[1:] > counts(tuple(gamma), tokens.device)[:, None]
         kept = best_nodes(score.masked_fill(deep, -torch.inf), self.most)
         count = torch.full_like(tokens[:, 0], tokens.shape[1])
         return Draft(tokens, levels, torch.where(kept, parent, MISSING), None, count, most=self.most)
@@ -81,10 +81,7 @@ class DynamicTreeDrafter(ModelDrafter):
         penalised = self.model.sampling.repetition_penalty != 1
         seen = seen_tokens(rows.tokens, rows.length, self.vocab_size)[:, None] if penalised else None
         root = torch.full_like(rows.length[:, None], ROOT)
-        last, score = (
-            root,
-            torch.zeros_like(root, dtype=torch.float),
-        )  # the nodes that are read next, log q of their paths
+        last, score = root, torch.zeros_like(root, dtype=torch.float)  # the nodes read next, log q of their paths
         number = parents = root[:, :0]  # of all nodes that are read: which they are, and their tree
         guesses: list[Tensor] = []
         above: list[Tensor] = []
@@ -135,8 +132,3 @@ def best_nodes(score: Tensor, most: int) -> Tensor:
     is among them. Nodes with a score of -inf are not."""
     order = score.argsort(dim=1, descending=True, stable=True)[:, :most]
     return torch.zeros_like(score, dtype=torch.bool).scatter(1, order, True) & score.isfinite()
-
-
-def depth_of_nodes(levels: tuple[int, ...], device: torch.device) -> Tensor:
-    """[P]: the depth of each node."""
-    return upload(depths(levels), device)

@@ -66,9 +66,14 @@ def load_network(read: Callable[[str, str, bool], Any], path: str, key: str, tar
     network = read(path, key, True)
     embedding: Any = target.module.get_input_embeddings()
     _refuse_other_target(network, f"{key}={path}", target.name, (embedding.weight.shape[1], target.vocab_size))
-    network.to(target.device, target.dtype).eval().requires_grad_(False)
-    refuse_not_finite(network, f"{key}={path}", target.dtype)
+    place(network, f"{key}={path}", target)
     return network
+
+
+def place(module: nn.Module, named: str, target: LanguageModel) -> None:
+    """Moves weights to the target's device and dtype. Raises ConfigError if one is not finite there."""
+    module.to(target.device, target.dtype).eval().requires_grad_(False)
+    refuse_not_finite(module, named, target.dtype)
 
 
 def refuse_network(read: Callable[[str, str, bool], Any], path: str, key: str, run: Selections) -> None:

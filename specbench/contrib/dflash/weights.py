@@ -12,9 +12,8 @@ from specbench.contrib.dflash.model import DFlashModel
 from specbench.contrib.dflash.network import DFlashNetwork, Markov
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import reading
-from specbench.models.checkpoint_checks import refuse_not_finite
 from specbench.models.language_model import LanguageModel
-from specbench.models.published import fill, read_tensors, targets_of
+from specbench.models.published import fill, place, read_tensors, targets_of
 from specbench.models.vocabulary import DraftVocabulary, VocabMap
 
 MARKOV = "markov_head."
@@ -39,8 +38,8 @@ def load_dflash(path: str, key: str, config: DFlashConfig, target: LanguageModel
             predicted = config.options.draft_vocab_size or target.vocab_size
             markov = Markov(target.vocab_size, config.options.markov_rank, predicted)
         fill(markov, {n.removeprefix(MARKOV): t for n, t in tensors.items() if n.startswith(MARKOV)}, named)
-        _place(markov, named, target)
-    _place(network, named, target)
+        place(markov, named, target)
+    place(network, named, target)
     network.rotary = Qwen3RotaryEmbedding(config.layers).to(target.device)  # its frequencies stay in 32 bits
     stock: Any = target.module
     network.embed_tokens, network.lm_head = stock.get_input_embeddings(), stock.get_output_embeddings()
@@ -91,11 +90,5 @@ def _matrix(
     with torch.device("meta"):
         made = kind(*shape) if kind is nn.Embedding else kind(shape[1], shape[0], bias=False)
     fill(made, {"weight": weight}, f"{named}, {name},")
-    _place(made, named, target)
+    place(made, named, target)
     return made
-
-
-def _place(module: nn.Module, named: str, target: LanguageModel) -> None:
-    """Moves weights to the target's device and dtype. Raises ConfigError if one is not finite there."""
-    module.to(target.device, target.dtype).eval().requires_grad_(False)
-    refuse_not_finite(module, named, target.dtype)
