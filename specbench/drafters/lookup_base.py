@@ -57,6 +57,8 @@ class CountDrafter(Drafter):
         self.vocab_size, self.sampling = vocab_size, sampling
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
+        if not any(gamma):
+            return Draft.empty(state.batch_size, state.tokens.device)
         return self.propose_after(committed(state), state, gamma)
 
     def propose_after(self, texts: list[list[int]], state: State, gamma: list[int]) -> Draft:

@@ -232,10 +232,10 @@ def _gammas(result: dict[str, Any]) -> RemarkRows:
     if gamma is not None:
         told = f"{gamma} or more" if gamma == LARGEST else str(gamma)
         yield "gamma*, predicted", told, "best by Theorem 3.8, this alpha and c"
-    if (check := result["gamma_check"]) and result["gamma"] != 0:
-        told = "it decodes plainly, so 1 if costs are right"
+    if (check := result["cost_check"]) and result["gamma"] != 0:
+        told = "replay's time of this run's rounds over theirs; 1 if costs are right"
         told += "" if check["passed"] else ": no other gamma is judged"
-        yield "gamma 0, by replay", f"{check['speedup']:.2f}x", f"{_ends(check['ci95'], 2)}{told}"
+        yield "costs of replay", f"{check['factor']:.2f}x", f"{_ends(check['ci95'], 2)}{told}"
     if len(result["gamma_sweep"]) > 1:  # there was a choice
         pick, upto = result["gamma_pick"], max(entry["gamma"] for entry in result["gamma_sweep"])
         if not any(pick["gammas"]):

@@ -16,11 +16,11 @@ from specbench.stats.estimates import (
     Bandwidth,
     CategoryNumbers,
     Cost,
+    CostCheck,
     Counts,
     Drift,
     Estimate,
     Experts,
-    GammaCheck,
     GammaPick,
     GammaSpeedup,
     Interval,
@@ -189,7 +189,7 @@ class RunResult:
     choices: dict[str, str] = field(default_factory=dict)  # the option that was chosen in each group
     in_turn: dict[str, Any] | None = None  # of runs that were decoded in turn: when they started, and their digests
     gamma_pick: GammaPick | None = None
-    gamma_check: GammaCheck | None = None
+    cost_check: CostCheck | None = None
     latency_by_rate: list[RateLatency] = field(default_factory=list)
     no_replay: str = ""  # why there is no gamma_sweep
     machine: Machine | None = None

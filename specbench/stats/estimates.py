@@ -268,11 +268,11 @@ class GammaPick:
 
 
 @dataclass
-class GammaCheck:
-    """Replay of gamma 0, which decodes plainly, so that its speedup is 1 if costs are right."""
+class CostCheck:
+    """The time that replay charges for the run's own rounds over the time that they took: 1 if costs are right."""
 
-    speedup: float
-    ci95: Interval  # with the error of the costs
+    factor: float
+    ci95: Interval  # with the error of the costs; None without halves
     passed: bool  # else there is no `gamma_sweep`: 1 is outside of the interval, or this is too wide to be of use
 
 

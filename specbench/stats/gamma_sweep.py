@@ -7,12 +7,12 @@ import numpy as np
 
 from specbench.errors import ConfigError
 from specbench.stats.bootstrap import by_cluster, student
-from specbench.stats.estimates import Cost, Factor, Floats, GammaCheck, GammaPick, GammaSpeedup
+from specbench.stats.estimates import Cost, CostCheck, Factor, Floats, GammaPick, GammaSpeedup
 from specbench.stats.records import Result
-from specbench.stats.replay import Replayed, Trace, pick_rounds, priced, sweep_rounds, trace_of
+from specbench.stats.replay import Trace, pick_rounds, priced, sweep_rounds, trace_of
 
-WIDEST = 1.25  # of the interval of gamma 0: the upper end over the lower one
-CLOSE = 0.05  # to 1, of gamma 0 where there is no interval
+WIDEST = 1.25  # of the interval of the check of costs: the upper end over the lower one
+CLOSE = 0.05  # to 1, of the check where there is no interval
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Swept:
     gamma_sweep: list[GammaSpeedup] = field(default_factory=list)
     gamma_pick: GammaPick | None = None
     regret: float | None = None  # of the chosen gamma: 0.05 is 5 %
-    gamma_check: GammaCheck | None = None
+    cost_check: CostCheck | None = None
     no_replay: str = ""
 
 
@@ -30,17 +30,17 @@ def gamma_sweep(
     results: Sequence[Result], cost: Cost, measured: float, chosen: int | None, unsteady: Sequence[str] = ()
 ) -> Swept:
     """What every constant gamma up to the largest measured one would have given, what the best of them gives, and the
-    regret of the `chosen` one; nothing if the machine was not steady, for these reasons, or gamma 0 is not as fast as
-    plain decoding. `measured` is the run's speedup."""
+    regret of the `chosen` one; nothing if the machine was not steady, for these reasons, or if the run's own rounds did
+    not take what replay charges for them. `measured` is the run's speedup."""
     try:
         trace = trace_of(results, cost.by_gamma, measured, cost.halves)
     except ConfigError as error:
         return Swept(no_replay=str(error))
     rounds = sweep_rounds(trace)
     found = {gamma: priced(trace, of_gamma) for gamma, of_gamma in rounds.items()}
-    check = checked(found[0], bool(trace.halves))
+    check = checked(trace, *own_rounds(results, trace.largest))
     if reason := not_steady(unsteady) or why_failed(check):
-        return Swept(gamma_check=check, no_replay=reason)
+        return Swept(cost_check=check, no_replay=reason)
     gammas, of_pick = pick_rounds(trace, rounds)
     best, own = priced(trace, of_pick), rounds.get(-1 if chosen is None else chosen)
     over = None if own is None or not trace.halves else over_own(trace, of_pick, own)
@@ -57,19 +57,29 @@ def not_steady(reasons: Sequence[str]) -> str:
     return f"the machine was not steady: {reasons[0]}" if reasons else ""
 
 
-def checked(plain: Replayed, halves: bool) -> GammaCheck:
-    """Whether gamma 0 replays as what it is. Without halves the interval lacks the error of the costs, so it is not
-    given, and the speedup must be close to 1."""
-    if not halves:
-        return GammaCheck(plain.speedup, None, abs(plain.speedup - 1) <= CLOSE)
-    ci95 = plain.ci95
-    passed = ci95 is not None and ci95[0] <= 1 <= ci95[1] <= WIDEST * ci95[0]
-    return GammaCheck(plain.speedup, ci95, passed)
+def own_rounds(results: Sequence[Result], largest: int) -> tuple[Floats, Floats]:
+    """Of the texts of a trace: the seconds [texts] that they took in the run, and how many of their rounds drafted 0 ..
+    largest tokens, [texts, largest + 1]. Longer drafts count as the largest."""
+    own = [result.speculative for result in results if result.speculative_laws is not None]
+    drafted = [np.minimum([r.steps for r in each.rounds], largest) for each in own]
+    rounds = [np.bincount(each, minlength=largest + 1).astype(float) for each in drafted]
+    return np.array([each.seconds for each in own]), np.array(rounds)
 
 
-def why_failed(check: GammaCheck) -> str:
+def checked(trace: Trace, seconds: Floats, rounds: Floats) -> CostCheck:
+    """Whether rounds [texts, largest + 1] take, by what replay charges for them, the seconds [texts] that they took in
+    the run. Without halves the interval lacks the error of the costs, so it is not given, and the factor must be close
+    to 1."""
+    found = _factor(trace, trace.charged(rounds), seconds, trace.paced(rounds) / trace.charged(rounds).sum())
+    if not trace.halves:
+        return CostCheck(found.factor, None, abs(found.factor - 1) <= CLOSE)
+    low, high = found.ci95 or (0.0, np.inf)
+    return CostCheck(found.factor, found.ci95, low <= 1 <= high <= WIDEST * low)
+
+
+def why_failed(check: CostCheck) -> str:
     """Why nothing is expected of other gammas; empty if the check passed."""
-    told, ci95 = f"gamma 0 decodes plainly, but is replayed as {check.speedup:.2f}x", check.ci95
+    told, ci95 = f"by its costs this run's rounds take {check.factor:.2f}x the time that they took", check.ci95
     if check.passed:
         return ""
     if ci95 is None:
@@ -81,10 +91,15 @@ def over_own(trace: Trace, pick: Floats, own: Floats, chosen: bool = True) -> Fa
     """How much faster the texts are with the rounds of the pick than with those of the run's own gamma, both [texts,
     largest + 1] and at the same costs. If it was `chosen` on this trace, each half is judged on what the other one
     chose by, so the errors of the two are not independent: they are added, not their squares."""
-    seconds = [trace.charged(rounds) for rounds in (own, pick)]
-    totals = [float(each.sum()) for each in seconds]
-    by_text = seconds[0] / totals[0] - seconds[1] / totals[1]  # how the logarithm of the factor changes with a text
-    by_round = trace.paced(own) / totals[0] - trace.paced(pick) / totals[1]  # and with a second that rounds take longer
+    before, after = (trace.charged(rounds) for rounds in (own, pick))
+    return _factor(trace, before, after, trace.paced(own) / before.sum() - trace.paced(pick) / after.sum(), chosen)
+
+
+def _factor(trace: Trace, above: Floats, below: Floats, by_round: Floats, chosen: bool = False) -> Factor:
+    """The ratio of the sums of two seconds [texts], with the error of the texts and that of the costs. by_round [texts,
+    largest + 1] is how its logarithm changes with a second that rounds take longer. `chosen` is as for `over_own`."""
+    totals = float(above.sum()), float(below.sum())
+    by_text = above / totals[0] - below / totals[1]  # how the logarithm changes with a text
     halves, errors = np.array([text.half for text in trace.texts]), [0.0]
     for half, costs in enumerate(reversed(trace.halves)):
         here = np.flatnonzero(halves == half).tolist()

@@ -270,46 +270,61 @@ def test_a_longer_draft_costs_no_less_and_few_rounds_tell_nothing():
     assert traced(texts, of((0, 1, 50), (1, 1.5, 50), (2, 0.1, 7)), 1).largest == 1
 
 
-def test_rounds_that_were_cheaper_in_probes_than_in_the_run_are_found_by_gamma_0(pool):
+def own_check(trace, rounds, worth, seed=0):
+    """The check of costs of a run whose own rounds took what they are worth, each text with some noise."""
+    pace = np.array([each.baseline_seconds for each in trace.texts]) / TOKENS
+    noise = np.random.default_rng(seed).lognormal(0, 0.02, len(trace.texts))
+    return checked(trace, rounds[USED] @ worth * pace * noise, rounds[USED])
+
+
+def test_rounds_that_were_cheaper_in_probes_than_in_the_run_are_found(pool):
     """As with requests that arrive over time: probes serve four rows a call, and rounds of the run one."""
-    worth = np.array([0.25, 0.25, 0.25, 0.25, 1]) * pool[2]
+    worth = np.array([1, 0.25, 0.25, 0.25, 0.25]) * pool[2]
     passed = []
     for seed, costs in product(range(12), (worth, pool[2])):
         trace, rounds = as_probed(seed, pool, costs, 0.05, LARGEST)
-        check = checked(priced(trace, rounds[0]), halves=True)
+        check = own_check(trace, rounds, pool[2], seed)
         passed.append(check.passed)
         assert bool(why_failed(check)) is not check.passed
     assert not any(passed[::2]) and np.mean(passed[1::2]) > 0.7
-    assert pick(trace, rounds)[1].speedup < 1.3 < pick(*as_probed(0, pool, worth, 0.05))[1].speedup  # what it prevents
 
 
 def test_costs_that_are_known_too_badly_judge_no_gamma(pool):
     runs = [as_probed(seed, pool, pool[2], 0.3) for seed in range(10)]
-    checks = [checked(priced(trace, rounds[0]), halves=True) for trace, rounds in runs]
+    checks = [own_check(trace, rounds, pool[2], seed) for seed, (trace, rounds) in enumerate(runs)]
     assert not any(check.passed for check in checks) and any("too wide" in why_failed(check) for check in checks)
+
+
+def test_own_rounds_are_those_of_the_texts_that_were_read():
+    one, other = ([SimpleNamespace(steps=steps) for steps in each] for each in ((2, 2, 0, 5), (1,)))
+    results = [SimpleNamespace(speculative_laws=read, speculative=SimpleNamespace(rounds=rounds, seconds=seconds))
+               for read, rounds, seconds in ((True, one, 3.0), (None, other, 4.0), (True, other, 5.0))]  # fmt: skip
+    seconds, rounds = gamma_sweep.own_rounds(results, 3)
+    assert seconds.tolist() == [3, 5] and rounds.tolist() == [[1, 0, 2, 1], [0, 1, 0, 0]]
 
 
 def test_nothing_is_expected_on_a_machine_that_was_not_steady(pool, monkeypatch):
     trace, rounds = as_probed(0, pool, pool[2], 0.02)
     monkeypatch.setattr(gamma_sweep, "trace_of", lambda *given: trace)
     monkeypatch.setattr(gamma_sweep, "sweep_rounds", lambda trace: rounds)
+    monkeypatch.setattr(gamma_sweep, "own_rounds", lambda *given: (rounds[USED] @ pool[2], rounds[USED]))
     cost = SimpleNamespace(by_gamma=None, halves=None)
     found = gamma_sweep.gamma_sweep([], cost, 1.0, USED)
-    assert len(found.gamma_sweep) == LARGEST + 1 and found.gamma_pick.over_own and found.gamma_check.passed
+    assert len(found.gamma_sweep) == LARGEST + 1 and found.gamma_pick.over_own and found.cost_check.passed
     none = gamma_sweep.gamma_sweep([], cost, 1.0, USED, ["it drifted"])
     assert (none.gamma_sweep, none.gamma_pick, none.regret) == ([], None, None)
-    assert none.no_replay == "the machine was not steady: it drifted" and none.gamma_check.passed
+    assert none.no_replay == "the machine was not steady: it drifted" and none.cost_check.passed
     varied = gamma_sweep.gamma_sweep([], cost, 1.0, None)
     assert varied.gamma_pick.over_own is None and varied.regret is None
 
 
 @pytest.mark.parametrize(("noise", "swing"), [(0.03, 0.05), pytest.param(0.08, 0.3, marks=pytest.mark.slow)])
-def test_gamma_0_is_one_within_a_narrow_interval_however_the_pace_changes(noise, swing, pool):
+def test_right_costs_are_1_within_a_narrow_interval_however_the_pace_changes(noise, swing, pool):
     """With all gammas probed in each prompt. Against costs that do not know the pace beside them, the control."""
 
     def checks(paced, runs):
         runs = (as_probed(seed, pool, pool[2], noise, LARGEST, swing, paced) for seed in range(runs))
-        return [checked(priced(trace, rounds[0]), halves=True).ci95 for trace, rounds in runs]
+        return [own_check(trace, rounds, pool[2], seed).ci95 for seed, (trace, rounds) in enumerate(runs)]
 
     found = checks(True, 40)
     assert np.mean([low <= 1 <= high for low, high in found]) >= 0.9

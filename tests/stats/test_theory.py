@@ -78,7 +78,7 @@ def test_alpha_estimates_do_not_move_with_gamma_but_the_draft_acceptance_rate_do
 
 def test_the_table_says_that_a_larger_gamma_would_be_better_still():
     told = [
-        list(_gammas({"optimal_gamma": gamma, "gamma_sweep": [], "gamma_check": None}))
+        list(_gammas({"optimal_gamma": gamma, "gamma_sweep": [], "cost_check": None}))
         for gamma in (theory.LARGEST, 7, None)
     ]
     found = [[(name, value) for name, value, _ in rows] for rows in told]

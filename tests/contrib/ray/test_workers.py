@@ -68,7 +68,7 @@ OF_TIMES = {
         "optimal_gamma",
         "gamma_sweep",
         "gamma_pick",
-        "gamma_check",
+        "cost_check",
         "regret",
         "no_replay",
     ),
