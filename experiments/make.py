@@ -34,9 +34,9 @@ def by_temperature(name: str, words: str) -> dict[str, str]:
     return {f"{name}_t{t}": f"specbench.compare {words} name={name}_t{t} temperature={t}" for t in (0, 1)}
 
 
-DEFAULT = "specbench -m name=default repeats=5 repeats_vary=seed temperature=1 verdict_tokens=0 logger=none"
+DEFAULT = "specbench -m name=default repeats=20 repeats_vary=seed temperature=1 verdict_tokens=0 logger=none"
 STEPS = [
-    Step("default", 5, {"default": DEFAULT}),
+    Step("default", 12, {"default": DEFAULT}),
     Step("drafters", 10, by_temperature("drafters", "experiment=drafters data.limit=16")),
     Step("verifiers", 3, {"verifiers": "specbench.compare experiment=verifiers data.limit=32"}),
     Step("lenience", 3, {"lenience": "specbench.compare experiment=lenience name=lenience temperature=1"}),

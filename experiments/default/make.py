@@ -1,6 +1,6 @@
 """What the default run measures, pooled over several processes, and how far its processes are apart.
 
-python -m specbench -m name=default repeats=5 repeats_vary=seed temperature=1 verdict_tokens=0 logger=none
+python -m specbench -m name=default repeats=20 repeats_vary=seed temperature=1 verdict_tokens=0 logger=none
 python experiments/default/make.py outputs/default
 """
 

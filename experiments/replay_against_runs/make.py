@@ -49,10 +49,16 @@ SETTINGS = {
 STORED = Path("outputs/replay_against_runs")
 
 
+def is_stored(folder: Path) -> bool:
+    """Whether all ways of a comparison were measured to their end."""
+    runs = runs_in([str(folder)]) if (folder / "comparison.json").is_file() else []
+    return [run.result["status"] for run in runs] == ["complete"] * (len(GAMMAS) + 1)
+
+
 def run_setting(number: int, overrides: Sequence[str]) -> list[StoredRun]:
     """The comparison of one setting: what is stored, or else a new one."""
     folder = STORED / str(number)
-    if not (folder / "comparison.json").is_file():
+    if not is_stored(folder):
         keys = {word.partition("=")[0] for word in overrides}
         shared = [word for word in SHARED if word.partition("=")[0] not in keys]
         compare_sweep([*shared, *overrides, f"name=replay_against_runs/{number}"])
@@ -123,7 +129,7 @@ def collect(inputs: list[str]) -> Measured:
     rows: list[Row] = []
     results: list[dict[str, Any]] = []
     for place, (setting, overrides) in enumerate(SETTINGS.items(), 1):
-        is_new = not (STORED / str(place) / "comparison.json").is_file()
+        is_new = not is_stored(STORED / str(place))
         if is_new and left < 1:
             continue
         left -= is_new
