@@ -28,7 +28,8 @@ from specbench.results.reader import StoredRun
 from specbench.results.report.style import MEASURED, OTHER
 from specbench.run.compare_command import compare_sweep
 from specbench.run.interleave import InterleavedGroup, MethodRun
-from specbench.stats.gamma_sweep import over_own
+from specbench.stats.estimates import CostCheck
+from specbench.stats.gamma_sweep import checked, over_own
 from specbench.stats.replay import Trace, priced, sweep_rounds
 
 GAMMAS, OWN = (1, 2, 3, 6), 4
@@ -84,12 +85,25 @@ def rows_of(setting: str, runs: Sequence[StoredRun]) -> list[Row]:
         row |= {"inside_both": float(abs(np.log(real / factor.factor)) <= wide), "gamma_0": check.speedup}
         low, high = check.ci95 or (0.0, np.inf)
         row |= {"gamma_0_low": low, "gamma_0_high": high, "steady": float(results[OWN]["machine"]["steady"])}
+        check_own = own_check(next(run for run in runs if run.result["gamma"] == OWN), replayed)
+        low, high = check_own.ci95 or (0.0, np.inf)
+        row |= {"own": check_own.factor, "own_low": low, "own_high": high}
         found.append(row)
     return found
 
 
+def own_check(run: StoredRun, replayed: Trace) -> CostCheck:
+    """The time that replay charges for the rounds of a stored run, over the time that they took."""
+    place = {text.prompt: number for number, text in enumerate(replayed.texts)}
+    rounds = np.zeros((len(place), replayed.largest + 1))
+    for each in run.rounds:
+        rounds[place[each["prompt"]], min(each["steps"], replayed.largest)] += 1
+    seconds = {record["id"]: record["decode_seconds"] for record in run.prompts}
+    return checked(replayed, np.array([seconds[name] for name in place]), rounds)
+
+
 def unguarded_trace(folder: Path) -> Trace:
-    """The trace of a run, also if the machine was not steady, or gamma 0 was not replayed as 1."""
+    """The trace of a run, also if the machine was not steady, or its costs are not those of its own rounds."""
     load = trace.load_run
 
     def loaded(folder: Path) -> StoredRun:
@@ -153,6 +167,7 @@ TABLE = {
     "inside": number("inside", ".0f"),
     "inside, with the real run's error": number("inside_both", ".0f"),
     "gamma 0 replayed": lambda row: f"{row['gamma_0']:.3f} ({row['gamma_0_low']:.3f}-{row['gamma_0_high']:.3f})",
+    "own rounds, charged over taken": lambda row: f"{row['own']:.3f} ({row['own_low']:.3f}-{row['own_high']:.3f})",
     "steady": number("steady", ".0f"),
 }
 
