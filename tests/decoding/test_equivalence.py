@@ -35,7 +35,7 @@ from specbench.policies.gamma.fixed import FixedGamma
 
 PROMPTS, NEW_TOKENS = 3, 12
 LITTLE, LARGE = ("drafter", "drafter_tv"), ("target", "drafter")
-OF_THE_LARGE = ("blockwise", "medusa", "early_exit", "pass_lookahead", "self_quantized")
+OF_THE_LARGE = ("blockwise", "medusa", "early_exit", "pass_lookahead", "self_quantized", "mtp", "eagle")
 
 
 EXECUTORS = {"eager": EagerExecutor, "half": partial(AutoExecutor, ["half"]),
