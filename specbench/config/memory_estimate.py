@@ -43,16 +43,24 @@ def memory_budget(
     inputs = longest if target.crossing else 0
     columns = min((MOST_START_TOKENS if inputs else longest) + root.max_new_tokens, target.context) + spare
     peers = chosen["baseline"].kind.loads_models and executor.changes_modules
-    verdict = root.verdict_tokens > 0 and executor.changes_modules and not peers  # its stock models
-    doubled = target.weights * (chosen["drafter"].kind.target_copies + (verdict and not loaded))
-    doubled += verdict * sum(model.weights for model in models[1:])
+    reads_again = root.verdict_tokens > 0 and chosen["verifier"].kind.judged
+    stock = executor.changes_modules and (reads_again or peers)  # models that the verdict or peers use
+    doubled = target.weights * (chosen["drafter"].kind.target_copies + (stock and not loaded))
+    doubled += stock * sum(model.weights for model in models[1:])
     if loaded:
         models[0] = dataclasses.replace(target, weights=0, tied=0)
-    doubled += sum(executor.doubles(m.weights, m.tied, context.device, context.dtype) for m in models)
+    whole = [model.weights for model in models]  # as each is loaded, one after the other
+    halves = [model.halves and context.dtype == torch.float32 for model in models]
+    models = [
+        dataclasses.replace(m, weights=executor.held(m.weights, m.tied, context.device, half))
+        for m, half in zip(models, halves, strict=True)
+    ]
+    held = [model.weights for model in models]
+    loading = max(sum(held[:place]) + whole[place] for place in range(len(held)))
+    doubled = max(doubled, loading - sum(held))
     ranks = chosen["target"].settings.processes()
     budget = Budget.of(
         models,
-        copies=2 if peers else 1,
         doubled=doubled,
         laws=_laws(root, target.vocab_size),
         rows=root.batch_size,
