@@ -51,8 +51,12 @@ class EagleConfig:
 
 
 def read_config(folder: Path, version: int) -> EagleConfig:
-    """The shape that a folder's config.json says. Raises ValueError that names what is wrong or not known."""
-    config = read_json(folder / "config.json")
+    """`parse_config` of a folder's config.json."""
+    return parse_config(read_json(folder / "config.json"), version)
+
+
+def parse_config(config: Mapping[str, Any], version: int) -> EagleConfig:
+    """The shape that the content of a config.json says. Raises ValueError that names what is wrong or not known."""
     if config.get("quantization_config"):
         raise ValueError("its weights are quantised, and only 16 and 32 bits can be read")
     kind = config.get("speculators_model_type")

@@ -112,7 +112,7 @@ def known_name(name: str) -> str:
     return next((new + name.removeprefix(old) for old, new in OTHER_NAMES.items() if name.startswith(old)), name)
 
 
-def _own_name(name: str) -> str:
+def own_name(name: str) -> str:
     """As `known_name`, of a tensor of our module."""
     return re.sub(r"^(model|features)\.", "", name.replace("pair_input.projection.", "fc."))
 
@@ -159,7 +159,7 @@ def features_of(config: EagleConfig, wanted: list[int] | None) -> int:
 
 def _refuse_other_tensors(module: Any, found: Mapping[str, Tensor], config: EagleConfig, named: str) -> None:
     """Raises ConfigError if tensors are missing, not known, or of another shape than the module's."""
-    own = {_own_name(name): tensor for name, tensor in module.state_dict().items()}
+    own = {own_name(name): tensor for name, tensor in module.state_dict().items()}
     optional = {EMBEDDING} | ({HEAD} if config.draft_vocab_size == config.vocab_size else set())
     if config.target_hidden_size != config.layers.hidden_size:  # the target's are of another width
         optional = set()
@@ -197,7 +197,7 @@ def load(
         module = skeleton(config, found, features_of(config, wanted))
         stock: Any = target.stock_module()
         borrowed = [name for name in (EMBEDDING, HEAD) if name not in found]
-        names = {name: _own_name(name) for name in module.state_dict()}
+        names = {name: own_name(name) for name in module.state_dict()}
         state = {name: found[own].to(target.dtype) for name, own in names.items() if own not in borrowed}
         module.load_state_dict(state, strict=False, assign=True)
         targets = draft_targets(found, config)
