@@ -57,9 +57,12 @@ class Leaf:
             self.weights = dict([*module.named_parameters(), *module.named_buffers()])
         name = self._name(spec, tensors, stored)
         found = self.kept.find(name)
-        if found is None and self.compiles:
-            with self.kept.making(len(self.weights)):
-                found = self._compile(name, spec, tensors, stored)
+        if found is None and self.compiles and self.kept.failed is None:
+            try:
+                with self.kept.making(len(self.weights)):
+                    found = self._compile(name, spec, tensors, stored)
+            except Exception as error:  # of a compiler that is not there, or of a function that it cannot compile
+                self.kept.give_up(error)
         if found is not None:
             self.programs[key] = found
         return found

@@ -57,6 +57,14 @@ def test_a_layer_is_few_kernels(leaf, kernels):
 
 
 @pytest.mark.slow
+def test_a_layer_with_the_kernel_makes_no_constant_anew(kernels):
+    two, three = kernels["kernel"]["2"], kernels["kernel"]["3"]
+    print(*two, sep="\n")
+    assert len(three) - len(two) <= MOST_KERNELS - 3
+    assert sum("stored" in call for call in three) == sum("stored" in call for call in two) <= 2
+
+
+@pytest.mark.slow
 def test_keys_and_values_are_written_where_they_stay(kernels):
     """A program that wrote into a copy of the cache would have a kernel that copies it back."""
     assert "index_copy" in " ".join(kernels["score"]["2"])
