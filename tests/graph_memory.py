@@ -71,6 +71,24 @@ class SimulatedGraphs(CudaGraphExecutor):
         return sum(t.nbytes for tape in self.tapes for t in tape.made)
 
 
+class Rerun(CudaGraphExecutor):
+    """As on CUDA, but a graph is its function, run again."""
+
+    @classmethod
+    def refuses(cls, settings, run):
+        return None
+
+    def warm_up(self, function):
+        return function()
+
+    def capture(self, function):
+        def replay():
+            with self.whole():
+                function()
+
+        return replay
+
+
 class NoHost(TorchDispatchMode):
     """Raises where a capture would: values that travel to the host, or from it."""
 

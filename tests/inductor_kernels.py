@@ -92,8 +92,7 @@ class OneKernelAttention(TorchFunctionMode):
 def efficient(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, dropout_p: float = 0.0, scale: float | None = None, **_: Any
 ) -> Tensor:
-    bias = torch.where(attn_mask, aten.scalar_tensor(0.0, dtype=q.dtype, device=q.device), -torch.inf)
-    bias = bias.to(q.dtype).expand(*q.shape[:3], k.shape[2])
+    bias = attn_mask.expand(*q.shape[:3], k.shape[2])  # numbers on CUDA: `attention_mask.aligned_bias`
     found: Tensor = aten._scaled_dot_product_efficient_attention(q, k, v, bias, False, dropout_p, False, scale=scale)[0]
     return found
 

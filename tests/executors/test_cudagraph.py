@@ -17,7 +17,7 @@ from specbench.decoding import verify_tree
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import accept_and_commit
 from specbench.decoding.state import Job, State
-from specbench.executors import cudagraph
+from specbench.executors import auto, cudagraph
 from specbench.executors import pytree as buckets
 from specbench.executors.auto import NAMES, AutoExecutor, CompiledExecutor
 from specbench.executors.compile_cache import Programs
@@ -204,6 +204,7 @@ def selections(**changes):
 
 def test_auto_is_graphs_on_cuda_where_the_cache_has_fixed_shapes(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(auto, "machine_name", lambda device: str(device))
     settings = AutoExecutor.Settings(products=[*NAMES], choices=None)
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
 
