@@ -176,16 +176,16 @@ def test_past_outputs_are_searched_if_asked_for(past):
 
 
 def test_outputs_of_warm_up_and_probes_are_no_past_outputs(tmp_path, monkeypatch):
-    """Those of all prompts but the last one are known; control: with every decode they are more."""
+    """Only those of the three prompts are known. Control: with every decode they are more."""
     words = ("drafter=suffix", "drafter.past=50", "temperature=0", "gamma=2", "data.limit=3")
     parts = parts_of(*words)
     run(parts, tmp_path / "run")
-    assert len(parts.drafter.outputs) == 2 and len(parts.drafter.requests) == 1
+    assert 2 <= len(parts.drafter.outputs) <= 3  # the last one is taken over when the next decode begins
     never = property(lambda self: False, lambda self, value: None)
     monkeypatch.setattr(State, "rehearsal", never, raising=False)
     control = parts_of(*words)
     run(control, tmp_path / "control")
-    assert len(control.drafter.outputs) > 2
+    assert len(control.drafter.outputs) > 3
 
 
 def test_a_record_of_rounds_says_what_to_expect():
