@@ -9,6 +9,7 @@ from tempfile import mkdtemp
 import pytest
 import torch
 from checkpoints import checkpoint, shutil
+from eagle_cases import SIZES, D, V, layer_shapes, numbers
 from safetensors.torch import load_file, save_file
 from small_runs import composed, parts_of, small
 from transformers import AutoModelForCausalLM
@@ -198,6 +199,34 @@ def test_q_is_that_of_the_whole_text(kind):
     for text, guesses, q in found:
         assert torch.allclose(q, plain_laws(kind, own.target, text, guesses), atol=1e-5)
     assert not torch.allclose(q, plain_laws(kind, own.target, text, guesses, hidden_first=True), atol=1e-3)
+
+
+# The first four logits behind the first and the last of the pairs of `numbers("features", 6, D)` and TOKENS, by
+# MTPDraftModel.forward of speculators 0.9.0 with Qwen3 layers of SIZES and tensors that `numbers` gives for their names
+# (eager attention, position_ids 0 .. 5, float32, transformers 5.23).
+TOKENS = [7, 4000, 12, 255, 3111, 9]
+STORED = [[0.796510, 0.833839, -0.198115, -0.976013], [0.331275, 0.765911, 0.218372, -0.609199]]
+
+
+def test_logits_are_those_of_speculators(tmp_path):
+    target = checkpoint(tmp_path / "target", model_type="qwen3", **SIZES)
+    ends = {f"{name}.weight": numbers(f"{name}.weight", V, D) for name in ("embed_tokens", "lm_head")}
+    weights = load_file(target / WEIGHTS)
+    weights |= {"model.embed_tokens.weight": ends["embed_tokens.weight"], "lm_head.weight": ends["lm_head.weight"]}
+    save_file(weights, target / WEIGHTS, metadata={"format": "pt"})
+    shapes = layer_shapes("mtp_layers.0", D, qwen=True) | {f"mtp_layers.0.{name}.weight": (D,) for name in OTHERS}
+    shapes["mtp_layers.0.input_proj.weight"] = (D, 2 * D)
+    tensors = {name: numbers(name, *shape) for name, shape in shapes.items()}
+    written_by_speculators(tmp_path / "module", tensors, dict(SIZES, model_type="qwen3", num_hidden_layers=2))
+    own = parts_of("target=model", f"target.path={target}", "drafter=mtp", f"drafter.path={tmp_path}/module",
+                   "executor=eager")  # fmt: skip
+    model = own.drafter.pairs
+    for change, close in ((0, True), (0.01, False)):  # the second is a control
+        model.allocate(1, 16)
+        visible = model.make_room([0], len(TOKENS))
+        pairs = model.join(torch.tensor([TOKENS]), numbers("features", len(TOKENS), D)[None] + change)
+        logits = model.forward(pairs, torch.zeros(1, dtype=torch.long), visible)[0, [0, -1], :4]
+        assert torch.allclose(logits, torch.tensor(STORED), atol=1e-5, rtol=0) == close
 
 
 @pytest.mark.parametrize("kind", STOCK)
