@@ -10,14 +10,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import ACCEPTED, OF_TIMES, TIMES, WITHOUT_TIMES, Measured, Row, make, multirun, number, option, text
+from common import (
+    ACCEPTED,
+    OF_TIMES,
+    TIMES,
+    WITHOUT_TIMES,
+    Columns,
+    Measured,
+    Row,
+    make,
+    multirun,
+    number,
+    option,
+    text,
+)
 from figures import by_temperature, named
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from specbench.results.report.style import MEASURED
 
-COLUMNS = {"target": option("target"), "drafter": option("drafter"), "temperature": "config/temperature"}
+COLUMNS: Columns = {"target": option("target"), "drafter": option("drafter"), "temperature": "config/temperature"}
 NEEDS = {"round": number("round"), "round to win": number("round_to_win")}
 TABLE = {"target": text("target"), "drafter": text("drafter"), **WITHOUT_TIMES, **OF_TIMES, **NEEDS}
 
@@ -25,9 +38,8 @@ TABLE = {"target": text("target"), "drafter": text("drafter"), **WITHOUT_TIMES, 
 def collect(inputs: list[str]) -> Measured:
     """A row for each drafter. "round" is the mean time of a round in plain steps, "round_to_win" the longest with which
     it would be as fast as the fastest drafter of its target and temperature."""
-    found = multirun(COLUMNS | ACCEPTED | TIMES, lambda row: (row["target"], row["temperature"], -row["speedup"]))(
-        inputs
-    )
+    columns = {**COLUMNS, **ACCEPTED, **TIMES}
+    found = multirun(columns, lambda row: (row["target"], row["temperature"], -row["speedup"]))(inputs)
     for row in found.rows:
         rivals = [r["speedup"] for r in found.rows if all(r[key] == row[key] for key in ("target", "temperature"))]
         row |= {"round": row["tau"] / row["speedup"], "round_to_win": row["tau"] / max(rivals)}
