@@ -8,7 +8,7 @@ from tabular import random_table
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
 from specbench.decoding.token_tree import MISSING
-from specbench.drafters.dynamic_tree import best_nodes
+from specbench.drafters.tree_shapes import best_nodes
 
 NODES, WIDTH = 7, 3  # of make_drafter
 
