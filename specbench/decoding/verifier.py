@@ -55,6 +55,9 @@ class Verifier(Component, ABC):
             return "with lenience below 1: use verifier=speculative"
         return None
 
+    def expect(self, gamma: int) -> None:
+        """Called before a run with the largest gamma of any of its rounds."""
+
     @property
     def levels(self) -> Sequence["Verifier"]:
         """Every verifier that `under` may return."""

