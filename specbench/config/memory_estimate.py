@@ -86,7 +86,7 @@ def checked_sizes(checked: ValidatedConfig, context: Context, data: Data) -> lis
         family.refuse(chosen, footprints, data)
     refuse_encoders(checked, footprints)
     if any(model.recurrent for model in footprints):
-        context.executor.without_programs()
+        context.executor.run_eagerly()
     refuse_more_than_the_target_has(checked, context.gamma, footprints[0])
     return footprints
 

@@ -94,6 +94,11 @@ class Model(Component, ABC):
         return ()
 
     @property
+    def kernel_lengths(self) -> Sequence[int]:
+        """Lengths of prompts that between them run every kernel of the model's attention; empty where all run one."""
+        return ()
+
+    @property
     def input_context(self) -> int:
         """The longest input of its encoder, in tokens; 0 without one."""
         return 0
