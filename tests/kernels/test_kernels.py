@@ -24,6 +24,7 @@ from specbench.decoding.timer import Timer
 from specbench.decoding.token_tree import newest, static_tree
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.tree import TreeDrafter
+from specbench.drafters.tree_shapes import FixedTree
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
 from specbench.kernels import attention
@@ -189,7 +190,7 @@ def decode(module, how, cache="static", kind="chain", rows=1, new=6):
     if kind is None:
         return decode_autoregressive(state, target, judge, clock).new_tokens()
     guide = language_model(similar(module), how, cache)
-    drafter = ModelDrafter(guide, 64, 3) if kind == "chain" else TreeDrafter(guide, 64, 3, [2, 2], "best")
+    drafter = ModelDrafter(guide, 64, 3) if kind == "chain" else TreeDrafter(guide, 64, 3, FixedTree([2, 2], "best"))
     return decode_speculative(state, target, drafter, FixedGamma(3), judge, clock).new_tokens()
 
 
