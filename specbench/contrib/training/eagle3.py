@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from specbench.contrib.eagle.config import IDS, parse_config
+from specbench.contrib.eagle.config import IDS, eagle_config
 from specbench.contrib.eagle.weights import EMBEDDING, own_name, skeleton
 from specbench.contrib.training.features import FeatureStudent, last_norm, layer_sizes
 from specbench.contrib.training.student import quoted
@@ -45,7 +45,7 @@ class Eagle3Student(FeatureStudent):
             "eagle3", "Eagle3DraftModel", self.settings.steps, layer_sizes(target, "llama", self.settings.layers),
             norm_before_residual=False, target_hidden_size=None, embed_requires_grad=False, **{IDS: ids},
         )  # fmt: skip
-        self.network = skeleton(parse_config(self.config_json, 3), (), len(self.layers))
+        self.network = skeleton(eagle_config(self.config_json, 3), (), len(self.layers))
         self.network.set_input_embeddings(self.target.get_input_embeddings())
         self.network.get_output_embeddings().weight.data.copy_(self.head_rows())
         last_norm(self.target, self.network.model.norm)
