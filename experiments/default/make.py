@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import ACCEPTED, OF_TIMES, TIMES, WITHOUT_TIMES, Measured, Row, make, measured, number, text
-from figures import by_temperature, named
+from figures import by_temperature
 
 from specbench.errors import ConfigError
 from specbench.results.fields import at
@@ -58,10 +58,10 @@ def draw(rows: Sequence[Row]) -> Figure:
         [row] = here
         speeds = [value for name, value in row.items() if name.startswith("process_")]
         axes.axvspan(row["low"], row["high"], color=OTHER, alpha=0.25)
-        axes.plot(speeds, range(len(speeds)), "o", color=MEASURED)
-        named(axes, [f"process {place}" for place in range(len(speeds))], "speedup; grey: interval of all")
+        axes.plot(speeds, range(1, 1 + len(speeds)), "o", color=MEASURED)
+        axes.set(xlabel="speedup; grey: interval of all", ylabel="process, in the order of time")
 
-    return by_temperature(rows, dots, (4.8, 2.6))
+    return by_temperature(rows, dots, (4.8, 3.0))
 
 
 if __name__ == "__main__":
