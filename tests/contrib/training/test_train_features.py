@@ -111,8 +111,8 @@ def eagle_steps(place: int, count: int, late: int = 0) -> list[torch.Tensor]:
         if k == 0:
             q, state = model.predict(tokens[:, 1 : place + 2], states, begin, last, visible)
         else:
-            q, state = model.predict(tokens[:, place + k + 1, None], state[:, None], begin + place + k, None, visible)
-        found.append(q[0])
+            q, state = model.predict(tokens[:, place + k + 1, None], state, begin + place + k, None, visible)
+        found.append(q[0, 0])
     return found
 
 
