@@ -153,6 +153,7 @@ class _Request:
     own: SuffixAutomaton
     text: list[int]  # the state's own list, which grows
     read: list[int]  # of it
+    kept: bool  # whether its output is one of the past
 
     def goes_on(self, text: list[int], length: int) -> bool:
         """Whether a text begins with what was read: inside `drafter=hierarchical` tokens may be rejected later."""
@@ -162,7 +163,7 @@ class _Request:
 class SuffixDrafter(Drafter):
     """Guesses the most frequent continuation of the text's last m tokens, for the m with the largest sum of
     probabilities; a guess has at most factor * m + offset tokens. q is a point mass on each. With `past`, the outputs
-    of finished requests are searched too: at least the last `past` of them, and at most twice as many."""
+    of finished requests of the run are searched too: at least the last `past` of them, and at most twice as many."""
 
     fixed_in_round = True
     beside_ranks = True
@@ -228,12 +229,12 @@ class SuffixDrafter(Drafter):
         new = SuffixAutomaton(self.depth)
         new.extend(state.inputs[row])
         new.restart()
-        self.requests[row] = _Request(serial, state.prompt_lengths[row], new, [], [])
+        self.requests[row] = _Request(serial, state.prompt_lengths[row], new, [], [], not state.rehearsal)
         return self.requests[row]
 
     def _remember(self, request: _Request) -> None:
         """Adds a finished output to those of the past, if any are kept."""
-        if not self.keep:
+        if not self.keep or not request.kept:
             return
         new = [request.text[request.prompt :]]
         if len(self.outputs) == 2 * self.keep:

@@ -91,9 +91,9 @@ def refuse_heads(path: str, key: str, run: Selections) -> None:
         refuse_network(read_heads, path, key, run)
 
 
-def read_heads(path: str, key: str, values: bool) -> PublishedHeads:
-    """The heads of others, without `values` on "meta". Raises ConfigError."""
-    named, config, tensors = f"{key}={path}", read_config(path, key), read_tensors(path, key, values, FILES)
+def read_heads(path: str, key: str) -> PublishedHeads:
+    """The heads of others. Raises ConfigError."""
+    named, config, tensors = f"{key}={path}", read_config(path, key), read_tensors(path, key, FILES)
     if any(name.startswith(MERGED) for name in tensors):  # the other keys and tensors are the target's
         tensors = {name.removeprefix(MERGED): tensor for name, tensor in tensors.items() if name.startswith(MERGED)}
         config = {name: value for name, value in config.items() if name.startswith("medusa_") or name == "accuracy"}
@@ -123,7 +123,7 @@ def _used(config: MedusaConfig, tensors: dict[str, Tensor], named: str) -> dict[
     kept, vocabulary = tensors.pop("token_map", None), config.vocab_size or 0
     if kept is None or vocabulary <= (config.truncated_vocab_size or vocabulary):
         return tensors
-    tokens = [] if kept.is_meta else kept.tolist()
+    tokens = kept.tolist()
     if kept.is_floating_point() or len({*tokens}) < len(tokens) or not {*tokens} <= {*range(vocabulary)}:
         raise ConfigError(f"{named} has a token_map that is no list of different tokens below {vocabulary}")
     whole = {name: t for name, t in tensors.items() if OUTPUT.fullmatch(name) and len(t) > len(kept)}

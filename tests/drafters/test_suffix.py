@@ -7,6 +7,7 @@ import pytest
 import torch
 from decoder_cases import V, jobs_of, make_drafter, spare_of, tabular_model
 from law_cases import FEW, Law, decode, worst_excess
+from small_runs import parts_of
 
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
@@ -17,6 +18,7 @@ from specbench.drafters.lookup_or_model import ALPHA, PRIOR, LookupOrModelDrafte
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.suffix import SuffixAutomaton, SuffixDrafter
 from specbench.policies.gamma.fixed import FixedGamma
+from specbench.run.run import run
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 
@@ -171,6 +173,19 @@ def test_past_outputs_are_searched_if_asked_for(past):
     assert [output[-1] for output in drafter.outputs] == {0: [], 1: [4, 5], 2: [3, 4, 5]}[past]
     found = drafter.guess(state_of([9, 7, 8]), 0)
     assert found == (([5], [1 / max(1, len(drafter.outputs))]) if past else ([], []))
+
+
+def test_outputs_of_warm_up_and_probes_are_no_past_outputs(tmp_path, monkeypatch):
+    """Only those of the three prompts are known. Control: with every decode they are more."""
+    words = ("drafter=suffix", "drafter.past=50", "temperature=0", "gamma=2", "data.limit=3")
+    parts = parts_of(*words)
+    run(parts, tmp_path / "run")
+    assert 2 <= len(parts.drafter.outputs) <= 3  # the last one is taken over when the next decode begins
+    never = property(lambda self: False, lambda self, value: None)
+    monkeypatch.setattr(State, "rehearsal", never, raising=False)
+    control = parts_of(*words)
+    run(control, tmp_path / "control")
+    assert len(control.drafter.outputs) > 3
 
 
 def test_a_record_of_rounds_says_what_to_expect():

@@ -27,7 +27,7 @@ def load_dflash(path: str, key: str, config: DFlashConfig, target: LanguageModel
     named, text = f"{key}={path}", target.config
     refuse_unfit(config, named, target.name, text)
     layers = config.layers_of(text.num_hidden_layers)
-    tensors, size = named_tensors(read_tensors(path, key, True), config), target.vocab_size
+    tensors, size = named_tensors(read_tensors(path, key), config), target.vocab_size
     with reading(key, path, "weights"):
         targets = targets_of(tensors, config.options.draft_vocab_size or size, size)
     network = DFlashNetwork(config, len(layers) * text.hidden_size)

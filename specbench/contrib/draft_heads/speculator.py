@@ -117,15 +117,15 @@ class LstmSpeculator(Speculator):
         return self.head[0](s), (s, c)
 
 
-def read_speculator(path: str, key: str, values: bool) -> Speculator:
-    """The speculator in a folder or of a hub id, without `values` on "meta". Raises ConfigError."""
+def read_speculator(path: str, key: str) -> Speculator:
+    """The speculator in a folder or of a hub id. Raises ConfigError."""
     named, given = f"{key}={path}", read_config(path, key)
     if given.get("model_type") != "mlp_speculator" and "method" not in given:
         raise ConfigError(f"{named} has model_type={given.get('model_type')} in its config.json, not mlp_speculator")
     config = checked(SpeculatorConfig, given, named)
     with torch.device("meta"):
         network = LstmSpeculator(config) if config.method == "sum_lstm" else MlpSpeculator(config)
-    tensors, own = read_tensors(path, key, values), network.state_dict()
+    tensors, own = read_tensors(path, key), network.state_dict()
     for name in list(tensors):  # Arctic's sum_rnn holds sequences of one layer
         short = re.sub(r"^((?:emb|proj|ln)\.\d+\.)0\.", r"\1", name.removeprefix("speculator."))
         tensors[short] = tensors.pop(name)

@@ -6,12 +6,10 @@ layers have a configuration of their own), and Model-Optimizer's (`eagle_config`
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
-from specbench.models.checkpoint import read_json
 from specbench.models.checkpoint_checks import few
 
 LAYERS: dict[str, Any] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
@@ -50,9 +48,8 @@ class EagleConfig:
     bias: bool = False  # of EAGLE-1's projection
 
 
-def read_config(folder: Path, version: int) -> EagleConfig:
-    """The shape that a folder's config.json says. Raises ValueError that names what is wrong or not known."""
-    config = read_json(folder / "config.json")
+def eagle_config(config: Mapping[str, Any], version: int) -> EagleConfig:
+    """The shape that a config.json says. Raises ValueError that names what is wrong or not known."""
     if config.get("quantization_config"):
         raise ValueError("its weights are quantised, and only 16 and 32 bits can be read")
     kind = config.get("speculators_model_type")

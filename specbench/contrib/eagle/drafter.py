@@ -13,6 +13,7 @@ from specbench.contrib.eagle.weights import inspect, load
 from specbench.data.prompts import render
 from specbench.drafters.mtp import MtpDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
+from specbench.drafters.tree_shapes import TreeSettings
 from specbench.errors import ConfigError, shown
 from specbench.models.checkpoint import MODEL, local_path
 from specbench.models.context import Context
@@ -31,7 +32,7 @@ class EagleDrafter(MtpDrafter):
     version: ClassVar[int] = 1
 
     @dataclass
-    class Settings(PartSettings, OwnSampling):
+    class Settings(PartSettings, OwnSampling, TreeSettings):
         part, must = "path", MODEL
         path: str = setting(required="a folder or hub id of an EAGLE checkpoint")
 
@@ -41,11 +42,10 @@ class EagleDrafter(MtpDrafter):
 
     @classmethod
     def refuses(cls, settings: Any, run: Selections) -> str | None:
-        folder = local_path(settings.path)
-        if not folder.is_dir():
+        if not local_path(settings.path).is_dir():
             return None
         layers = settings.layers()
-        config = inspect("drafter.path", settings.path, folder, cls.version, layers)
+        config, _ = inspect("drafter.path", settings.path, cls.version, layers)
         target = run["target"].settings
         text = load_config(target, "target").get_text_config()
         reason = unfit(config, text, layers)
@@ -61,7 +61,7 @@ class EagleDrafter(MtpDrafter):
         normed = config.norm_output or config.version == 1
         name, sampling = f"{settings.path}'s EAGLE-{cls.version} layers", settings.own(context).sampling
         model = EagleModel(module, target, name, sampling, context.gamma, readings[0], normed, targets)
-        drafter = cls(model, target.vocab_size, context.gamma)
+        drafter = cls(model, target.vocab_size, context.gamma, settings.tree_shape(model))
         requests = [render(prompt, [], target.tokenizer, target.chat_template) for prompt in context.prompts[:TEXTS]]
         texts = [request.tokens[:TEXT_TOKENS] for request in requests if len(request.tokens) > 1]
         drafter.notes = [choose(model, target, readings, texts)] if len(readings) > 1 and texts else []

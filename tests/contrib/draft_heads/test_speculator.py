@@ -125,7 +125,7 @@ PUBLISHED = {
 
 def of_module(folder: Path) -> tuple[list[list[int]], np.ndarray]:
     """Tokens before each guess, by row, and logits [2, K, V] of a chain of argmaxes."""
-    module, last, found = read_speculator(str(folder), "drafter.path", True), torch.tensor(LAST), []
+    module, last, found = read_speculator(str(folder), "drafter.path"), torch.tensor(LAST), []
     state, texts = module.start(HIDDEN_STATES), [LAST]
     with torch.no_grad():
         for number in range(COUNT):
@@ -217,7 +217,7 @@ def large(kind: str) -> dict:
 def test_guesses_of_ragged_rows_follow_from_hidden_state_and_tokens(kind, drafter, temperature, target, tmp_path):
     """q of every guess is computed again from the text so far: hidden states by the stock module, and a plain
     implementation after them. Controls must differ."""
-    speculator = read_speculator(str(written(tmp_path / "s", large(kind))), "drafter.path", True)
+    speculator = read_speculator(str(written(tmp_path / "s", large(kind))), "drafter.path")
     own = {name: tensor.double().numpy() for name, tensor in weights(large(kind)).items()}
     model = target.shared(Sampling(temperature), StaticCache, EagerExecutor())
     drafts = drafter(model, speculator, model.sampling, 3)

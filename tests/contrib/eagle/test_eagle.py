@@ -28,7 +28,7 @@ from small_runs import composed, parts_of, small
 
 from specbench.config.build import build
 from specbench.config.validate import check
-from specbench.contrib.eagle.config import feature_layers, read_config
+from specbench.contrib.eagle.config import eagle_config, feature_layers
 from specbench.contrib.eagle.drafter import choose
 from specbench.contrib.eagle.model import EagleModel
 from specbench.decoding.noise import prompt_key
@@ -268,8 +268,8 @@ def test_a_position_off_by_one_is_seen(monkeypatch):
     """Negative control: own states stand one column further on."""
     predict = MtpModel.predict
 
-    def shifted(self, tokens, hidden, first, last, visible):
-        return predict(self, tokens, hidden, first if last is not None else first + 1, last, visible)
+    def shifted(self, tokens, hidden, first, last, visible, tree=None):
+        return predict(self, tokens, hidden, first if last is not None else first + 1, last, visible, tree)
 
     monkeypatch.setattr(MtpModel, "predict", shifted)
     assert differ("plain", drafts("plain", gamma=2))
@@ -330,11 +330,10 @@ def test_ids_of_both_conventions():
         ("nested", from_optimizer(eagle_aux_hidden_state_layer_ids=[1, 3, 4])[2], [(2, 4, 5), (1, 3, 4)]),
         ("default", from_speculators()[2], [DEFAULT]),
     ):
-        folder = write(Path(mkdtemp()) / name, {"a": torch.zeros(1)}, config)
-        assert feature_layers(read_config(folder, 3), LAYERS, None) == expected
-    assert feature_layers(read_config(folder, 3), LAYERS, [0, 1]) == [(0, 1)]
+        assert feature_layers(eagle_config(config, 3), LAYERS, None) == expected, name
+    assert feature_layers(eagle_config(config, 3), LAYERS, [0, 1]) == [(0, 1)]
     with pytest.raises(ValueError, match=r"layers \[9\], but the target has 8"):
-        feature_layers(read_config(folder, 3), LAYERS, [9])
+        feature_layers(eagle_config(config, 3), LAYERS, [9])
 
 
 def test_a_run_says_which_reading_it_took(tmp_path):
