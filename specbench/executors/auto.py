@@ -208,8 +208,8 @@ class AutoExecutor(Executor):
                 continue
             weight, bias = stacked(group)
             if shape not in wanted:
-                kinds = self._offered(weight * self._scale(weight), exact)
-                wanted[shape] = bool(kinds.keys() - self.table.times(weight).keys())
+                kinds = {kind.name for kind in offered(weight * self._scale(weight), self.kinds, exact)}
+                wanted[shape] = bool(kinds - self.table.times(weight).keys())
             if wanted[shape]:
                 found.append((weight, bias))
         return found
@@ -218,18 +218,22 @@ class AutoExecutor(Executor):
         """What a weight is multiplied by before it is stored."""
         return scale_of(weight) if any(issubclass(kind, HalfWeight) for kind in self.kinds) else 1.0
 
-    def _offered(self, weight: Tensor, exact: bool) -> dict[str, type[Product]]:
-        """The kinds of product that multiply by this scaled weight [out, in], by name."""
-        return {kind.name: kind for kind in offered(weight, self.kinds, exact)} or {Plain.name: Plain}
-
     def _product(self, weight: Tensor, bias: Tensor | None, exact: bool) -> PackedLinear:
         """The product chosen for a weight [out, in] and bias [out]."""
         shape, scale = shape_of(weight), self._scale(weight)
         weight = weight * scale
-        kinds = self._offered(weight, exact)
-        chosen = choice(self.table.times(weight), list(kinds))
-        self.chosen[shape if exact else f"{shape}, rounded"] = [chosen]
-        return PackedLinear(kinds[chosen](weight, bias), scale, weight)
+        chosen = self._choose(weight, exact)
+        self.chosen[shape if exact else f"{shape}, rounded"] = [chosen.name]
+        return PackedLinear(chosen(weight, bias), scale, weight)
+
+    def _choose(self, weight: Tensor, exact: bool) -> type[Product]:
+        """The kind for a scaled weight: the fastest first, since whether it offers it takes reading all values."""
+        times, kinds = self.table.times(weight), {kind.name: kind for kind in self.kinds}
+        while kinds:
+            kind = kinds.pop(choice(times, list(kinds)))
+            if offered(weight, [kind], exact):
+                return kind
+        return Plain
 
     def stored(self, module: nn.Module) -> Stored:
         found = super().stored(module)

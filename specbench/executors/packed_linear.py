@@ -124,7 +124,9 @@ class PackedEmbedding(nn.Module):
 
 def pack_embedding(module: nn.Module) -> None:
     """Stores the input embedding of a model in 16 bits, if it is a plain one in float32 and no value changes."""
-    found: Any = module.get_input_embeddings() if isinstance(module, PreTrainedModel) else None
+    if not isinstance(module, PreTrainedModel):
+        return
+    found: Any = module.get_input_embeddings()
     if type(found) is not nn.Embedding or found.weight.dtype != torch.float32 or found.max_norm is not None:
         return
     weight = found.weight.detach()
