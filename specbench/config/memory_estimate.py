@@ -20,6 +20,7 @@ from specbench.run_config import RunConfig
 from specbench.stats.position_stats import CHUNK
 from specbench.stats.verdict_records import LAW_BYTES
 
+HEARD = 2  # hidden states of prompts stand beside those that are read
 MOST_START_TOKENS = 4  # of an encoder-decoder's text: the start, a language, a task, and that no times are wanted
 
 
@@ -48,8 +49,10 @@ def memory_budget(
     doubled += verdict * sum(model.weights for model in models[1:])
     if loaded:
         models[0] = dataclasses.replace(target, weights=0, tied=0)
-    doubled += sum(executor.doubles(m.weights, m.tied, context.device, context.dtype) for m in models)
+    drafts = chosen["drafter"].settings.own_bytes(chosen["target"].settings, target, context.dtype.itemsize)
+    doubled += drafts[0] + sum(executor.doubles(m.weights, m.tied, context.device, context.dtype) for m in models)
     ranks = chosen["target"].settings.processes()
+    held = cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns))
     budget = Budget.of(
         models,
         copies=2 if peers else 1,
@@ -57,7 +60,7 @@ def memory_budget(
         laws=_laws(root, target.vocab_size),
         rows=root.batch_size,
         columns=columns,
-        held=cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns)),
+        held=held,
         tokens=decoding.kind.target_tokens(decoding.settings, checked.nodes(context.gamma), context.gamma),
         prefill_chunk=root.prefill_chunk,
         read_again=CHUNK,
@@ -67,6 +70,8 @@ def memory_budget(
         inputs=inputs,
         processes=max(beside, ranks),
     )
+    heard = HEARD * root.batch_size * longest * drafts[2]
+    budget = dataclasses.replace(budget, kv=budget.kv + held * drafts[1], activations=budget.activations + heard)
     if chosen["target"].settings.divided() and ranks == 1:  # on all GPUs
         devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
         budget = dataclasses.replace(budget, free=sum(map(free_bytes, devices)))
