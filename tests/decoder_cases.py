@@ -26,7 +26,6 @@ from specbench.decoding.token_tree import MISSING, ROOT, branching_tree
 from specbench.decoding.transfers import upload
 from specbench.decoding.verifier import Verifier
 from specbench.drafters.blockwise import BlockwiseDrafter, MedusaDrafter
-from specbench.drafters.dynamic_tree import DynamicTreeDrafter
 from specbench.drafters.early_exit import EarlyExitDrafter, SelfQuantizedDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
 from specbench.drafters.lookup_or_model import LookupOrModelDrafter
@@ -40,7 +39,8 @@ from specbench.drafters.prompt_lookup import PromptLookupDrafter
 from specbench.drafters.random import RandomDrafter
 from specbench.drafters.suffix import SuffixDrafter
 from specbench.drafters.token_recycling import TokenRecyclingDrafter
-from specbench.drafters.tree import TreeDrafter, widths
+from specbench.drafters.tree import TreeDrafter
+from specbench.drafters.tree_shapes import CHILDREN, DynamicTree, FixedTree, widths
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import MtpModel, PairInput
@@ -78,6 +78,8 @@ TREES = (
     "medusa",
     "own_trees",
     "token_recycling",
+    "mtp_distinct",
+    "eagle_dynamic",
 )
 
 
@@ -186,15 +188,23 @@ def spare_of(kind: str, gamma: int) -> int:
     """Cache columns that a draft of `make_drafter(kind, ...)` may take, and one."""
     if kind == "own_trees":
         return WIDTH * gamma + 1
-    if kind == "tree_dynamic":
+    if kind.endswith("_dynamic"):
         return max(7, 3 * gamma) + 1
-    if kind.startswith("tree_"):
+    if kind.endswith(CHILDREN):
         return len(branching_tree(widths([3, 2], gamma))) + 1
     if kind.startswith("multi_draft"):
         return 4 * gamma + 1
     if kind.startswith("under_"):
         return gamma + 4  # its inner gamma is 2, of a drafter below too
     return 7 if kind in ("medusa", "token_recycling") else gamma + 1
+
+
+def shape_of(kind: str, sampling: Sampling) -> FixedTree | DynamicTree | None:
+    """The shape of the trees of `make_drafter(kind, ...)`, None for chains."""
+    if kind.endswith("_dynamic"):
+        return DynamicTree(nodes=7, width=3)
+    children = "best" if sampling.greedy else kind.rpartition("_")[2]
+    return FixedTree([3, 2], children) if kind.endswith(CHILDREN) else None
 
 
 def another(model: LanguageModel) -> LanguageModel:
@@ -234,10 +244,8 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return OwnTrees(V, sampling.greedy)
     if kind == "random":
         return RandomDrafter(V, sampling.greedy)
-    if kind == "tree_dynamic":
-        return DynamicTreeDrafter(model, V, 5, nodes=7, width=3)
     if kind.startswith("tree_"):
-        return TreeDrafter(model, V, 5, [3, 2], kind.removeprefix("tree_"))
+        return TreeDrafter(model, V, 5, shape_of(kind, sampling))
     if kind.startswith("multi_draft"):
         models = [model, another(model)] if kind.endswith("two") else [model]
         return MultiDrafter(models, 2, V, 5, "random" if "random" in kind else "fixed")
@@ -282,16 +290,17 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
         module = drafter_model.module if tabular else in_four_bits(target.load_again)
         model = BorrowedCache(module, target, kind, target.sampling, exact=False)
         return SelfQuantizedDrafter(model, target.vocab_size, 5)
-    if kind == "mtp":
+    shape = shape_of(kind, target.sampling)
+    if kind.startswith("mtp"):
         module = pair_table(drafter_model.module) if tabular else first_layer_of_pairs(target.module)
-        return MtpDrafter(MtpModel(module, target, kind, target.sampling, gamma=4), target.vocab_size, 4)
-    if kind == "eagle":
+        return MtpDrafter(MtpModel(module, target, kind, target.sampling, gamma=4), target.vocab_size, 4, shape)
+    if kind.startswith("eagle"):
         module = pair_table(drafter_model.module) if tabular else first_layer_of_pairs(target.module)
         targets = torch.arange(target.vocab_size, device=target.device)[3:]  # of the draft model's own vocabulary
         module.features, tokens = torch.nn.Identity(), SomeTokens(module.get_output_embeddings(), targets)
         setattr(module, "output" if tabular else "lm_head", tokens)
         model = EagleModel(module, target, kind, target.sampling, 4, (), normed=True, targets=targets)
-        return EagleDrafter(model, target.vocab_size, 4)
+        return EagleDrafter(model, target.vocab_size, 4, shape)
     own = kind == "non_autoregressive"
     model = drafter_model if own else BorrowedCache(target.module, target, "ahead", target.sampling)
     ahead = PairAhead() if tabular else extras(LookAhead, "drafter_lookahead" if own else "lookahead", model)

@@ -57,7 +57,7 @@ def memory_budget(
         models,
         copies=2 if peers else 1,
         doubled=doubled,
-        laws=_laws(root, target.vocab_size),
+        laws=_laws(root, target.vocab_size) + _of_draft(checked, context.gamma, target.vocab_size),
         rows=root.batch_size,
         columns=columns,
         held=held,
@@ -91,7 +91,7 @@ def checked_sizes(checked: ValidatedConfig, context: Context, data: Data) -> lis
         family.refuse(chosen, footprints, data)
     refuse_encoders(checked, footprints)
     if any(model.recurrent for model in footprints):
-        context.executor.without_programs()
+        context.executor.run_eagerly()
     refuse_more_than_the_target_has(checked, context.gamma, footprints[0])
     return footprints
 
@@ -117,6 +117,12 @@ def _laws(root: RunConfig, vocab_size: int) -> int:
         return 0
     plain = 4 * MOST * root.batch_size * root.max_new_tokens * vocab_size
     return int(min(LAW_BYTES, 4 * plain) + min(LAW_BYTES, plain))
+
+
+def _of_draft(checked: ValidatedConfig, gamma: int, vocab_size: int) -> int:
+    """Bytes of `Drafter.stored` p, and of as many logits at temperature 0."""
+    drafter, copies = checked.choices["drafter"], 2 if checked.root.temperature == 0 else 1
+    return copies * 4 * checked.root.batch_size * int(drafter.kind.stored(drafter.settings, gamma)) * vocab_size
 
 
 def refuse_more_than_the_target_has(checked: ValidatedConfig, largest: int, target: ModelSize) -> None:

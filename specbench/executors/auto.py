@@ -1,4 +1,5 @@
-"""The default executor: the fastest exact product for each linear layer, and compiled programs where they pay.
+"""The default executor: on a CPU the fastest exact product for each linear layer, and compiled programs where they pay;
+on CUDA graphs.
 
 Which product reads a weight fastest depends on the processor, the shape and the number of rows. Programs of an earlier
 run are used if all that are needed are there, and made where that takes less time than it saves of the run.
@@ -19,6 +20,7 @@ from specbench.executors import autotune
 from specbench.executors.autotune import LIMITS, ROWS, ProductTable, choice, offered, shape_of
 from specbench.executors.compile_cache import Programs, decide
 from specbench.executors.compiled_function import Leaf
+from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.executors.linear_kernels import KINDS, QUANTIZED, HalfWeight, Plain, Product, scale_of
 from specbench.executors.machine import free_bytes, machine_name
@@ -46,6 +48,7 @@ class AutoExecutor(Executor):
 
     changes_modules = True
     runs_divided = True
+    falls_back = True
 
     @dataclass
     class Settings(BaseSettings):
@@ -79,9 +82,14 @@ class AutoExecutor(Executor):
 
     @classmethod
     def from_settings(cls, settings: Any, device: torch.device, run: Selections, identity: str) -> Executor:
-        """A target whose weights are divided runs eagerly. Raises ConfigError if `choices` holds none."""
+        """A target whose weights are divided runs eagerly. On CUDA, `executor=auto` is CUDA graphs if the cache has
+        fixed shapes. Raises ConfigError if `choices` holds none."""
         if run["target"].settings.divided():
             return EagerExecutor()
+        fixed = run["cache"].kind.fixed_shapes and run["decoding"].kind.samples
+        if device.type == "cuda" and fixed and cls is AutoExecutor and set(settings.products) == {*NAMES}:
+            programs = Programs.stored(identity) if settings.programs else None
+            return CudaGraphExecutor(programs, compiles=settings.compile == "true", falls_back=True)
         keeps = settings.programs and run["cache"].kind.fixed_shapes
         machine = machine_name(device)
         programs = Programs.stored(identity, machine) if keeps else Programs(None)
@@ -116,14 +124,14 @@ class AutoExecutor(Executor):
         small = model is not None and model.weight_bytes < SMALL_BYTES
         return self.leaf(function, model) if usual and small else function
 
-    def ready(self) -> None:
+    def ready(self) -> bool:
         """Decides after the first warm-up: without one of the programs that it asked for none is used, so that all ways
         of decoding run alike."""
-        if self.decided or self.compiles:
-            return
-        self.decided = True
-        if self.missing:
-            self.fixed_shapes, self.incomplete, self.leaves = False, self.missing, {}
+        if not self.decided and not self.compiles:
+            self.decided = True
+            if self.missing:
+                self.fixed_shapes, self.incomplete, self.leaves = False, self.missing, {}
+        return False
 
     def compile_seconds(self, weights: int) -> float | None:
         open_question = self.may_compile and self.decided and not self.fixed_shapes
@@ -142,13 +150,16 @@ class AutoExecutor(Executor):
         self.programs, self.leaves, self.left_out = Programs(None), {}, why or None
         self.compiles = self.may_compile = self.fixed_shapes = False
 
+    def run_eagerly(self) -> None:
+        self.without_programs()
+
     def telling(self, tell: Callable[[str], None]) -> None:
         self.programs.tell = tell
 
     def notes(self) -> list[str]:
         if self.missing and not self.compiles:
             return [f"{self.missing} calls had no compiled program: times mix both, executor=compiled makes them"]
-        return [self.left_out] if self.left_out else []
+        return [*self.programs.notes(), *([self.left_out] if self.left_out else [])]
 
     @property
     def missing(self) -> int:
@@ -251,6 +262,7 @@ class CompiledExecutor(AutoExecutor):
     compiles = True
     runs_recurrent = False
     runs_divided = False
+    falls_back = False
 
     @dataclass
     class Settings(AutoExecutor.Settings):

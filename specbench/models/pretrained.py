@@ -112,10 +112,13 @@ class PretrainedModel(LanguageModel):
             module, tokenizer, new_cache=StaticCache, executor=EagerExecutor(), attention="sdpa", **shared
         )
         if plain.encoder is None:
-            if (obstacle := plain.decoder.obstacle(context.executor)) is not None:
+            obstacle = plain.decoder.obstacle(context.executor)
+            if obstacle is not None and not context.executor.falls_back:
                 raise ConfigError(f"{key} is not possible with this executor: {obstacle}")
-            if plain.decoder.counts_positions:  # nor is what executor=auto may compile later
-                context.executor.without_programs()
+            if obstacle is not None or plain.decoder.counts_positions:
+                context.executor.run_eagerly()
+        elif not context.executor.runs_encoders:
+            context.executor.run_eagerly()
         trees = checks.reads_trees(plain, key)
         super().__init__(
             module,

@@ -15,7 +15,7 @@ from specbench.decoding import processes
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
 from specbench.decoding.verifier import Verifier
-from specbench.errors import first_line
+from specbench.errors import causes, first_line
 from specbench.peers.base import Peer, PeerOutput
 from specbench.results.writer import PromptsFile, failure_records, prompt_records
 from specbench.run.batching import Batch, Requests
@@ -285,7 +285,7 @@ class InterleavedGroup:
                 return (member or self.plain).decode(jobs, wanted, member is not None, betas)
         except RuntimeError as error:
             processes.current.fail_if_distributed(error)
-            return Failure(wanted.requests, f"{type(error).__name__}: {first_line(error)}")
+            return Failure(wanted.requests, causes(error))
 
     def _by_peer(self, peer: Peer, jobs: Sequence[Job], rows: int) -> list[PeerOutput]:
         """The work of a server on this machine is not that of others."""

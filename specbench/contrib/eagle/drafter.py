@@ -13,6 +13,7 @@ from specbench.contrib.eagle.weights import features_of, inspect, load
 from specbench.data.prompts import render
 from specbench.drafters.mtp import MtpDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
+from specbench.drafters.tree_shapes import TreeSettings
 from specbench.errors import ConfigError, shown
 from specbench.models.architecture import column_bytes
 from specbench.models.checkpoint import MODEL, local_path
@@ -30,7 +31,7 @@ class EagleDrafter(MtpDrafter):
     """EAGLE-1 and EAGLE-2: a layer reads the target's last hidden states, and its output has the target's matrix."""
 
     @dataclass
-    class Settings(PartSettings, OwnSampling):
+    class Settings(PartSettings, OwnSampling, TreeSettings):
         part, must, version = "path", MODEL, 1
         path: str = setting(required="a folder or hub id of an EAGLE checkpoint")
 
@@ -67,7 +68,7 @@ class EagleDrafter(MtpDrafter):
         normed = config.norm_output or config.version == 1
         name, sampling = f"{settings.path}'s EAGLE-{settings.version} layers", settings.own(context).sampling
         model = EagleModel(module, target, name, sampling, context.gamma, readings[0], normed, targets)
-        drafter = cls(model, target.vocab_size, context.gamma)
+        drafter = cls(model, target.vocab_size, context.gamma, settings.tree_shape(model))
         requests = [render(prompt, [], target.tokenizer, target.chat_template) for prompt in context.prompts[:TEXTS]]
         texts = [request.tokens[:TEXT_TOKENS] for request in requests if len(request.tokens) > 1]
         drafter.notes = [choose(model, target, readings, texts)] if len(readings) > 1 and texts else []

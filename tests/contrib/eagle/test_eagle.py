@@ -268,8 +268,8 @@ def test_a_position_off_by_one_is_seen(monkeypatch):
     """Negative control: own states stand one column further on."""
     predict = MtpModel.predict
 
-    def shifted(self, tokens, hidden, first, last, visible):
-        return predict(self, tokens, hidden, first if last is not None else first + 1, last, visible)
+    def shifted(self, tokens, hidden, first, last, visible, tree=None):
+        return predict(self, tokens, hidden, first if last is not None else first + 1, last, visible, tree)
 
     monkeypatch.setattr(MtpModel, "predict", shifted)
     assert differ("plain", drafts("plain", gamma=2))
