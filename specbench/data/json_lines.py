@@ -35,9 +35,9 @@ def need_file(path: str, key: str, what: str = LINES) -> None:
 
 
 def read_json_lines(path: str, key: str = "data.path") -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (line number, object) for each line that is not blank. The file, which the setting `key` names, is UTF-8,
-    with or without a byte order mark; that it is gzipped shows from its first bytes. Raises ConfigError if a line is no
-    JSON object, or if the file cannot be read to its end."""
+    """Yields (line number, object) for each line that is not blank. The file is UTF-8, with or without a byte order
+    mark; that it is gzipped shows from its first bytes. Raises ConfigError if a line is no JSON object, or if the file
+    cannot be read to its end; the setting `key` names it."""
     number, found = 0, False
     try:
         with open(path, "rb") as file:
