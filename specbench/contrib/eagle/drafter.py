@@ -18,7 +18,7 @@ from specbench.decoding.token_tree import Tree
 from specbench.drafters.model import Memory
 from specbench.drafters.mtp import MtpDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
-from specbench.drafters.tree_shapes import TreeSettings
+from specbench.drafters.tree_shapes import Shape, TreeSettings
 from specbench.errors import ConfigError, shown
 from specbench.models.architecture import column_bytes
 from specbench.models.checkpoint import MODEL, local_path
@@ -104,6 +104,10 @@ class Eagle3Drafter(EagleDrafter):
 class ParallelEagleDrafter(Eagle3Drafter):
     """P-EAGLE: one call gives the logits of all guesses, and q of a guess does not depend on the guesses before it. The
     memory of a step is the logits of the guesses that are left."""
+
+    def __init__(self, model: EagleModel, vocab_size: int, gamma: int, shape: Shape | None = None):
+        super().__init__(model, vocab_size, gamma, shape)
+        self.longest = gamma  # no probe of costs drafts more
 
     def prepare(self, state: State, steps: int) -> tuple[tuple[Any, ...], int]:
         return super().prepare(state, 2 * self.gamma)
