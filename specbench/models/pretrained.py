@@ -1,6 +1,7 @@
 """Loads Hugging Face checkpoints, of causal models and encoder-decoders: from a local folder or a hub id, or random
 weights in a model's shape."""
 
+import copy
 import dataclasses
 import functools
 import sys
@@ -24,7 +25,7 @@ from specbench.errors import ConfigError, unknown
 from specbench.executors.eager import EagerExecutor
 from specbench.executors.quant_grids import GRIDS
 from specbench.models import checkpoint_checks as checks
-from specbench.models.architecture import ModelSize, family_of, loader_of, without_memory
+from specbench.models.architecture import HALVES, ModelSize, family_of, loader_of, without_memory
 from specbench.models.attention_mask import refuse_unknown_kinds
 from specbench.models.checkpoint import (
     GGUF,
@@ -240,8 +241,8 @@ def quantization_of(config: PretrainedConfig) -> Any:
 def load_module(
     settings: PretrainedModel.Settings, role: str, device: torch.device, dtype: torch.dtype, seed: int
 ) -> PreTrainedModel:
-    """The module as transformers makes it, complete, finite and causal. For random weights, which follow from `seed`,
-    nothing is downloaded. Errors name the group `role`. Raises ConfigError."""
+    """The module as transformers makes it, complete, finite and causal. For random weights, which follow from `seed`
+    and have the shape's dtype, nothing is downloaded. Errors name the group `role`. Raises ConfigError."""
     transformers.utils.logging.disable_progress_bar()  # of loading; downloads show theirs in a terminal
     if sys.stderr.isatty():
         enable_progress_bars()
@@ -255,7 +256,9 @@ def load_module(
         if settings.weights == "random":
             torch.manual_seed(seed)
             with torch.device(device):
-                module: Any = loader.from_config(config, **options)
+                module: Any = loader.from_config(copy.copy(config), **options)
+            for weight in module.parameters() if config.dtype in HALVES else ():
+                weight.data = weight.data.to(config.dtype).to(dtype)
         else:
             module = _read_weights(settings, config, loader, options | placed_on(device), key)
         loaded: PreTrainedModel = (module if settings.divided() else module.to(device)).eval()
@@ -290,7 +293,7 @@ def _read_weights(
     module, info = loader.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
     if info["unexpected_keys"]:  # some may be those of modules for multi-token prediction, or of Medusa heads
         from specbench.models.mtp_weights import without_modules
-        from specbench.models.published_heads import MERGED
+        from specbench.models.published import MERGED
 
         layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
         others = without_modules(info["unexpected_keys"], layers)

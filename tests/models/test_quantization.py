@@ -116,7 +116,7 @@ def test_a_quantised_target_passes_its_own_verdict(name, tmp_path):
         assert all(output.tokens == list(found.baseline.tokens) for output in found.peers.values())
     if "bfloat16" in name:  # the kernels run, and their bytes are known
         layers = [layer for layer in parts.target.module.modules() if isinstance(layer, PackedLinear)]
-        assert {product.name for layer in layers for product in layer.products} == {grid.name}
+        assert {layer.product.name for layer in layers} == {grid.name}
         embedding = parts.target.module.get_input_embeddings().weight
         bits = 8 * (parts.target.weight_bytes - embedding.nbytes) / sum(layer.numbers for layer in layers)
         assert grid.bits < bits < grid.bits + 1.1  # with its scales

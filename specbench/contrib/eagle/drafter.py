@@ -4,17 +4,18 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from specbench.component import Selections
 from specbench.contrib.eagle.config import EagleConfig, feature_layers
 from specbench.contrib.eagle.model import EagleModel
-from specbench.contrib.eagle.weights import inspect, load
+from specbench.contrib.eagle.weights import features_of, inspect, load
 from specbench.data.prompts import render
 from specbench.drafters.mtp import MtpDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.drafters.tree_shapes import TreeSettings
 from specbench.errors import ConfigError, shown
+from specbench.models.architecture import column_bytes
 from specbench.models.checkpoint import MODEL, local_path
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
@@ -29,23 +30,29 @@ TEXTS, TEXT_TOKENS = 4, 256  # prompts, and tokens of each, on which two reading
 class EagleDrafter(MtpDrafter):
     """EAGLE-1 and EAGLE-2: a layer reads the target's last hidden states, and its output has the target's matrix."""
 
-    version: ClassVar[int] = 1
-
     @dataclass
     class Settings(PartSettings, OwnSampling, TreeSettings):
-        part, must = "path", MODEL
+        part, must, version = "path", MODEL, 1
         path: str = setting(required="a folder or hub id of an EAGLE checkpoint")
 
         def layers(self) -> list[int] | None:
             """The layers in front of which it reads hidden states, if they are given."""
             return None
 
+        def own_bytes(self, target: Any, size: Any, itemsize: int) -> tuple[int, int, int]:
+            weights = super().own_bytes(target, size, itemsize)[0]
+            if not weights:
+                return 0, 0, 0
+            config, _ = inspect("drafter.path", self.path, self.version, self.layers())
+            heard = config.target_hidden_size * (features_of(config, self.layers()) if config.aux else 1)
+            return weights, column_bytes(config.layers, itemsize), heard * itemsize
+
     @classmethod
     def refuses(cls, settings: Any, run: Selections) -> str | None:
         if not local_path(settings.path).is_dir():
             return None
         layers = settings.layers()
-        config, _ = inspect("drafter.path", settings.path, cls.version, layers)
+        config, _ = inspect("drafter.path", settings.path, settings.version, layers)
         target = run["target"].settings
         text = load_config(target, "target").get_text_config()
         reason = unfit(config, text, layers)
@@ -54,12 +61,12 @@ class EagleDrafter(MtpDrafter):
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "EagleDrafter":
         key, layers = "drafter.path", settings.layers()
-        module, config, targets = load(settings.path, key, target, cls.version, layers)
+        module, config, targets = load(settings.path, key, target, settings.version, layers)
         if (reason := unfit(config, target.config, layers)) is not None:
             raise ConfigError(f"{key}={settings.path} is not possible with target.path={target.name}: {reason}")
         readings = feature_layers(config, target.config.num_hidden_layers, layers)
         normed = config.norm_output or config.version == 1
-        name, sampling = f"{settings.path}'s EAGLE-{cls.version} layers", settings.own(context).sampling
+        name, sampling = f"{settings.path}'s EAGLE-{settings.version} layers", settings.own(context).sampling
         model = EagleModel(module, target, name, sampling, context.gamma, readings[0], normed, targets)
         drafter = cls(model, target.vocab_size, context.gamma, settings.tree_shape(model))
         requests = [render(prompt, [], target.tokenizer, target.chat_template) for prompt in context.prompts[:TEXTS]]
@@ -71,10 +78,9 @@ class EagleDrafter(MtpDrafter):
 class Eagle3Drafter(EagleDrafter):
     """EAGLE-3: the hidden states of several of the target's layers, and often a smaller vocabulary."""
 
-    version = 3
-
     @dataclass
     class Settings(EagleDrafter.Settings):
+        version = 3
         feature_layers: str | list[int] = setting(ge=0, default="auto")
 
         def check(self, prefix: str) -> None:

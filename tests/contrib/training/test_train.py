@@ -15,7 +15,8 @@ from specbench.config.build import build
 from specbench.config.validate import check
 from specbench.contrib.training.lookahead import LookAheadStudent
 from specbench.contrib.training.losses import distances, overlap
-from specbench.contrib.training.trainer import text_rows, train
+from specbench.contrib.training.rows import text_rows
+from specbench.contrib.training.trainer import train
 from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
 from specbench.errors import ConfigError
 from specbench.models.pretrained import PretrainedModel, load_module
