@@ -22,7 +22,13 @@ from fake_cuda_cases import EXECUTORS, POLICIES, PUBLISHED, VERIFIERS, WAITS, Ca
 from specbench.config.paths import conf_dir
 from specbench.kernels import ops
 
-LAWLESS = ("ngram", "prompt_lookup", "suffix", "lookup_or_model")  # guesses are point masses at every temperature
+LAWLESS = (
+    "ngram",
+    "prompt_lookup",
+    "suffix",
+    "rest",
+    "lookup_or_model",
+)  # guesses are point masses at every temperature
 
 
 def combinations() -> list[Case]:
