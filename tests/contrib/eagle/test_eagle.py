@@ -426,11 +426,12 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_checkpoints_are_refused_before_the_target_loads(name, tmp_path, monkeypatch):
+    words = overrides("plain")
     monkeypatch.setattr("specbench.config.build._make", None)
     what, expected = BAD[name]
     folder = changed(what)(tmp_path / "bad")
     with pytest.raises(ConfigError, match=expected) as error:
-        check(composed(*small(*overrides("plain"), f"drafter.path={folder}")))
+        check(composed(*small(*words, f"drafter.path={folder}")))
     assert str(folder) in str(error.value) or "another target" in name or "not there" in name
     assert "\n" not in str(error.value)
 
