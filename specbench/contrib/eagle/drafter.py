@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from specbench.component import Selections
 from specbench.contrib.eagle.config import EagleConfig, feature_layers
-from specbench.contrib.eagle.model import EagleModel
+from specbench.contrib.eagle.model import EagleModel, ParallelEagleModel
 from specbench.contrib.eagle.weights import features_of, inspect, load
 from specbench.data.prompts import render
+from specbench.decoding.state import State
+from specbench.decoding.token_tree import Tree
+from specbench.drafters.model import Memory
 from specbench.drafters.mtp import MtpDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
-from specbench.drafters.tree_shapes import TreeSettings
+from specbench.drafters.tree_shapes import Shape, TreeSettings
 from specbench.errors import ConfigError, shown
 from specbench.models.architecture import column_bytes
 from specbench.models.checkpoint import MODEL, local_path
@@ -67,8 +72,9 @@ class EagleDrafter(MtpDrafter):
         readings = feature_layers(config, target.config.num_hidden_layers, layers)
         normed = config.norm_output or config.version == 1
         name, sampling = f"{settings.path}'s EAGLE-{settings.version} layers", settings.own(context).sampling
-        model = EagleModel(module, target, name, sampling, context.gamma, readings[0], normed, targets)
-        drafter = cls(model, target.vocab_size, context.gamma, settings.tree_shape(model))
+        kind, made = (EagleModel, cls) if config.mask_token is None else (ParallelEagleModel, ParallelEagleDrafter)
+        model = kind(module, target, name, sampling, context.gamma, readings[0], normed, targets)
+        drafter = made(model, target.vocab_size, context.gamma, settings.tree_shape(model))
         requests = [render(prompt, [], target.tokenizer, target.chat_template) for prompt in context.prompts[:TEXTS]]
         texts = [request.tokens[:TEXT_TOKENS] for request in requests if len(request.tokens) > 1]
         drafter.notes = [choose(model, target, readings, texts)] if len(readings) > 1 and texts else []
@@ -93,6 +99,27 @@ class Eagle3Drafter(EagleDrafter):
 
         def layers(self) -> list[int] | None:
             return self.feature_layers if isinstance(self.feature_layers, list) else None
+
+
+class ParallelEagleDrafter(Eagle3Drafter):
+    """P-EAGLE: one call gives the logits of all guesses, and q of a guess does not depend on the guesses before it. The
+    memory of a step is the logits of the guesses that are left."""
+
+    def __init__(self, model: EagleModel, vocab_size: int, gamma: int, shape: Shape | None = None):
+        super().__init__(model, vocab_size, gamma, shape)
+        self.longest = gamma  # no probe of costs drafts more
+
+    def prepare(self, state: State, steps: int) -> tuple[tuple[Any, ...], int]:
+        return super().prepare(state, 2 * self.gamma)
+
+    def read(
+        self, x: Tensor, first: Tensor, memory: Memory, visible: int, tree: Tree | None = None
+    ) -> tuple[Tensor, Memory]:
+        left, behind = memory
+        assert left is not None and isinstance(self.pairs, ParallelEagleModel)
+        if behind is not None:  # hidden states of the target
+            left = self.pairs.block(x, left, first - 1, behind, visible)[:, None]
+        return left[:, :, 0], (left[:, :, 1:], None)
 
 
 def unfit(config: EagleConfig, target: Any, layers: list[int] | None) -> str | None:

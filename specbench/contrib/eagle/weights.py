@@ -92,6 +92,9 @@ def skeleton(config: EagleConfig, names: Container[str], count: int) -> Any:
         base.layers[0].input_layernorm = base.norm = nn.Identity()
     else:
         base.layers[0] = FirstLayer(base.layers[0], norm, config)
+        if config.mask_token is not None:
+            module.mask_token = config.mask_token
+            module.mask_hidden = nn.Parameter(torch.empty(1, 1, count * config.target_hidden_size))
         if config.aux:
             module.features = Features(count, norm, config, "fc.bias" in names)
         elif "layers.0.hidden_norm.weight" not in names:
