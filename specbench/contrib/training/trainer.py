@@ -240,7 +240,7 @@ def _fit(
         examples = [{**own, "spans": span} for own, span in zip(examples, rows.spans, strict=True)]
     curve.tokens_of_step = rows.tokens.numel() / max(1, math.ceil(batches / scalars.accumulate))
     trainer = transformers.Trainer(
-        student, arguments, train_dataset=examples, optimizers=student.optimisers(learning_rate, steps),
+        student, arguments, train_dataset=examples, optimizers=student.optimisers(learning_rate, steps, scalars.warmup),
         callbacks=[curve] if arguments.process_index == 0 else None,
     )  # fmt: skip
     status = "complete"
