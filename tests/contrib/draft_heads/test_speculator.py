@@ -229,8 +229,8 @@ def test_q_of_hydra_heads_follows_from_hidden_state_and_tokens(temperature, targ
 
 
 @pytest.mark.parametrize(("changes", "told"), [
-    ({"hydra_head_arch": "prefix-mlp"}, "hydra_head_arch=prefix-mlp is not allowed: it must be mlp"),
-    ({"grounded_heads": False}, "grounded_heads=False is not allowed"),
+    ({"hydra_head_arch": "prefix-mlp"}, "hydra_head_arch=prefix-mlp is not allowed"),
+    ({"grounded_heads": False}, "grounded_heads=(False|false) is not allowed"),
     ({"hydra_num_heads": 4}, "lacks hydra_lm_head.3.bias"), ({"hydra_num_layers": 1}, "hydra_mlp.0.1.linear.bias"),
 ])  # fmt: skip
 def test_other_hydra_heads_are_refused(changes, told, tmp_path):
