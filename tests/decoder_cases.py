@@ -80,6 +80,7 @@ TREES = (
     "token_recycling",
     "mtp_distinct",
     "eagle_dynamic",
+    "suffix_tree",
 )
 
 
@@ -196,7 +197,7 @@ def spare_of(kind: str, gamma: int) -> int:
         return 4 * gamma + 1
     if kind.startswith("under_"):
         return gamma + 4  # its inner gamma is 2, of a drafter below too
-    return 7 if kind in ("medusa", "token_recycling") else gamma + 1
+    return 7 if kind in ("medusa", "token_recycling", "suffix_tree") else gamma + 1
 
 
 def shape_of(kind: str, sampling: Sampling) -> FixedTree | DynamicTree | None:
@@ -232,6 +233,8 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return PromptLookupDrafter(max_match=3, min_match=1)
     if kind == "suffix":
         return SuffixDrafter(8, 1.0, 1.0, 0.1, 0, gamma=5)
+    if kind == "suffix_tree":
+        return SuffixDrafter(8, 1.0, 2.0, 0.05, 0, gamma=5, nodes=6)
     if kind == "lookup_or_model":
         return LookupOrModelDrafter(SuffixDrafter(8, 1.0, 0.0, 0.1, 0, gamma=5), ModelDrafter(model, V, gamma=5), 0.1)
     if kind == "token_recycling":
