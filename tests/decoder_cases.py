@@ -28,6 +28,7 @@ from specbench.decoding.verifier import Verifier
 from specbench.drafters.blockwise import BlockwiseDrafter, MedusaDrafter
 from specbench.drafters.early_exit import EarlyExitDrafter, SelfQuantizedDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
+from specbench.drafters.layer_skip import LayerParts, LayerSkipDrafter
 from specbench.drafters.lookup_or_model import LookupOrModelDrafter
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.mtp import MtpDrafter
@@ -37,6 +38,7 @@ from specbench.drafters.ngram_lm import BigramDrafter, UnigramDrafter, training_
 from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter, PassDrafter
 from specbench.drafters.prompt_lookup import PromptLookupDrafter
 from specbench.drafters.random import RandomDrafter
+from specbench.drafters.rest import RestDrafter, stored
 from specbench.drafters.suffix import SuffixDrafter
 from specbench.drafters.token_recycling import TokenRecyclingDrafter
 from specbench.drafters.tree import TreeDrafter
@@ -65,7 +67,7 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
 
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
           "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized", "mtp", "eagle", "under_ngram",
-          "under_under_model", "mlp_speculator", "suffix", "lookup_or_model")  # fmt: skip
+          "under_under_model", "mlp_speculator", "suffix", "lookup_or_model", "layer_skip", "rest")  # fmt: skip
 
 
 TREES = (
@@ -235,6 +237,9 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return SuffixDrafter(8, 1.0, 1.0, 0.1, 0, gamma=5)
     if kind == "suffix_tree":
         return SuffixDrafter(8, 1.0, 2.0, 0.05, 0, gamma=5, nodes=6)
+    if kind == "rest":
+        settings = RestDrafter.Settings(path=text_file, field=None, tokens=10**6, depth=3, min_prob=0.1)
+        return RestDrafter(stored(settings, target.tokenizer), settings.min_prob)
     if kind == "lookup_or_model":
         return LookupOrModelDrafter(SuffixDrafter(8, 1.0, 0.0, 0.1, 0, gamma=5), ModelDrafter(model, V, gamma=5), 0.1)
     if kind == "token_recycling":
@@ -289,6 +294,9 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
     if kind == "early_exit":
         short = drafter_model.module if tabular else first_layers(target.module, 1)
         return EarlyExitDrafter(BorrowedCache(short, target, "exit", target.sampling), target.vocab_size, 5)
+    if kind == "layer_skip":
+        module = drafter_model.module if tabular else LayerParts(target.module).without(["mlp.0", "attention.1"])
+        return LayerSkipDrafter(BorrowedCache(module, target, kind, target.sampling), target.vocab_size, 5)
     if kind == "self_quantized":
         module = drafter_model.module if tabular else in_four_bits(target.load_again)
         model = BorrowedCache(module, target, kind, target.sampling, exact=False)

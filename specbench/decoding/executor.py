@@ -142,9 +142,10 @@ class Executor(Component):
     def telling(self, tell: Callable[[str], None]) -> None:
         """From now on `tell` is called with what is going on while programs are made."""
 
-    def doubles(self, weights: int, tied: int, device: torch.device, dtype: torch.dtype) -> int:
-        """Bytes that it stores twice of `weights` bytes, of which `tied` are an output matrix and the embedding."""
-        return 0
+    def held(self, weights: int, tied: int, device: torch.device, halves: bool) -> int:
+        """Bytes that it will hold of `weights` bytes in the run's dtype, of which `tied` are an output matrix that is
+        also the embedding. `halves`: the dtype is float32, and the values are those of a checkpoint in 16 bits."""
+        return weights
 
     def bytes(self) -> int:
         """Bytes that the executor itself holds, such as graph pools."""

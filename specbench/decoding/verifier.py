@@ -29,6 +29,7 @@ class Verifier(Component, ABC):
     law: str = "sum min(p, q)"  # `beta` of a guess that was drawn from q
     looks_ahead: bool = False  # whether a verdict depends on guesses after the first rejected one
 
+    judged: ClassVar[bool] = True  # whether texts are read again for the verdict
     lossless: bool = True
     lenience: float = 1.0
     note: str | None = None  # a warning to print with the results

@@ -17,18 +17,20 @@ from torch import Tensor, nn
 from specbench.component import Selections
 from specbench.decoding.executor import Executor, HasCache, Module, Stored
 from specbench.executors import autotune
-from specbench.executors.autotune import LIMITS, ROWS, ProductTable, choice, offered, shape_of
+from specbench.executors.autotune import ROWS, ProductTable, choice, offered, shape_of
 from specbench.executors.compile_cache import Programs, decide
 from specbench.executors.compiled_function import Leaf
 from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.executors.linear_kernels import KINDS, QUANTIZED, HalfWeight, Plain, Product, scale_of
-from specbench.executors.machine import free_bytes, machine_name
+from specbench.executors.machine import machine_name
 from specbench.executors.packed_linear import (
     LinearGroup,
+    PackedEmbedding,
     PackedLinear,
     linear_groups,
     linear_layers,
+    pack_embedding,
     packed,
     replace,
     stacked,
@@ -38,7 +40,6 @@ from specbench.settings import BaseSettings, file_hash, setting
 
 log = logging.getLogger(__name__)
 NAMES = {kind.name: kind for kind in (*QUANTIZED, *KINDS)}
-SPARE = 8  # a second copy of a weight is kept if all weights fit this many times into the free memory
 STEP = 16  # cache columns: compiled code attends to a multiple of them
 SMALL_BYTES = 16e6  # of weights: a model below this stays in the processor's caches
 
@@ -71,7 +72,7 @@ class AutoExecutor(Executor):
         whether missing programs are made: "true", "false", or "auto", where that pays within the run."""
         self.kinds = [NAMES[name] for name in products]
         self.table, self.programs = table or ProductTable(None, ""), programs or Programs(None)
-        self.chosen: dict[str, list[str]] = {}  # by shape, the kind for each of LIMITS; "rounded": inputs are, too
+        self.chosen: dict[str, list[str]] = {}  # by shape, the kind, alone in a list; "rounded": inputs are, too
         self.leaves: dict[Callable[..., Any], Leaf] = {}
         self.compiles = type(self).compiles or compile == "true"
         self.may_compile = compile == "auto" and self.programs.folder is not None
@@ -176,17 +177,17 @@ class AutoExecutor(Executor):
     # -- Products -------------------------------------------------------------------------------
 
     def load(self, module: Module, exact: bool = True) -> Module:
-        """Replaces every linear layer of a module on a CPU. A weight that is also the embedding stays besides. On other
-        devices layers with the same input share one product."""
+        """Replaces every linear layer of a module on a CPU, and its embedding where that saves memory. On other devices
+        layers with the same input share one product."""
         if next(module.parameters()).device.type != "cpu":
             return packed(module)
         groups = list(linear_groups(module))
         choosing = len(self.kinds) > 1 and not self.table.pinned
         if choosing and (sample := self._sample(groups, exact)):
             self.table.add(autotune.time_products(sample, self.kinds, exact))
-        copies = exact and free_bytes(torch.device("cpu")) > SPARE * sum(p.nbytes for p in module.parameters())
         for group in groups:  # one after the other, so that no more than one exists twice meanwhile
-            replace(group, self._product(*stacked(group), copies, exact))
+            replace(group, self._product(*stacked(group), exact))
+        pack_embedding(module)
         return module
 
     def loaded(self) -> dict[str, list[str]]:
@@ -207,8 +208,8 @@ class AutoExecutor(Executor):
                 continue
             weight, bias = stacked(group)
             if shape not in wanted:
-                kinds = self._offered(weight * self._scale(weight), exact)
-                wanted[shape] = bool(kinds.keys() - self.table.times(weight).keys())
+                kinds = {kind.name for kind in offered(weight * self._scale(weight), self.kinds, exact)}
+                wanted[shape] = bool(kinds - self.table.times(weight).keys())
             if wanted[shape]:
                 found.append((weight, bias))
         return found
@@ -217,31 +218,36 @@ class AutoExecutor(Executor):
         """What a weight is multiplied by before it is stored."""
         return scale_of(weight) if any(issubclass(kind, HalfWeight) for kind in self.kinds) else 1.0
 
-    def _offered(self, weight: Tensor, exact: bool) -> dict[str, type[Product]]:
-        """The kinds of product that multiply by this scaled weight [out, in], by name."""
-        return {kind.name: kind for kind in offered(weight, self.kinds, exact)} or {Plain.name: Plain}
-
-    def _product(self, weight: Tensor, bias: Tensor | None, copies: bool, exact: bool) -> PackedLinear:
-        """The products chosen for a weight [out, in] and bias [out]."""
+    def _product(self, weight: Tensor, bias: Tensor | None, exact: bool) -> PackedLinear:
+        """The product chosen for a weight [out, in] and bias [out]."""
         shape, scale = shape_of(weight), self._scale(weight)
         weight = weight * scale
-        kinds = self._offered(weight, exact)
-        chosen = choice(self.table.times(weight), list(kinds), copies)
-        self.chosen[shape if exact else f"{shape}, rounded"] = chosen
-        products = {name: kinds[name](weight, bias) for name in dict.fromkeys(chosen)}
-        return PackedLinear([products[name] for name in chosen], LIMITS, scale, weight)
+        chosen = self._choose(weight, exact)
+        self.chosen[shape if exact else f"{shape}, rounded"] = [chosen.name]
+        return PackedLinear(chosen(weight, bias), scale, weight)
+
+    def _choose(self, weight: Tensor, exact: bool) -> type[Product]:
+        """The kind for a scaled weight: the fastest first, since whether it offers it takes reading all values."""
+        times, kinds = self.table.times(weight), {kind.name: kind for kind in self.kinds}
+        while kinds:
+            kind = kinds.pop(choice(times, list(kinds)))
+            if offered(weight, [kind], exact):
+                return kind
+        return Plain
 
     def stored(self, module: nn.Module) -> Stored:
         found = super().stored(module)
         layers = [layer for layer in module.modules() if isinstance(layer, PackedLinear)]
+        tables = [layer.weight for layer in module.modules() if isinstance(layer, PackedEmbedding)]
+        own = sum(table.nbytes for table in tables)
         return Stored(
-            found.numbers + sum(layer.numbers for layer in layers),
-            found.read + sum(layer.by_rows[0].bytes for layer in layers),
-            found.held + sum(product.bytes for layer in layers for product in layer.products),
+            found.numbers + sum(layer.numbers for layer in layers) + sum(table.numel() for table in tables),
+            found.read + own + sum(layer.product.bytes for layer in layers),
+            found.held + own + sum(layer.product.bytes for layer in layers),
         )
 
-    def doubles(self, weights: int, tied: int, device: torch.device, dtype: torch.dtype) -> int:
-        return tied if device.type == "cpu" else 0
+    def held(self, weights: int, tied: int, device: torch.device, halves: bool) -> int:
+        return (weights + tied) // (1 + halves) if device.type == "cpu" else weights
 
     def facts(self) -> dict[str, Any]:
         shapes = {shape.partition(",")[0] for shape in self.chosen}

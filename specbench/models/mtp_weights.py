@@ -19,7 +19,16 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from specbench.errors import ConfigError
-from specbench.models.checkpoint import INDEX, WHOLE, check_files, local_path, read_json, reading, source_of
+from specbench.models.checkpoint import (
+    INDEX,
+    WHOLE,
+    check_files,
+    local_path,
+    read_json,
+    reading,
+    source_of,
+    weight_files,
+)
 from specbench.models.checkpoint_checks import refuse_incomplete, refuse_not_finite
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import PairInput
@@ -75,14 +84,29 @@ def without_modules(names: Iterable[str], layers: int) -> list[str]:
 def missing_in(path: str, key: str) -> str | None:
     """Why no module can be read from a local folder, as `Component.refuses` says it; None for hub ids, and for folders
     that cannot be read, which another check refuses."""
-    folder = local_path(path)
     try:
-        config = read_json(folder / "config.json")
-        config = config.get("text_config") or config.get(LAYERS) or config
-        found = [mtp_place(name, config["num_hidden_layers"]) for name in _files(path)]
+        layers = _shape(path)["num_hidden_layers"]
+        found = [mtp_place(name, layers) for name in _files(path)]
     except Exception:
         return None
     return None if any(found) else f"with {key}={path}, which holds no multi-token-prediction module: {ADVICE}"
+
+
+def numbers_of(path: str) -> tuple[int, int]:
+    """How many numbers the first module in a local folder has, and its hidden size; zeros as `missing_in`."""
+    try:
+        shape = _shape(path)
+        parts, _ = _read(source_of(path), shape["num_hidden_layers"])
+        return sum(tensor.numel() for tensor in parts.values()), shape["hidden_size"]
+    except Exception:
+        return 0, 0
+
+
+def _shape(path: str) -> dict[str, Any]:
+    """The sizes that the config.json of a local folder names. Raises OSError or ValueError."""
+    config = read_json(local_path(path) / "config.json")
+    found: dict[str, Any] = config.get("text_config") or config.get(LAYERS) or config
+    return found
 
 
 def load_mtp(path: str, key: str, target: LanguageModel) -> PreTrainedModel:
@@ -92,6 +116,8 @@ def load_mtp(path: str, key: str, target: LanguageModel) -> PreTrainedModel:
     named, part = f"{key}={path}", "multi-token-prediction module"
     with reading(key, path, part):
         source = source_of(path)
+        if Path(source).is_dir():
+            weight_files(Path(source))  # an error if there are none
         config = _config(read_config(path, key), source, target)
         parts, before_norm = _read(source, config.num_hidden_layers)
         if not parts:

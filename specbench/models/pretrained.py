@@ -1,12 +1,14 @@
 """Loads Hugging Face checkpoints, of causal models and encoder-decoders: from a local folder or a hub id, or random
 weights in a model's shape."""
 
+import copy
 import dataclasses
 import functools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from specbench.errors import ConfigError, unknown
 from specbench.executors.eager import EagerExecutor
 from specbench.executors.quant_grids import GRIDS
 from specbench.models import checkpoint_checks as checks
-from specbench.models.architecture import ModelSize, family_of, loader_of, without_memory
+from specbench.models.architecture import HALVES, ModelSize, family_of, loader_of, without_memory
 from specbench.models.attention_mask import refuse_unknown_kinds
 from specbench.models.checkpoint import (
     GGUF,
@@ -34,6 +36,7 @@ from specbench.models.checkpoint import (
     local_path,
     reading,
     source_of,
+    weight_files,
 )
 from specbench.models.context import Context
 from specbench.models.encoder_decoder import refuse_decoder
@@ -221,20 +224,30 @@ def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype)
         refuse_unknown_kinds(config, f"{role}.path={settings.path}")
         if config.is_encoder_decoder:
             refuse_decoder(module, f"{role}.path={settings.path}")
-        family = family_of(config)
-        return dataclasses.replace(family.sized(config, ModelSize.of(config, dtype, module)), family=family)
+        family, size = family_of(config), ModelSize.of(config, dtype, module)
+        size = dataclasses.replace(family.sized(config, size), family=family)
+        folder = Path(_source(settings, role))
+        if settings.weights == "random" or not quantization_of(config) or not folder.is_dir():
+            return size
+        files = (folder / name for name in weight_files(folder))  # packed, as the quantiser stores them
+        return dataclasses.replace(size, weights=sum(file.stat().st_size for file in files), tied=0)
+
+
+def quantization_of(config: PretrainedConfig) -> Any:
+    """How a checkpoint's weights are quantised, as its config says it; None if they are not."""
+    return getattr(config, "quantization_config", None)
 
 
 def load_module(
     settings: PretrainedModel.Settings, role: str, device: torch.device, dtype: torch.dtype, seed: int
 ) -> PreTrainedModel:
-    """The module as transformers makes it, complete, finite and causal. For random weights, which follow from `seed`,
-    nothing is downloaded. Errors name the group `role`. Raises ConfigError."""
+    """The module as transformers makes it, complete, finite and causal. For random weights, which follow from `seed`
+    and have the shape's dtype, nothing is downloaded. Errors name the group `role`. Raises ConfigError."""
     transformers.utils.logging.disable_progress_bar()  # of loading; downloads show theirs in a terminal
     if sys.stderr.isatty():
         enable_progress_bars()
     config, key = load_config(settings, role), f"{role}.path={settings.path}"
-    if settings.quantization is not None and getattr(config, "quantization_config", None) is not None:
+    if settings.quantization is not None and quantization_of(config) is not None:
         named = f"{role}.quantization={settings.quantization} is not possible: {settings.path}"
         raise ConfigError(f"{named} is quantised already, use {role}.quantization=null")
     loader: Any = getattr(transformers, loader_of(config))
@@ -243,9 +256,11 @@ def load_module(
         if settings.weights == "random":
             torch.manual_seed(seed)
             with torch.device(device):
-                module: Any = loader.from_config(config, **options)
+                module: Any = loader.from_config(copy.copy(config), **options)
+            for weight in module.parameters() if config.dtype in HALVES else ():
+                weight.data = weight.data.to(config.dtype).to(dtype)
         else:
-            module = _read_weights(settings, config, loader, options, key)
+            module = _read_weights(settings, config, loader, options | placed_on(device), key)
         loaded: PreTrainedModel = (module if settings.divided() else module.to(device)).eval()
         if loaded.config._attn_implementation not in ATTENTION:  # what the checkpoint asks for
             loaded.set_attn_implementation(ATTENTION[0] if loaded._supports_sdpa else ATTENTION[1])
@@ -263,12 +278,13 @@ def _read_weights(
     settings: PretrainedModel.Settings, config: PretrainedConfig, loader: Any, options: dict[str, Any], key: str
 ) -> Any:
     """The module of a checkpoint, whose tensors and shapes are those of its config."""
-    source, quantized = source_of(settings.path), getattr(config, "quantization_config", None)
+    source, quantized = source_of(settings.path), quantization_of(config)
     if quantized is not None and not AutoHfQuantizer.supports_quant_method(quantized):
         raise ValueError(f"quantization_config={quantized} in its config is not of a kind that can be read")
     if Path(source).is_dir():
         check_weights(Path(source), quantized is not None)
     if settings.tensor_parallel > 1:
+        options.pop("device_map", None)
         from transformers.distributed.configuration_utils import DistributedConfig
 
         options["distributed_config"] = DistributedConfig(tp_size=settings.tensor_parallel)
@@ -277,13 +293,19 @@ def _read_weights(
     module, info = loader.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
     if info["unexpected_keys"]:  # some may be those of modules for multi-token prediction, or of Medusa heads
         from specbench.models.mtp_weights import without_modules
-        from specbench.models.published_heads import MERGED
+        from specbench.models.published import MERGED
 
         layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
         others = without_modules(info["unexpected_keys"], layers)
         info["unexpected_keys"] = [name for name in others if not name.startswith(MERGED)]
     checks.refuse_incomplete(info, key)
     return module
+
+
+def placed_on(device: torch.device) -> dict[str, Any]:
+    """Arguments of `from_pretrained` with which weights go to a GPU one by one, instead of passing whole through the
+    host. They need accelerate."""
+    return {"device_map": {"": device}} if device.type == "cuda" and find_spec("accelerate") else {}
 
 
 def options_of(settings: PretrainedModel.Settings) -> dict[str, Any]:

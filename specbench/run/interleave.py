@@ -145,6 +145,9 @@ def read_again(session: Session, record: RunRecord, group: Group) -> None:
     """Reads the group's texts with the stock module, for the verdict, while tokens may still be read. At temperature 0
     also every sampled text that differs from plain decoding's."""
     parts = session.parts
+    if not parts.verifier.judged:
+        record.unread = parts.verifier.note or "its verifier is not judged"
+        return
     for row, result in enumerate(group.results):
         differs = parts.target.sampling.greedy and result.speculative.tokens != result.baseline.tokens
         if session.to_read <= 0 and not (differs and parts.decoding.samples):

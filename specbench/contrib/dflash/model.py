@@ -27,11 +27,13 @@ class DFlashModel:
         """The target tells what it reads of prompts from now on."""
         self.module, self.markov, self.config, self.vocabulary = module, markov, config, vocabulary
         self.executor, self.name = target.executor, target.name
-        shared = {id(w) for part in (module.embed_tokens, module.lm_head) for w in part.parameters()}  # the target's
-        parts = [module] if markov is None else [module, markov]
-        own = {id(w): w for part in parts for w in part.parameters() if id(w) not in shared}
-        self.weight_bytes = sum(weight.nbytes for weight in own.values())
-        self.weights = sum(weight.numel() for weight in own.values())
+        stock: Any = target.module
+        theirs = (stock.get_input_embeddings(), stock.get_output_embeddings())
+        parts = {**dict(module.named_children()), "markov": markov}
+        own = {name: target.executor.stored(part) for name, part in parts.items()
+               if part is not None and not any(part is other for other in theirs)}  # fmt: skip
+        self.weight_bytes = sum(stored.held for stored in own.values())
+        self.weights = sum(stored.numbers for name, stored in own.items() if name not in ("embed_tokens", "lm_head"))
         self.context = torch.empty(0)
         self.heard: list[tuple[int | None, int, Tensor]] = []
         target.listener = self

@@ -13,7 +13,7 @@ from specbench.contrib.dflash.network import DFlashNetwork, Markov
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import reading
 from specbench.models.language_model import LanguageModel
-from specbench.models.published import fill, place, read_tensors, targets_of
+from specbench.models.published import fill, place, read_tensors, targets_of, with_products
 from specbench.models.vocabulary import DraftVocabulary, VocabMap
 
 MARKOV = "markov_head."
@@ -40,6 +40,7 @@ def load_dflash(path: str, key: str, config: DFlashConfig, target: LanguageModel
         fill(markov, {n.removeprefix(MARKOV): t for n, t in tensors.items() if n.startswith(MARKOV)}, named)
         place(markov, named, target)
     place(network, named, target)
+    network = with_products(network, target.executor)
     network.rotary = Qwen3RotaryEmbedding(config.layers).to(target.device)  # its frequencies stay in 32 bits
     stock: Any = target.module
     network.embed_tokens, network.lm_head = stock.get_input_embeddings(), stock.get_output_embeddings()
@@ -91,4 +92,4 @@ def _matrix(
         made = kind(*shape) if kind is nn.Embedding else kind(shape[1], shape[0], bias=False)
     fill(made, {"weight": weight}, f"{named}, {name},")
     place(made, named, target)
-    return made
+    return with_products(nn.ModuleList([made]), target.executor).get_submodule("0")

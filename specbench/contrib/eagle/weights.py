@@ -92,6 +92,9 @@ def skeleton(config: EagleConfig, names: Container[str], count: int) -> Any:
         base.layers[0].input_layernorm = base.norm = nn.Identity()
     else:
         base.layers[0] = FirstLayer(base.layers[0], norm, config)
+        if config.mask_token is not None:
+            module.mask_token = config.mask_token
+            module.mask_hidden = nn.Parameter(torch.empty(1, 1, count * config.target_hidden_size))
         if config.aux:
             module.features = Features(count, norm, config, "fc.bias" in names)
         elif "layers.0.hidden_norm.weight" not in names:
@@ -109,7 +112,7 @@ def known_name(name: str) -> str:
     return next((new + name.removeprefix(old) for old, new in OTHER_NAMES.items() if name.startswith(old)), name)
 
 
-def _own_name(name: str) -> str:
+def own_name(name: str) -> str:
     """As `known_name`, of a tensor of our module."""
     return re.sub(r"^(model|features)\.", "", name.replace("pair_input.projection.", "fc."))
 
@@ -125,7 +128,7 @@ def inspect(key: str, path: str, version: int, wanted: list[int] | None) -> tupl
         refuse_bad_sizes(config.layers, f"{key}={path} has ")
         with torch.device("meta"):
             module = skeleton(config, found, features_of(config, wanted))
-        own = {_own_name(name): tensor for name, tensor in module.state_dict().items()}
+        own = {own_name(name): tensor for name, tensor in module.state_dict().items()}
         if config.version == 1:
             del own[HEAD]
         given = {name: tensor for name, tensor in found.items() if config.version == 1 or name not in MAPS}
@@ -161,7 +164,7 @@ def load(
         module = skeleton(config, found, features_of(config, wanted))
         stock: Any = target.stock_module()
         borrowed = [name for name in (EMBEDDING, HEAD) if name not in found]
-        names = {name: _own_name(name) for name in module.state_dict()}
+        names = {name: own_name(name) for name in module.state_dict()}
         state = {name: found[own].to(target.dtype) for name, own in names.items() if own not in borrowed}
         module.load_state_dict(state, strict=False, assign=True)
         targets = draft_targets(found, config)
