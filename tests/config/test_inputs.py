@@ -95,6 +95,7 @@ REFUSED = {  # overrides: what the sentence holds
     "drafter=rest drafter.path={long.jsonl} drafter.field=text":
         "has no field 'text': set drafter.field to what it has, prompt",
     "drafter=rest drafter.path={turns.jsonl} drafter.field=category verifier=rejection": "guesses have no law",
+    "drafter=lookahead gamma=2": "gamma=2 is not possible with drafter.ngram=4: it is the depth of a draft",
     "drafter=tree gamma_policy=entropy": "needs a drafter that is a model",
     "gamma=[1": "gamma=[1",
     "metrics=calibration": "choose metrics with metric=[NAME,NAME]",
