@@ -84,6 +84,7 @@ TREES = (
     "lookahead",
     "mtp_distinct",
     "eagle_dynamic",
+    "suffix_tree",
 )
 
 
@@ -202,7 +203,7 @@ def spare_of(kind: str, gamma: int) -> int:
         return gamma + 4  # its inner gamma is 2, of a drafter below too
     if kind == "lookahead":
         return 11
-    return 7 if kind in ("medusa", "token_recycling") else gamma + 1
+    return 7 if kind in ("medusa", "token_recycling", "suffix_tree") else gamma + 1
 
 
 def shape_of(kind: str, sampling: Sampling) -> FixedTree | DynamicTree | None:
@@ -238,6 +239,8 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return PromptLookupDrafter(max_match=3, min_match=1)
     if kind == "suffix":
         return SuffixDrafter(8, 1.0, 1.0, 0.1, 0, gamma=5)
+    if kind == "suffix_tree":
+        return SuffixDrafter(8, 1.0, 2.0, 0.05, 0, gamma=5, nodes=6)
     if kind == "rest":
         settings = RestDrafter.Settings(path=text_file, field=None, tokens=10**6, depth=3, min_prob=0.1)
         return RestDrafter(stored(settings, target.tokenizer), settings.min_prob)
