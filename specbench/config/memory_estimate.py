@@ -20,6 +20,7 @@ from specbench.run_config import RunConfig
 from specbench.stats.position_stats import CHUNK
 from specbench.stats.verdict_records import LAW_BYTES
 
+HEARD = 2  # hidden states of prompts stand beside those that are read
 MOST_START_TOKENS = 4  # of an encoder-decoder's text: the start, a language, a task, and that no times are wanted
 
 
@@ -59,13 +60,15 @@ def memory_budget(
     loading = max(sum(held[:place]) + whole[place] for place in range(len(held)))
     doubled = max(doubled, loading - sum(held))
     ranks = chosen["target"].settings.processes()
+    drafts = chosen["drafter"].settings.own_bytes(chosen["target"].settings, target, context.dtype.itemsize)
+    slots = cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns))
     budget = Budget.of(
         models,
-        doubled=doubled,
+        doubled=doubled + drafts[0],
         laws=_laws(root, target.vocab_size) + _of_draft(checked, context.gamma, target.vocab_size),
         rows=root.batch_size,
         columns=columns,
-        held=cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns)),
+        held=slots,
         tokens=decoding.kind.target_tokens(decoding.settings, checked.nodes(context.gamma), context.gamma),
         prefill_chunk=root.prefill_chunk,
         read_again=CHUNK,
@@ -75,6 +78,8 @@ def memory_budget(
         inputs=inputs,
         processes=max(beside, ranks),
     )
+    heard = HEARD * root.batch_size * longest * drafts[2]
+    budget = dataclasses.replace(budget, kv=budget.kv + slots * drafts[1], activations=budget.activations + heard)
     if chosen["target"].settings.divided() and ranks == 1:  # on all GPUs
         devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
         budget = dataclasses.replace(budget, free=sum(map(free_bytes, devices)))

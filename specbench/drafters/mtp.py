@@ -20,7 +20,7 @@ from specbench.models.checkpoint import MODEL
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import MtpModel
-from specbench.models.mtp_weights import load_mtp, missing_in
+from specbench.models.mtp_weights import load_mtp, missing_in, numbers_of
 from specbench.models.trained_parts import PartSettings
 from specbench.settings import setting
 
@@ -43,6 +43,10 @@ class MtpDrafter(TreeDrafter):
     class Settings(PartSettings, OwnSampling, TreeSettings):
         part, must = "path", MODEL
         path: str | None = setting()
+
+        def own_bytes(self, target: Any, size: Any, itemsize: int) -> tuple[int, int, int]:
+            weights, hidden = numbers_of(self.path or target.path) or (0, 0)
+            return weights * itemsize, weights and size.column // size.layers, hidden * itemsize
 
     @classmethod
     def refuses(cls, settings: Any, run: Selections) -> str | None:

@@ -12,6 +12,7 @@ which CUDA chooses algorithms and loads kernels, run on copies of the rows and o
 
 import gc
 import logging
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -58,6 +59,7 @@ class CudaGraphExecutor(Executor):
         self.inside = False  # a captured function: what it calls is part of its graph
         self.warm = False  # warm-up is over
         self.captures, self.late = 0, 0  # captures in all, and those after warm-up
+        self.capture_seconds = 0.0  # of all, with the calls and compilations before each
         self.functions: dict[Callable[..., Any], Captured] = {}
         self.places: set[int] = set()  # addresses of results, which stay where they are
         self.pool: Any = None
@@ -153,6 +155,7 @@ class CudaGraphExecutor(Executor):
         missed = sum(leaf.missed for leaf in self.leaves.values())
         programs = {"used": found + made > 0, "found": found, "made": made, "missed": missed, "left_out": self.left_out}
         return {"graphs": self.graphs, "captures": self.captures, "captures_after_warm_up": self.late,
+                "capture_seconds": self.capture_seconds,
                 "not_captured": self.not_captured, "bytes": self.bytes(), "rounds_ahead": self.ahead,
                 "programs": programs}  # fmt: skip
 
@@ -274,8 +277,10 @@ class Captured:
             for function in self.executor.functions.values():
                 function.forget_stale()
             alive = [weakref.ref(t) for t in (*stored, *(t for t in tensors if id(t) in rows))]
+            began = time.perf_counter()
             try:
                 graph = self.graphs[key] = self._capture(spec, tensors, stays, alive)
+                self.executor.capture_seconds += time.perf_counter() - began
             except RuntimeError as error:
                 self.eager, self.graphs = True, {}
                 self.executor.give_up(self.function, error)

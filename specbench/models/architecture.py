@@ -193,6 +193,11 @@ def layers_of(text: Any) -> Sequence[Any]:
     return [own[layer] if own else text for layer in range(text.num_hidden_layers)]
 
 
+def column_bytes(text: Any, itemsize: int) -> int:
+    """Bytes of keys and values of one position in all layers."""
+    return 2 * itemsize * sum(map(_values_per_column, layers_of(text)))
+
+
 def _values_per_column(layer: Any) -> int:
     """Numbers in the keys of one position, from a layer's configuration."""
     heads = getattr(layer, "num_attention_heads", None) or 1

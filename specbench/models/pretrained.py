@@ -293,7 +293,7 @@ def _read_weights(
     module, info = loader.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
     if info["unexpected_keys"]:  # some may be those of modules for multi-token prediction, or of Medusa heads
         from specbench.models.mtp_weights import without_modules
-        from specbench.models.published_heads import MERGED
+        from specbench.models.published import MERGED
 
         layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
         others = without_modules(info["unexpected_keys"], layers)

@@ -12,6 +12,7 @@ from transformers.modeling_utils import load_state_dict
 from transformers.utils.hub import cached_file
 
 from specbench.component import Selections
+from specbench.decoding.executor import Executor, Module
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import INDEX, check_weights, local_path, read_json, reading, source_of, weight_files
 from specbench.models.checkpoint_checks import refuse_incomplete, refuse_not_finite
@@ -22,6 +23,10 @@ from specbench.settings import Schema, validate
 UNUSED = {*PretrainedConfig().to_dict(), "auto_map", "torch_dtype", "use_cache", "tie_word_embeddings", "pad_token_id",
           "bos_token_id", "eos_token_id", "base_model_name_or_path", "version", "max_paths", "topk", "max_seq_len",
           "medusa_fc_bias", "proj_dim", "num_lookahead_tokens", "top_k_tokens_per_head", "n_candidates"}  # fmt: skip
+
+
+FILES = ("medusa_lm_head.pt", "medusa_lm_head.safetensors", "hydra_lm_head.pt")  # of Medusa and Hydra heads
+MERGED = "medusa_head."  # begins the names of heads in a checkpoint that holds their target too
 
 
 def read_config(path: str, key: str) -> dict[str, Any]:
@@ -47,6 +52,13 @@ def read_tensors(path: str, key: str, own: Sequence[str] = ()) -> dict[str, Tens
         files = [str(cached_file(source, name)) for name in files]
         check_weights(first.parent, quantized=False, files=files)
         return {name: tensor for file in files for name, tensor in load_state_dict(file).items()}
+
+
+def numbers_in(path: str, key: str) -> int:
+    """How many numbers the network in a local folder has, its target's not counted; 0 for a hub id. Raises
+    ConfigError."""
+    found = read_tensors(path, key, FILES) if local_path(path).is_dir() else {}
+    return sum(t.numel() for t in ({n: t for n, t in found.items() if n.startswith(MERGED)} or found).values())
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], named: str) -> None:
@@ -75,13 +87,23 @@ def load_network(read: Callable[[str, str], Any], path: str, key: str, target: L
     embedding: Any = target.module.get_input_embeddings()
     _refuse_other_target(network, f"{key}={path}", target.name, (embedding.weight.shape[1], target.vocab_size))
     place(network, f"{key}={path}", target)
-    return network
+    return with_products(network, target.executor)
 
 
 def place(module: nn.Module, named: str, target: LanguageModel) -> None:
     """Moves weights to the target's device and dtype. Raises ConfigError if one is not finite there."""
     module.to(target.device, target.dtype).eval().requires_grad_(False)
     refuse_not_finite(module, named, target.dtype)
+
+
+def with_products(network: Module, executor: Executor) -> Module:
+    """A network with the executor's own products in place of linear layers, as the target has them."""
+    if not executor.changes_modules:
+        return network
+    for part in [part for part in network.modules() if hasattr(part, "k_proj")]:
+        for name in ("q_proj", "k_proj", "v_proj"):  # one by one: they are not always called together
+            setattr(part, name, executor.load(nn.ModuleList([part.get_submodule(name)]))[0])
+    return executor.load(network)
 
 
 def refuse_network(read: Callable[[str, str], Any], path: str, key: str, run: Selections) -> None:

@@ -17,12 +17,19 @@ from specbench.errors import ConfigError
 from specbench.models.checkpoint import local_path, reading
 from specbench.models.checkpoint_checks import few
 from specbench.models.language_model import LanguageModel
-from specbench.models.published import checked, fill, load_network, read_config, read_tensors, refuse_network
+from specbench.models.published import (
+    FILES,
+    MERGED,
+    checked,
+    fill,
+    load_network,
+    read_config,
+    read_tensors,
+    refuse_network,
+)
 from specbench.models.trained_parts import Heads, HeadsConfig, load_part
 from specbench.settings import BaseSettings, setting
 
-FILES = ("medusa_lm_head.pt", "medusa_lm_head.safetensors")
-MERGED = "medusa_head."  # begins the names of heads in a checkpoint that holds their target too
 BLOCK, OUTPUT = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)"), re.compile(r"lm_heads\.(\d+)\.weight")
 MOST = 1000  # heads, and layers of each
 RANKS = 10  # guesses of a head that may stand in a tree

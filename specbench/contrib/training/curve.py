@@ -1,6 +1,5 @@
 """Measures a student on held-out rows as it learns: alpha and agreement of each guess, one line a measurement."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from specbench.results.atomic_files import write_text
 
 
 class Curve(TrainerCallback):
-    """Before each checkpoint but the last it measures, prints, and adds a line to curve.csv."""
+    """Before each checkpoint but the last it measures, prints, and writes curve.csv."""
 
     tokens_of_step = 0.0
 
@@ -40,17 +39,15 @@ class Curve(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """See TrainerCallback."""
         if control.should_save and state.global_step < state.max_steps:
-            self.add(state.global_step, self.measure()[0])
+            self.add(state, self.measure()[0])
 
-    def add(self, step: int, shares: list[list[float]]) -> None:
-        """Writes a measurement behind this step; those of later steps were of a training that was interrupted."""
-        columns: dict[str, Any] = {"step": step, "tokens": round(step * self.tokens_of_step)}
-        for name, place in (("alpha", 0), ("agreement", 1)):
-            columns |= {f"{name}_{k}": f"{guess[place]:.4f}" for k, guess in enumerate(shares, 1)}
-        head, *lines = csv.reader(self.path.read_text().splitlines()) if self.path.exists() else [[*columns]]
-        lines = [line for line in lines if int(line[0]) < step] if head == [*columns] else []
-        lines.append([str(value) for value in columns.values()])
-        write_text(self.path, "".join(",".join(line) + "\n" for line in ([*columns], *lines)))
-        found = "  ".join(f"{name} {' '.join(f'{guess[place]:.3f}' for guess in shares)}"
-                          for name, place in (("agreement by guess", 1), ("alpha", 0)))  # fmt: skip
-        print(visible(f"{columns['tokens']:,} tokens: {found}"))
+    def add(self, state: Any, shares: list[list[float]]) -> None:
+        """Adds a measurement to the Trainer's state, which checkpoints hold, and writes those that are there."""
+        found: dict[str, Any] = {"step": state.global_step, "tokens": round(state.global_step * self.tokens_of_step)}
+        for name, place in (("agreement", 1), ("alpha", 0)):
+            found |= {f"{name}_{k}": round(guess[place], 4) for k, guess in enumerate(shares, 1)}
+        state.log_history.append(found)
+        measured = (entry for entry in state.log_history if entry.keys() == found.keys())
+        lines = [[*found], *([entry[name] for name in found] for entry in measured)]
+        write_text(self.path, "".join(",".join(map(str, line)) + "\n" for line in lines))
+        print(visible(" ".join(f"{name} {value:,}" for name, value in found.items())))

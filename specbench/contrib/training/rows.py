@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,17 +106,17 @@ def _padded(answers: Sequence[tuple[Sequence[int], int]], row: int) -> Rows:
 
 
 def kept_answers(scalars: Any, tokenizer: Any, chat: bool, target: Any) -> list[tuple[list[int], int]]:
-    """Prompts with their answers, and where each answer begins, until there are `tokens` tokens. What is decoded is
-    kept in a file of the cache folder, which other trainings with the same answers read."""
+    """Prompts with their answers, and where each answer begins. What is decoded is kept in a file of the cache folder,
+    which other trainings with the same answers read."""
     asked = [file_hash(scalars.prompts), target.config._name_or_path, target.config.to_dict(), chat, scalars.row,
              scalars.max_new_tokens, scalars.temperature, scalars.seed]  # fmt: skip
     name = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:16]
     path = cache_dir() / "answers" / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     prompts = read_prompts(scalars.prompts)
-    found = list(_kept(path, len(prompts)))
-    missing = range(len(found), len(prompts), TOGETHER) if _tokens(found) < scalars.tokens else range(0)
-    for begin in track(missing, f"answers, kept in {path}", disable=not missing):
+    found = _kept(path)
+    missing = range(len(found), len(prompts), TOGETHER)
+    for begin in track(missing, "the target's answers", disable=not missing):
         texts = [render(Prompt(str(begin + i), (text,)), [], tokenizer, chat).tokens
                  for i, text in enumerate(prompts[begin : begin + TOGETHER])]  # fmt: skip
         fitting = [text for text in texts if len(text) + 2 <= scalars.row]
@@ -125,25 +125,16 @@ def kept_answers(scalars: Any, tokenizer: Any, chat: bool, target: Any) -> list[
         with path.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps({"tokens": tokens, "begin": start}) + "\n" for tokens, start in new))
         found += new
-        if _tokens(found) >= scalars.tokens:
-            break
     return found
 
 
-def _tokens(answers: Sequence[tuple[Sequence[int], int]]) -> int:
-    return sum(len(tokens) for tokens, _ in answers)
-
-
-def _kept(path: Path, most: int) -> Iterator[tuple[list[int], int]]:
-    """The answers of a file, up to a line that is not whole, which is cut off with what follows."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    for number, line in enumerate(lines[:most]):
-        try:
-            record: Mapping[str, Any] = json.loads(line)
-        except ValueError:
-            path.write_text("".join(lines[:number]), encoding="utf-8")
-            return
-        yield record["tokens"], record["begin"]
+def _kept(path: Path) -> list[tuple[list[int], int]]:
+    """The answers of a file, but for a last line that is not whole, which is cut off."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole, encoding="utf-8")
+    return [(record["tokens"], record["begin"]) for record in map(json.loads, whole.splitlines())]
 
 
 @torch.inference_mode()

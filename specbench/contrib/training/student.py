@@ -76,9 +76,9 @@ class Student(Component, nn.Module, ABC):
         """The folders of the complete models that `save` writes, which get the tokenizer too."""
         return []
 
-    def optimisers(self, learning_rate: float, steps: int) -> tuple[Any, Any]:
-        """The optimiser and its schedule over so many steps; (None, None) for those of all other students: AdamW, with
-        a cosine after a warm-up."""
+    def optimisers(self, learning_rate: float, steps: int, warmup: int = 20) -> tuple[Any, Any]:
+        """The optimiser and its schedule over so many steps, the first ones of warm-up; (None, None) for those of all
+        other students: AdamW, with a cosine after a warm-up."""
         return None, None
 
     def further(self, rows: Sequence[Tensor]) -> dict[str, float]:

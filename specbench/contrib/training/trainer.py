@@ -60,23 +60,14 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
     """Trains, measures on held-out text, and writes the checkpoint and metrics.json to `out_dir`; returns the metrics.
     A training that was interrupted goes on from its last checkpoint there. Raises ConfigError."""
     scalars, target_settings, kind, settings = checked_settings(config)
-    begun = _last_checkpoint(config, scalars, out_dir)
-    device = _own_device(scalars.device)
-    transformers.set_seed(scalars.seed)
+    first = os.environ.get("RANK", "0") == "0"  # of several processes
+    begun = _last_checkpoint(config, scalars.resume, out_dir, first)
     tokenizer = load_tokenizer(target_settings, "target")
-    target = load_module(target_settings, "target", device, PRECISIONS[scalars.precision], scalars.seed)
-    rows, held_out = _rows(scalars, tokenizer, uses_template(target_settings, tokenizer, "target"), target)
-    model = None
-    if settings.own_model is not None:
-        model = load_module(own_settings(settings), "method", device, torch.float32, scalars.seed)
-    transformers.set_seed(scalars.seed)  # whether or not answers were drawn
-    student = kind(target, scalars.loss, settings, model)
-    student.prepare(rows.tokens, rows.spans)
-    student.to(device)
+    student, rows, held_out = _prepared(scalars, target_settings, kind, settings, tokenizer)
     curve = Curve(student, held_out, out_dir, scalars.precision == "bfloat16")
     started = time.perf_counter()
-    training = _fit(student, rows, scalars, settings.learning_rate, out_dir, curve, begun)
-    training["seconds"] = time.perf_counter() - started
+    state, status = _fit(student, rows, scalars, settings.learning_rate, out_dir, curve, begun)
+    seconds = time.perf_counter() - started
     shares, positions = curve.measure()
     metrics = {
         "method": kind.__name__,
@@ -86,19 +77,43 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
         "agreement_by_guess": [guess[1] for guess in shares],
         "held_out_positions": positions,
         "further": student.further(curve.held_out_tokens()),
-        "training": training,
+        "training": {"status": status, "tokens": rows.tokens.numel(), "seconds": seconds} | _told(state),
         "config": OmegaConf.to_container(config, resolve=True),
-        "provenance": {k: v for k, v in provenance(device).items() if k != "argv"},
+        "provenance": {k: v for k, v in provenance(student.target.device).items() if k != "argv"},
     }
-    if _is_first():
+    if first:
         student.save(out_dir, [guess[1:] for guess in shares])
         for folder in student.complete(out_dir):
             tokenizer.save_pretrained(folder)
-        curve.add(training["steps"], shares)
+        curve.add(state, shares)
         write_json(out_dir / "metrics.json", metrics)
-        if training["status"] == "complete":
+        if status == "complete":
             _forget(out_dir)
     return metrics
+
+
+def _told(state: Any) -> dict[str, Any]:
+    """What the Trainer's state says of a training: how often its tokens were read, steps, and losses."""
+    losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
+    return {"epochs": state.epoch or 0.0, "steps": state.global_step, "losses": losses}
+
+
+def _prepared(
+    scalars: Training, target_settings: Any, kind: Any, settings: Any, tokenizer: Any
+) -> tuple[Student, Rows, Rows]:
+    """The student on its device, and its rows and held-out rows. Raises ConfigError."""
+    device = pick_device(scalars.device)
+    if device.type == "cuda" and "LOCAL_RANK" in os.environ:
+        device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
+    target = load_module(target_settings, "target", device, PRECISIONS[scalars.precision], scalars.seed)
+    rows, held_out = _rows(scalars, tokenizer, uses_template(target_settings, tokenizer, "target"), target)
+    model = None
+    if settings.own_model is not None:
+        model = load_module(own_settings(settings), "method", device, torch.float32, scalars.seed)
+    transformers.set_seed(scalars.seed)
+    student: Student = kind(target, scalars.loss, settings, model)
+    student.prepare(rows.tokens, rows.spans)
+    return student.to(device), rows, held_out
 
 
 def checked_settings(config: DictConfig) -> tuple[Training, Any, Any, Any]:
@@ -146,27 +161,12 @@ def own_settings(settings: StudentSettings) -> PretrainedModel.Settings:
     return PretrainedModel.Settings(path=str(settings.own_model), weights="pretrained", chat_template="never")
 
 
-# -- Processes: `accelerate launch` and torchrun start several ---------------------------------------------
-
-
-def _is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"
-
-
-def _own_device(name: str) -> torch.device:
-    """The device that the setting names; of several processes each takes its own."""
-    device = pick_device(name)
-    if device.type == "cuda" and "LOCAL_RANK" in os.environ:
-        device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
-    return device
-
-
 def _rows(scalars: Training, tokenizer: Any, chat: bool, target: Any) -> tuple[Rows, Rows]:
     """Rows of training and held-out ones; the first process decodes answers before the others read them."""
     if scalars.prompts is None:
         return text_parts(scalars.text, tokenizer, scalars.row, scalars.tokens, scalars.seed)
     turns: Any = nullcontext()
-    if "RANK" in os.environ:
+    if "RANK" in os.environ:  # `accelerate launch` and torchrun start several processes
         from accelerate import PartialState
 
         turns = PartialState().main_process_first()
@@ -177,14 +177,14 @@ def _rows(scalars: Training, tokenizer: Any, chat: bool, target: Any) -> tuple[R
 # -- Checkpoints -------------------------------------------------------------------------------------------
 
 
-def _last_checkpoint(config: DictConfig, scalars: Training, out_dir: Path) -> str | None:
-    """The newest whole checkpoint of an interrupted training in the folder. Raises ConfigError if it is one with other
-    settings."""
+def _last_checkpoint(config: DictConfig, resume: bool, out_dir: Path, first: bool) -> str | None:
+    """The newest whole checkpoint of an interrupted training in the folder; without one the `first` process clears the
+    folder. Raises ConfigError if it is of a training with other settings."""
     told: Any = OmegaConf.to_container(config, resolve=True)
     own = {key: value for key, value in told.items() if key not in MAY_CHANGE}
-    found = [folder for folder in out_dir.glob("checkpoint-*") if _is_whole(folder)] if scalars.resume else []
+    found = [folder for folder in out_dir.glob("checkpoint-*") if _is_whole(folder)] if resume else []
     if not found:
-        if _is_first():
+        if first:
             _forget(out_dir)
             out_dir.mkdir(parents=True, exist_ok=True)
             write_json(out_dir / "training.json", own)
@@ -229,9 +229,9 @@ def _arguments(scalars: Training, learning_rate: float, out_dir: Path, on_cpu: b
 def _fit(
     student: Student, rows: Rows, scalars: Training, learning_rate: float, out_dir: Path, curve: Curve,
     begun: str | None,
-) -> dict[str, Any]:  # fmt: skip
-    """Runs the Trainer, from the checkpoint `begun` on, and returns what was done. An interrupted training keeps what
-    it has learned."""
+) -> tuple[Any, str]:  # fmt: skip
+    """Runs the Trainer, from the checkpoint `begun` on; returns its state, and "complete" or "interrupted". What was
+    interrupted keeps what it has learned."""
     arguments = _arguments(scalars, learning_rate, out_dir, next(student.parameters()).device.type == "cpu")
     batches = math.ceil(len(rows.tokens) / (scalars.batch_size * arguments.world_size))
     steps = math.ceil(math.ceil(batches / scalars.accumulate) * scalars.epochs)
@@ -240,8 +240,8 @@ def _fit(
         examples = [{**own, "spans": span} for own, span in zip(examples, rows.spans, strict=True)]
     curve.tokens_of_step = rows.tokens.numel() / max(1, math.ceil(batches / scalars.accumulate))
     trainer = transformers.Trainer(
-        student, arguments, train_dataset=examples, optimizers=student.optimisers(learning_rate, steps),
-        callbacks=[curve] if _is_first() else None,
+        student, arguments, train_dataset=examples, optimizers=student.optimisers(learning_rate, steps, scalars.warmup),
+        callbacks=[curve] if arguments.process_index == 0 else None,
     )  # fmt: skip
     status = "complete"
     try:
@@ -250,10 +250,4 @@ def _fit(
         status = "interrupted"
         log.warning("interrupted after %d of %d steps: measuring and writing what is there",
                     trainer.state.global_step, trainer.state.max_steps)  # fmt: skip
-    return {
-        "status": status,
-        "tokens": rows.tokens.numel(),
-        "epochs": trainer.state.epoch or 0.0,  # of these tokens
-        "steps": trainer.state.global_step,
-        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
-    }
+    return trainer.state, status

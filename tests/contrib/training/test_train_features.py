@@ -312,7 +312,7 @@ def small_training(name, folder, *overrides, **others):
     text = folder / "text.txt"
     text.write_text("def add(a, b):\n    return a + b\n\n\n" * 60)
     own = {"method.draft_vocab_size": FEWER, "method.layers": 1, "row": 16, "tokens": 256, "batch_size": 2, "every": 3,
-           "method.dtype": "float32", "device": "cpu"} | others  # fmt: skip
+           "method.dtype": "float32", "method.learning_rate": 0.01, "warmup": 0, "device": "cpu"} | others  # fmt: skip
     return training(f"method={name}", "target=model", f"target.path={target_folder()}", f"text={text}",
                     *(f"{key}={value}" for key, value in own.items()), *overrides)  # fmt: skip
 
@@ -344,6 +344,13 @@ def test_an_interrupted_training_goes_on_where_it_was(name, tmp_path, monkeypatc
     lines = list(csv.DictReader((tmp_path / "cut" / "curve.csv").open()))
     assert [line["step"] for line in lines] == ["3", "6", "8"] and lines[-1]["tokens"] == "256"
     assert float(lines[-1]["agreement_1"]) == pytest.approx(whole["agreement_by_guess"][0], abs=1e-4)
+    monkeypatch.setattr(KINDS[name], "save", None)  # it ends while it is written
+    with pytest.raises(TypeError):
+        train(small_training(name, tmp_path), tmp_path / "late")
+    monkeypatch.undo()
+    train(small_training(name, tmp_path), tmp_path / "late")
+    late = load_file(tmp_path / "late" / "model.safetensors")
+    assert all(torch.equal(tensor, late[key]) for key, tensor in first.items())
     other = train(small_training(name, tmp_path, seed=1), tmp_path / "other")
     assert (
         other["training"]["losses"] != whole["training"]["losses"] or other["alpha_by_guess"] != cut["alpha_by_guess"]
