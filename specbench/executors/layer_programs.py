@@ -1,7 +1,7 @@
 """One compiled program for all decoder layers that are alike, called once for each.
 
 A model of many small layers spends its steps in calls, not in reading weights. Compiling all of its layers takes
-minutes, compiling one takes seconds. b rows, N new tokens, T columns.
+minutes, compiling one takes seconds. Caches are those of `specbench.cache`. b rows, N new tokens, T columns.
 """
 
 import contextlib
@@ -15,7 +15,6 @@ from torch.export import Dim
 from torch.nn.utils.stateless import _reparametrize_module
 from transformers import PreTrainedModel
 
-from specbench.cache.slots import SlotCache
 from specbench.errors import first_line
 from specbench.executors.compile_cache import CompiledProgram, Programs, program_name
 from specbench.executors.compiled_function import OPTIONS, UNCHECKED, AsModule
@@ -80,7 +79,7 @@ class LayerCall:
         """The layer's result for hidden states [b, N, H]; by a program, if its cache and mask are of the usual form."""
         hidden, mask, programs = hidden_states, given.get("attention_mask"), self.programs
         cache: Any = given.get("past_key_values")
-        usual = programs.used and isinstance(cache, SlotCache) and cache.in_place and self.place in cache.numbers
+        usual = programs.used and getattr(cache, "in_place", False) and self.place in cache.numbers
         usual = usual and isinstance(mask, Tensor) and mask.shape[-1] > 1 and hidden.shape[1] <= MOST_TOKENS
         if not usual or torch.compiler.is_compiling():
             return self.run(hidden, given)
@@ -114,7 +113,7 @@ class LayerCall:
             self.programs.found[key] = None
         return written
 
-    def _find(self, key: Any, cache: SlotCache, number: int, tensors: Sequence[Tensor]) -> CompiledProgram | None:
+    def _find(self, key: Any, cache: Any, number: int, tensors: Sequence[Tensor]) -> CompiledProgram | None:
         """The program for a key: from the disk, or compiled."""
         programs = self.programs
         configuration = str(getattr(next(self.layer.children()), "config", ""))
@@ -129,7 +128,7 @@ class LayerCall:
         return found
 
     def _compile(
-        self, name: str | None, key: Any, cache: SlotCache, number: int, tensors: Sequence[Tensor]
+        self, name: str | None, key: Any, cache: Any, number: int, tensors: Sequence[Tensor]
     ) -> CompiledProgram:
         """Traces the layer for any number of columns and, unless it is one, of new tokens; compiles and keeps it."""
         _, spec, names, count, *_ = key
@@ -169,7 +168,7 @@ class LayerCall:
 
 
 @contextlib.contextmanager
-def _held(cache: SlotCache, number: int, slots: Tensor, stored: list[Tensor], visible: Any) -> Iterator[None]:
+def _held(cache: Any, number: int, slots: Tensor, stored: list[Tensor], visible: Any) -> Iterator[None]:
     """Inside this context a layer's tensors in the cache, and the placed columns, are these."""
     before = cache.slots, cache.visible, cache.pools
     cache.slots, cache.visible = slots, visible
