@@ -37,7 +37,7 @@ def by_temperature(name: str, words: str) -> dict[str, str]:
 DEFAULT = "specbench -m name=default repeats=20 repeats_vary=seed temperature=1 verdict_tokens=0 logger=none"
 STEPS = [
     Step("default", 12, {"default": DEFAULT}),
-    Step("drafters", 10, by_temperature("drafters", "experiment=drafters data.limit=16")),
+    Step("drafters_2026", 12, by_temperature("drafters", "experiment=drafters data.limit=16")),
     Step("verifiers", 3, {"verifiers": "specbench.compare experiment=verifiers data.limit=32"}),
     Step("lenience", 3, {"lenience": "specbench.compare experiment=lenience name=lenience temperature=1"}),
     Step("paper", 20, {"paper": "specbench experiment=paper logger=none"}),

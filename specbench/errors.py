@@ -25,6 +25,7 @@ HIDDEN = re.compile(
 )
 SHOWN = 160  # characters of a value in a sentence
 LONGEST_SENTENCE = 2000  # characters
+MOST_CAUSES = 5
 
 
 def visible(text: str, layout: bool = False) -> str:
@@ -51,6 +52,15 @@ def first_line(error: BaseException) -> str:
     """What an error of a library says, as a part of a sentence: its first line that is not blank, or its class."""
     lines = (line.strip() for line in str(error).splitlines())
     return shown(next((line for line in lines if line), type(error).__name__)).rstrip(".")
+
+
+def causes(error: BaseException) -> str:
+    """What an error says, as `first_line` has it, and what each of those before it said, down to the first one."""
+    said, before = [f"{type(error).__name__}: {first_line(error)}"], error.__cause__ or error.__context__
+    while before is not None and len(said) < MOST_CAUSES:
+        said.append(f"after {type(before).__name__}: {first_line(before)}")
+        before = before.__cause__ or before.__context__
+    return ", ".join(said)
 
 
 class VisibleFormatter(logging.Formatter):

@@ -24,7 +24,8 @@ class OneGamma:
 
 
 def brief_warm_up(session, wanted) -> None:
-    if not session.parts.target.executor.fixed_shapes:
+    executor = session.parts.target.executor
+    if not executor.fixed_shapes and not getattr(getattr(executor, "layers", None), "running", False):
         session = SimpleNamespace(parts=OneGamma(session.parts), decode=session.decode, to_read=session.to_read)
     whole_warm_up(session, wanted)
 

@@ -94,5 +94,47 @@ def resources(cubin: bytes) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def attend_variants(shape: Sequence[int], columns: int, lengths: Sequence[int]) -> list[list[str]]:
+    """For each number of new tokens the kernels that `attend` launches for a row of this shape (query heads, key heads,
+    head size) over a cache of so many columns: each name with a hash of what Triton compiles it for."""
+    script = f"import compile_triton; compile_triton.print_variants({tuple(shape)}, {columns}, {list(lengths)})"
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found: list[list[str]] = json.loads(done.stdout)
+    return found
+
+
+def print_variants(shape: Sequence[int], columns: int, lengths: Sequence[int]) -> None:
+    """`attend_variants` in this process: Triton's own launch path up to the compiler, for a GPU that is not here."""
+    from types import SimpleNamespace
+
+    import torch
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    from specbench.kernels.attention import attend
+
+    H, K, D = shape
+    launched: list[str] = []
+    JITFunction._do_compile = lambda self, key, *given: launched.append(f"{self.__name__} {hash(key)}")
+    driver.set_active(SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+    ))  # fmt: skip
+    keys, table, first = (
+        torch.zeros(1, K, columns, D),
+        torch.zeros(1, 1, dtype=torch.long),
+        torch.zeros(1, dtype=torch.long),
+    )
+    found = []
+    for N in lengths:
+        attend(torch.zeros(1, N, H, D).transpose(1, 2), keys, keys, table, first, None, None, 1.0, None)
+        found.append(launched[:])
+        launched.clear()
+    print(json.dumps(found))
+
+
 if __name__ == "__main__":
     print(json.dumps([asdict(compile_here(Job(**job))) for job in json.load(sys.stdin)]))

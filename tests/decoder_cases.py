@@ -26,9 +26,10 @@ from specbench.decoding.token_tree import MISSING, ROOT, branching_tree
 from specbench.decoding.transfers import upload
 from specbench.decoding.verifier import Verifier
 from specbench.drafters.blockwise import BlockwiseDrafter, MedusaDrafter
-from specbench.drafters.dynamic_tree import DynamicTreeDrafter
 from specbench.drafters.early_exit import EarlyExitDrafter, SelfQuantizedDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
+from specbench.drafters.layer_skip import LayerParts, LayerSkipDrafter
+from specbench.drafters.lookahead import LookaheadDrafter
 from specbench.drafters.lookup_or_model import LookupOrModelDrafter
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.mtp import MtpDrafter
@@ -38,9 +39,11 @@ from specbench.drafters.ngram_lm import BigramDrafter, UnigramDrafter, training_
 from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter, PassDrafter
 from specbench.drafters.prompt_lookup import PromptLookupDrafter
 from specbench.drafters.random import RandomDrafter
+from specbench.drafters.rest import RestDrafter, stored
 from specbench.drafters.suffix import SuffixDrafter
 from specbench.drafters.token_recycling import TokenRecyclingDrafter
-from specbench.drafters.tree import TreeDrafter, widths
+from specbench.drafters.tree import TreeDrafter
+from specbench.drafters.tree_shapes import CHILDREN, DynamicTree, FixedTree, widths
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import MtpModel, PairInput
@@ -65,7 +68,7 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
 
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
           "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized", "mtp", "eagle", "under_ngram",
-          "under_under_model", "mlp_speculator", "suffix", "lookup_or_model")  # fmt: skip
+          "under_under_model", "mlp_speculator", "suffix", "lookup_or_model", "layer_skip", "rest")  # fmt: skip
 
 
 TREES = (
@@ -78,6 +81,10 @@ TREES = (
     "medusa",
     "own_trees",
     "token_recycling",
+    "lookahead",
+    "mtp_distinct",
+    "eagle_dynamic",
+    "suffix_tree",
 )
 
 
@@ -186,15 +193,25 @@ def spare_of(kind: str, gamma: int) -> int:
     """Cache columns that a draft of `make_drafter(kind, ...)` may take, and one."""
     if kind == "own_trees":
         return WIDTH * gamma + 1
-    if kind == "tree_dynamic":
+    if kind.endswith("_dynamic"):
         return max(7, 3 * gamma) + 1
-    if kind.startswith("tree_"):
+    if kind.endswith(CHILDREN):
         return len(branching_tree(widths([3, 2], gamma))) + 1
     if kind.startswith("multi_draft"):
         return 4 * gamma + 1
     if kind.startswith("under_"):
         return gamma + 4  # its inner gamma is 2, of a drafter below too
-    return 7 if kind in ("medusa", "token_recycling") else gamma + 1
+    if kind == "lookahead":
+        return 11
+    return 7 if kind in ("medusa", "token_recycling", "suffix_tree") else gamma + 1
+
+
+def shape_of(kind: str, sampling: Sampling) -> FixedTree | DynamicTree | None:
+    """The shape of the trees of `make_drafter(kind, ...)`, None for chains."""
+    if kind.endswith("_dynamic"):
+        return DynamicTree(nodes=7, width=3)
+    children = "best" if sampling.greedy else kind.rpartition("_")[2]
+    return FixedTree([3, 2], children) if kind.endswith(CHILDREN) else None
 
 
 def another(model: LanguageModel) -> LanguageModel:
@@ -222,10 +239,17 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return PromptLookupDrafter(max_match=3, min_match=1)
     if kind == "suffix":
         return SuffixDrafter(8, 1.0, 1.0, 0.1, 0, gamma=5)
+    if kind == "suffix_tree":
+        return SuffixDrafter(8, 1.0, 2.0, 0.05, 0, gamma=5, nodes=6)
+    if kind == "rest":
+        settings = RestDrafter.Settings(path=text_file, field=None, tokens=10**6, depth=3, min_prob=0.1)
+        return RestDrafter(stored(settings, target.tokenizer), settings.min_prob)
     if kind == "lookup_or_model":
         return LookupOrModelDrafter(SuffixDrafter(8, 1.0, 0.0, 0.1, 0, gamma=5), ModelDrafter(model, V, gamma=5), 0.1)
     if kind == "token_recycling":
         return TokenRecyclingDrafter(V, children=3, size=6, gamma=4)
+    if kind == "lookahead":
+        return LookaheadDrafter(ngram=3, guesses=2, prompt=True, gamma=4)
     if kind == "bigram":
         return BigramDrafter(training_tokens(text_file, target.tokenizer), V, sampling, smoothing=1.0)
     if kind == "unigram":
@@ -234,10 +258,8 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return OwnTrees(V, sampling.greedy)
     if kind == "random":
         return RandomDrafter(V, sampling.greedy)
-    if kind == "tree_dynamic":
-        return DynamicTreeDrafter(model, V, 5, nodes=7, width=3)
     if kind.startswith("tree_"):
-        return TreeDrafter(model, V, 5, [3, 2], kind.removeprefix("tree_"))
+        return TreeDrafter(model, V, 5, shape_of(kind, sampling))
     if kind.startswith("multi_draft"):
         models = [model, another(model)] if kind.endswith("two") else [model]
         return MultiDrafter(models, 2, V, 5, "random" if "random" in kind else "fixed")
@@ -278,20 +300,24 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
     if kind == "early_exit":
         short = drafter_model.module if tabular else first_layers(target.module, 1)
         return EarlyExitDrafter(BorrowedCache(short, target, "exit", target.sampling), target.vocab_size, 5)
+    if kind == "layer_skip":
+        module = drafter_model.module if tabular else LayerParts(target.module).without(["mlp.0", "attention.1"])
+        return LayerSkipDrafter(BorrowedCache(module, target, kind, target.sampling), target.vocab_size, 5)
     if kind == "self_quantized":
         module = drafter_model.module if tabular else in_four_bits(target.load_again)
         model = BorrowedCache(module, target, kind, target.sampling, exact=False)
         return SelfQuantizedDrafter(model, target.vocab_size, 5)
-    if kind == "mtp":
+    shape = shape_of(kind, target.sampling)
+    if kind.startswith("mtp"):
         module = pair_table(drafter_model.module) if tabular else first_layer_of_pairs(target.module)
-        return MtpDrafter(MtpModel(module, target, kind, target.sampling, gamma=4), target.vocab_size, 4)
-    if kind == "eagle":
+        return MtpDrafter(MtpModel(module, target, kind, target.sampling, gamma=4), target.vocab_size, 4, shape)
+    if kind.startswith("eagle"):
         module = pair_table(drafter_model.module) if tabular else first_layer_of_pairs(target.module)
         targets = torch.arange(target.vocab_size, device=target.device)[3:]  # of the draft model's own vocabulary
         module.features, tokens = torch.nn.Identity(), SomeTokens(module.get_output_embeddings(), targets)
         setattr(module, "output" if tabular else "lm_head", tokens)
         model = EagleModel(module, target, kind, target.sampling, 4, (), normed=True, targets=targets)
-        return EagleDrafter(model, target.vocab_size, 4)
+        return EagleDrafter(model, target.vocab_size, 4, shape)
     own = kind == "non_autoregressive"
     model = drafter_model if own else BorrowedCache(target.module, target, "ahead", target.sampling)
     ahead = PairAhead() if tabular else extras(LookAhead, "drafter_lookahead" if own else "lookahead", model)

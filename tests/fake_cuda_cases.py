@@ -12,10 +12,17 @@ from unittest import mock
 import decoder_cases
 import torch
 from cuda_on_cpu import Device, to_cuda
-from decoder_cases import CACHES, TREES, DigitTokenizer, make_drafter, spare_of
+from decoder_cases import CACHES, TREES, DigitTokenizer, first_layer_of_pairs, make_drafter, spare_of
 from law_cases import learning_policy
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 
+from specbench.contrib.dflash.config import DFlashConfig, Options
+from specbench.contrib.dflash.drafter import DFlashDrafter
+from specbench.contrib.dflash.model import DFlashModel
+from specbench.contrib.dflash.network import DFlashNetwork, Markov
+from specbench.contrib.eagle.drafter import EagleDrafter
+from specbench.contrib.eagle.model import EagleModel
 from specbench.contrib.traffic.lenience import LoadLenience
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.search import Decoding
@@ -26,6 +33,7 @@ from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 from specbench.models.trained_parts import Heads, HeadsConfig, LookAhead, LookAheadConfig
+from specbench.models.vocabulary import VocabMap
 from specbench.policies.gamma.adaptive import AdaptiveGamma
 from specbench.policies.gamma.confidence import ConfidenceGamma
 from specbench.policies.gamma.entropy import EntropyGamma
@@ -140,14 +148,19 @@ WAITS = {
         "their guesses are drawn on the host, with the state's noise",
     ),
     "decoding.token_tree.pack": Allowed(
-        "one more a round where independent guesses may be equal (`tree`, `multi_draft`); none with fixed shapes",
-        lambda case: int(case.drafter in (*TREES, "own_trees") and case.executor != "cudagraph"),
+        "one more a round where guesses may be equal (`tree`, `multi_draft`, `lookahead`); none with fixed shapes",
+        lambda case: int(case.drafter in (*TREES, "own_trees", "lookahead") and case.executor != "cudagraph"),
         "the widest row's number of different guesses",
     ),
     "drafters.multi_draft.MultiDrafter.settle": Allowed(
         "one more a round for each of several models of `drafter=multi_draft`",
         lambda case: 2 * int(case.drafter == "multi_draft_two"),
         "which guesses each model's cache holds",
+    ),
+    "drafters.lookahead.LookaheadDrafter.settle": Allowed(
+        "one more a round with `drafter=lookahead`",
+        lambda case: int(case.drafter == "lookahead"),
+        "its window and its n-grams are the host's",
     ),
     "decoding.timer.Timer._wait": Allowed(
         "once a round that is not launched ahead, after prompts are read, and at the end, outside of all laps",
@@ -158,12 +171,46 @@ WAITS = {
 }
 
 
+def eagle_of_layers(kind, target, place, helper) -> EagleDrafter:
+    """Reads what stands before the first layer and behind the last one."""
+    module, size = first_layer_of_pairs(target.module), CONFIG.hidden_size
+    features = nn.Linear(2 * size, size, bias=False).to(torch.bfloat16)
+    features.weight.data.copy_(torch.randn(size, 2 * size, generator=torch.Generator().manual_seed(4)) / size**0.5)
+    module.features = place(features)
+    model = EagleModel(module, target, kind, target.sampling, 4, (0, 2), normed=True, targets=None)
+    return EagleDrafter(model, V, 4)
+
+
+def dflash_of_layers(kind, target, place, helper) -> DFlashDrafter:
+    """A block of four rows, the first of which guesses too, with DSpark's bias."""
+    layers = Qwen3Config(**LAYER, head_dim=16, num_hidden_layers=1, vocab_size=V, max_position_embeddings=256)
+    options = Options(block_size=4, mask_token_id=5, sample_from_anchor=True, markov_rank=2)
+    config = DFlashConfig(layers, options, (0, 2), causal_windows=False)
+    network, markov = DFlashNetwork(config, 2 * CONFIG.hidden_size), Markov(V, 2, V)
+    generator = torch.Generator().manual_seed(3)
+    network.markov_head = markov
+    new = {name: torch.randn(w.shape, generator=generator) * 0.3 for name, w in network.named_parameters()}
+    network.load_state_dict({name: w.to(torch.bfloat16) for name, w in new.items()}, strict=False, assign=True)
+    place(network.eval().requires_grad_(False))
+    network.embed_tokens = target.module.get_input_embeddings()
+    network.lm_head = target.module.get_output_embeddings()
+    target.feature_layers = (0, 2)
+    model = DFlashModel(network, config, VocabMap(V, V), target)
+    return DFlashDrafter(model, target.sampling, V)
+
+
+PUBLISHED = {"eagle_layers": eagle_of_layers, "dflash": dflash_of_layers}  # read hidden states of several layers
+
+
 class Replay(CudaGraphExecutor):
     """Runs the captured function again in place of a graph; it must not wait."""
 
     def __init__(self, device: Device | None):
         super().__init__()
         self.device = device
+
+    def give_up(self, function, error):
+        raise error
 
     def warm_up(self, function):
         return function()
@@ -202,7 +249,10 @@ class Decoder:
         target, helper = self.model(2, 1), self.model(1, 2)
         target.load_again = lambda: self.place(weights(LlamaForCausalLM, CONFIG, 1))
         with mock.patch.object(decoder_cases, "extras", self.extras):
-            drafter = make_drafter(case.drafter or "random", target, number_text, helper)
+            make = PUBLISHED.get(case.drafter or "", make_drafter)
+            drafter = make(
+                case.drafter or "random", target, self.place if make is not make_drafter else number_text, helper
+            )
         make = VERIFIERS[case.verifier]
         takes = make if not isinstance(make, type) or make is SpeculativeVerifier else lambda s: make(greedy)
         verifier = takes(self.sampling)

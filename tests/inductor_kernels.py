@@ -92,8 +92,7 @@ class OneKernelAttention(TorchFunctionMode):
 def efficient(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, dropout_p: float = 0.0, scale: float | None = None, **_: Any
 ) -> Tensor:
-    bias = torch.where(attn_mask, aten.scalar_tensor(0.0, dtype=q.dtype, device=q.device), -torch.inf)
-    bias = bias.to(q.dtype).expand(*q.shape[:3], k.shape[2])
+    bias = attn_mask.expand(*q.shape[:3], k.shape[2])  # numbers on CUDA: `attention_mask.aligned_bias`
     found: Tensor = aten._scaled_dot_product_efficient_attention(q, k, v, bias, False, dropout_p, False, scale=scale)[0]
     return found
 
@@ -102,7 +101,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
     return torch.empty(*shape, dtype=dtype, device="cuda")
 
 
-def model(layers: int, executor: Executor) -> LanguageModel:
+def model(layers: int, executor: Executor, attention: str = "sdpa") -> LanguageModel:
     """A model with layers as those of Llama-3.2-1B, with an empty cache of one row."""
     config = LlamaConfig(
         hidden_size=2048, intermediate_size=8192, num_hidden_layers=layers, num_attention_heads=32,
@@ -110,7 +109,9 @@ def model(layers: int, executor: Executor) -> LanguageModel:
         tie_word_embeddings=True, attn_implementation="sdpa",
     )  # fmt: skip
     module = on_cuda(lambda given: executor.load(LlamaForCausalLM(given)), config).requires_grad_(False)
-    made = LanguageModel(module, None, name="", sampling=Sampling(), new_cache=StaticCache, executor=Executor())
+    made = LanguageModel(
+        module, None, name="", sampling=Sampling(), new_cache=StaticCache, executor=Executor(), attention=attention
+    )
     made.allocate(1, COLUMNS)
     made.forward(empty(1, 2), empty(1), COLUMNS, keep_logits=1)  # the cache takes its shape
     return made
@@ -149,14 +150,17 @@ def calls(code: str) -> list[str]:
 
 
 def main() -> dict[str, dict[int, list[str]]]:
-    """The calls by leaf and number of layers. "unpacked" is the target's call without shared products."""
+    """The calls by leaf and number of layers. "unpacked" is the target's call without shared products, "kernel" with
+    the attention kernel."""
     written = answer_for_the_device()
-    found: dict[str, dict[int, list[str]]] = {"score": {}, "step": {}, "unpacked": {}}
+    found: dict[str, dict[int, list[str]]] = {"score": {}, "step": {}, "unpacked": {}, "kernel": {}}
     with fake_cuda(), OneKernelAttention(), torch._inductor.config.patch(SETTINGS):
         for layers in (2, 3):
             of = model(layers, CudaGraphExecutor())
             found["score"][layers] = calls(program(of, *score(of, 5), written))
             found["step"][layers] = calls(program(of, *step(of), written))
+            of = model(layers, CudaGraphExecutor(), "triton")
+            found["kernel"][layers] = calls(program(of, *score(of, 5), written))
         of = model(2, Executor())
         found["unpacked"][2] = calls(program(of, *score(of, 5), written))
     return found

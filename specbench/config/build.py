@@ -90,6 +90,7 @@ def build(
     before_argmax = chosen.lenience < 1 or chosen["verifier"].kind.before_argmax
     scored = dataclasses.replace(context.sampling, before_argmax=before_argmax)
     verifier = _make(checked, "lenience_policy", root.lenience).verifier(partial(_make, checked, "verifier", scored))
+    verifier.expect(policy.largest)
     target = targets.get(checked, dataclasses.replace(context, sampling=scored), partial(_make, checked, "target"))
     drafter = _make(checked, "drafter", context, target)
     data.prepare(target, drafter.models)

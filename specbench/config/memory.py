@@ -43,7 +43,6 @@ class Budget:
         read_again: int,
         dtype: torch.dtype,
         device: torch.device,
-        copies: int = 1,
         doubled: int = 0,
         laws: int = 0,
         inputs: int = 0,
@@ -51,8 +50,8 @@ class Budget:
         processes: int = 1,
     ) -> "Budget":
         """`held` cache columns in all rows together, forwards of `tokens` tokens per row, betas along texts computed of
-        `read_again` tokens at a time; `copies` of all weights and `doubled` bytes of them once more, `laws` bytes of
-        kept probabilities, encoder's inputs of at most `inputs` tokens; `graphs` if calls are captured."""
+        `read_again` tokens at a time; all weights and `doubled` bytes of them once more, `laws` bytes of kept
+        probabilities, encoder's inputs of at most `inputs` tokens; `graphs` if calls are captured."""
         chunk = min(prefill_chunk, rows * columns)
         reading = max(chunk * (m.widest * dtype.itemsize + columns) for m in models)
         encoding = max(inputs * (m.widest + m.heads * inputs) * dtype.itemsize for m in models)
@@ -60,7 +59,7 @@ class Budget:
         scoring, again = LOGIT_COPIES * rows * tokens * largest * 4, LAW_COPIES * read_again * largest * 8
         stand_in = held * max(m.column // m.layers for m in models)
         return Budget(
-            weights=copies * sum(m.weights for m in models) + doubled,
+            weights=sum(m.weights for m in models) + doubled,
             kv=held * sum(m.column for m in models) + rows * inputs * sum(m.crossing for m in models),
             activations=max(reading, encoding, scoring, again) + laws,
             graphs=GRAPH_COPIES * scoring + stand_in if graphs else 0,
@@ -91,8 +90,8 @@ class Budget:
             change = "a smaller batch_size or max_new_tokens, or fewer cache.blocks with cache=paged"
             if self.weights >= self.free:
                 change = (
-                    "a smaller model, dtype=bfloat16, executor=eager, which holds weights once, another device, or "
-                    "several with target.tensor_parallel (python -m specbench.plan --devices says how many)"
+                    "a smaller model, dtype=bfloat16, verdict_tokens=0, which loads no second models, another "
+                    "device, or several with target.tensor_parallel (python -m specbench.plan --devices says how many)"
                 )
             raise ConfigError(f"the run needs {size(self.needed)} but does not have it ({self}): use {change}")
 

@@ -20,6 +20,7 @@ from specbench.run_config import RunConfig
 from specbench.stats.position_stats import CHUNK
 from specbench.stats.verdict_records import LAW_BYTES
 
+HEARD = 2  # hidden states of prompts stand beside those that are read
 MOST_START_TOKENS = 4  # of an encoder-decoder's text: the start, a language, a task, and that no times are wanted
 
 
@@ -43,21 +44,31 @@ def memory_budget(
     inputs = longest if target.crossing else 0
     columns = min((MOST_START_TOKENS if inputs else longest) + root.max_new_tokens, target.context) + spare
     peers = chosen["baseline"].kind.loads_models and executor.changes_modules
-    verdict = root.verdict_tokens > 0 and executor.changes_modules and not peers  # its stock models
-    doubled = target.weights * (chosen["drafter"].kind.target_copies + (verdict and not loaded))
-    doubled += verdict * sum(model.weights for model in models[1:])
+    reads_again = root.verdict_tokens > 0 and chosen["verifier"].kind.judged
+    stock = executor.changes_modules and (reads_again or peers)  # models that the verdict or peers use
+    doubled = target.weights * (chosen["drafter"].kind.target_copies + (stock and not loaded))
+    doubled += stock * sum(model.weights for model in models[1:])
     if loaded:
         models[0] = dataclasses.replace(target, weights=0, tied=0)
-    doubled += sum(executor.doubles(m.weights, m.tied, context.device, context.dtype) for m in models)
+    whole = [model.weights for model in models]  # as each is loaded, one after the other
+    halves = [model.halves and context.dtype == torch.float32 for model in models]
+    models = [
+        dataclasses.replace(m, weights=executor.held(m.weights, m.tied, context.device, half))
+        for m, half in zip(models, halves, strict=True)
+    ]
+    held = [model.weights for model in models]
+    loading = max(sum(held[:place]) + whole[place] for place in range(len(held)))
+    doubled = max(doubled, loading - sum(held))
     ranks = chosen["target"].settings.processes()
+    drafts = chosen["drafter"].settings.own_bytes(chosen["target"].settings, target, context.dtype.itemsize)
+    slots = cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns))
     budget = Budget.of(
         models,
-        copies=2 if peers else 1,
-        doubled=doubled,
-        laws=_laws(root, target.vocab_size),
+        doubled=doubled + drafts[0],
+        laws=_laws(root, target.vocab_size) + _of_draft(checked, context.gamma, target.vocab_size),
         rows=root.batch_size,
         columns=columns,
-        held=cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns)),
+        held=slots,
         tokens=decoding.kind.target_tokens(decoding.settings, checked.nodes(context.gamma), context.gamma),
         prefill_chunk=root.prefill_chunk,
         read_again=CHUNK,
@@ -67,6 +78,8 @@ def memory_budget(
         inputs=inputs,
         processes=max(beside, ranks),
     )
+    heard = HEARD * root.batch_size * longest * drafts[2]
+    budget = dataclasses.replace(budget, kv=budget.kv + slots * drafts[1], activations=budget.activations + heard)
     if chosen["target"].settings.divided() and ranks == 1:  # on all GPUs
         devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
         budget = dataclasses.replace(budget, free=sum(map(free_bytes, devices)))
@@ -86,7 +99,7 @@ def checked_sizes(checked: ValidatedConfig, context: Context, data: Data) -> lis
         family.refuse(chosen, footprints, data)
     refuse_encoders(checked, footprints)
     if any(model.recurrent for model in footprints):
-        context.executor.without_programs()
+        context.executor.run_eagerly()
     refuse_more_than_the_target_has(checked, context.gamma, footprints[0])
     return footprints
 
@@ -112,6 +125,12 @@ def _laws(root: RunConfig, vocab_size: int) -> int:
         return 0
     plain = 4 * MOST * root.batch_size * root.max_new_tokens * vocab_size
     return int(min(LAW_BYTES, 4 * plain) + min(LAW_BYTES, plain))
+
+
+def _of_draft(checked: ValidatedConfig, gamma: int, vocab_size: int) -> int:
+    """Bytes of `Drafter.stored` p, and of as many logits at temperature 0."""
+    drafter, copies = checked.choices["drafter"], 2 if checked.root.temperature == 0 else 1
+    return copies * 4 * checked.root.batch_size * int(drafter.kind.stored(drafter.settings, gamma)) * vocab_size
 
 
 def refuse_more_than_the_target_has(checked: ValidatedConfig, largest: int, target: ModelSize) -> None:

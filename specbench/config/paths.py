@@ -6,6 +6,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from specbench.data.sources import PACKAGE, UNKNOWN, of_hub, place_of
 from specbench.errors import ConfigError, shown, visible
 from specbench.run_config import Role, with_role
 
@@ -47,7 +48,15 @@ def conf_dir() -> Path:
     return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
 
 
+def hub_or_package(hub_id: str, file: str) -> str:
+    """`package:FILE` if its Python package is installed and the hub id is not in the local cache; else the hub id."""
+    package = f"{PACKAGE}{file}"
+    here = place_of(package) != package and of_hub(hub_id, None, "model", "config.json").startswith(UNKNOWN)
+    return package if here else hub_id
+
+
 # Functions that conf/config.yaml and conf/train.yaml use.
 OmegaConf.register_new_resolver("fields", fields, replace=True)
+OmegaConf.register_new_resolver("hub_or_package", hub_or_package, replace=True)
 OmegaConf.register_new_resolver("inside_outputs", inside_outputs, replace=True)
 OmegaConf.register_new_resolver("label_keys", lambda *more: [*with_role(Role.LABEL), *more], replace=True)

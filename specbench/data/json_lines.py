@@ -34,10 +34,10 @@ def need_file(path: str, key: str, what: str = LINES) -> None:
         raise ConfigError(f"{key}={path} {reason}: it must be {what}")
 
 
-def read_json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_json_lines(path: str, key: str = "data.path") -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields (line number, object) for each line that is not blank. The file is UTF-8, with or without a byte order
     mark; that it is gzipped shows from its first bytes. Raises ConfigError if a line is no JSON object, or if the file
-    cannot be read to its end."""
+    cannot be read to its end; the setting `key` names it."""
     number, found = 0, False
     try:
         with open(path, "rb") as file:
@@ -45,7 +45,7 @@ def read_json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
             lines: BinaryIO = gzip.GzipFile(fileobj=file) if compressed else file  # type: ignore[assignment]
             while line := lines.readline(LONGEST_LINE + 1):
                 number += 1
-                where = f"data.path={path} line {number}"
+                where = f"{key}={path} line {number}"
                 if len(line) > LONGEST_LINE:
                     raise ConfigError(f"{where} is longer than {LONGEST_LINE // 2**20} MiB: it must be one JSON object")
                 line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
@@ -54,11 +54,11 @@ def read_json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
                     yield number, _record(line, where)
     except (OSError, EOFError, zlib.error) as error:  # of gzip too
         raise ConfigError(
-            f"data.path={path} cannot be read after line {number} ({first_line(error)}): the file is damaged or not "
+            f"{key}={path} cannot be read after line {number} ({first_line(error)}): the file is damaged or not "
             "complete, fetch it again"
         ) from error
     if not found:
-        raise ConfigError(f"data.path={path} holds only blank lines: it must be {LINES}")
+        raise ConfigError(f"{key}={path} holds only blank lines: it must be {LINES}")
 
 
 def _record(line: bytes, where: str) -> dict[str, Any]:

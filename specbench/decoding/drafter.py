@@ -22,11 +22,10 @@ class Drafter(Component, ABC):
     models with caches of their own. `own_bytes` is bytes of weights that are not theirs or the target's. With fixed
     shapes, the decoder sets `widths` to the depths that drafts should have."""
 
-    trees: ClassVar[bool] = False  # whether its drafts may branch
     # Whether it is one model that reads text, which may have a recurrent state and (not inherited) a beam search (A.4).
     searches: ClassVar[bool] = False
     ends_early: ClassVar[bool] = False  # whether a gamma policy may stop a draft after any guess
-    reads_text: ClassVar[bool] = True  # whether q at a position depends only on the text before it
+    reads_text: bool = True  # whether q at a position depends only on the text before it
     mixes_laws: ClassVar[bool] = False  # whether q is a point mass in some rows and rounds only
     fixed_in_round: ClassVar[bool] = False  # whether a round's guesses are looked up in the text before the round
     needs_hidden: ClassVar[bool] = False  # whether `settle` reads the target's hidden states
@@ -39,6 +38,7 @@ class Drafter(Component, ABC):
     on_device: ClassVar[bool] = False
     target_copies: ClassVar[int] = 0  # how many times it holds the target's weights once more
 
+    trees: bool = False  # whether its drafts may branch
     context: int = UNLIMITED
     longest: int | None = None
     operations_per_token: float = 0
@@ -65,9 +65,19 @@ class Drafter(Component, ABC):
         return False
 
     @classmethod
+    def branches(cls, settings: Any) -> bool:
+        """Whether its drafts may branch with these settings."""
+        return cls.trees
+
+    @classmethod
     def nodes(cls, settings: Any, gamma: int) -> int:
         """The largest number of guesses (nodes) in a draft of depth gamma with these settings."""
         return gamma
+
+    @classmethod
+    def stored(cls, settings: Any, gamma: int) -> int:
+        """In how many places of a draft of depth gamma p is kept, if they are more than the target reads; else 0."""
+        return 0
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         """Prepares for a new batch of rows and forgets the last one. `stop` may end drafts early, if given."""

@@ -53,6 +53,7 @@ class Executor(Component):
     runs_encoders = True  # whether it can run encoder-decoders
     runs_recurrent = True  # whether it can run models with a recurrent state
     runs_divided = False  # whether it can run models whose weights are divided among processes or devices
+    falls_back = False  # whether it runs what it cannot compile or capture as it is, after `run_eagerly`
     on_launch: Callable[[], None] | None = None  # the clock's, while a decoder is timed
 
     @classmethod
@@ -118,8 +119,9 @@ class Executor(Component):
     def prepare(self) -> None:
         """Called before each warm-up."""
 
-    def ready(self) -> None:
-        """Called after each warm-up, when all usual shapes have been met."""
+    def ready(self) -> bool:
+        """Called after each warm-up, when all usual shapes have been met. Whether it has to be done once more."""
+        return False
 
     def compile_seconds(self, weights: int) -> float | None:
         """About how long making the missing programs would take, `weights` as in `decide`; None if it has no say."""
@@ -131,15 +133,19 @@ class Executor(Component):
         return False
 
     def without_programs(self, why: str = "") -> None:
-        """From now on no program is used or made: called before models with a recurrent state are loaded, or, with a
-        sentence `why` for the notes, after a warm-up."""
+        """From now on no program is used or made: called after a warm-up, `why` being a sentence for the notes."""
+
+    def run_eagerly(self) -> None:
+        """From now on functions run as they are: called before models are loaded that neither programs nor graphs can
+        run."""
 
     def telling(self, tell: Callable[[str], None]) -> None:
         """From now on `tell` is called with what is going on while programs are made."""
 
-    def doubles(self, weights: int, tied: int, device: torch.device, dtype: torch.dtype) -> int:
-        """Bytes that it stores twice of `weights` bytes, of which `tied` are an output matrix and the embedding."""
-        return 0
+    def held(self, weights: int, tied: int, device: torch.device, halves: bool) -> int:
+        """Bytes that it will hold of `weights` bytes in the run's dtype, of which `tied` are an output matrix that is
+        also the embedding. `halves`: the dtype is float32, and the values are those of a checkpoint in 16 bits."""
+        return weights
 
     def bytes(self) -> int:
         """Bytes that the executor itself holds, such as graph pools."""

@@ -68,9 +68,10 @@ class GammaPolicy(Component, ABC):
             return (
                 f"with workers={run.workers}: {why}; choose workers=1, or gamma_policy=fixed, confidence or heuristic"
             )
-        if cls.watches and not run["drafter"].kind.ends_early:
-            needs = "it needs a drafter that is a model, use drafter=stdlib or drafter=model"
-            return f"with drafter={run['drafter'].name}: {needs}"
+        drafter = run["drafter"]
+        if cls.watches and (not drafter.kind.ends_early or drafter.kind.branches(drafter.settings)):
+            needs = "it needs a drafter that is a model, and chains: use drafter=stdlib or drafter=model"
+            return f"with drafter={drafter.name}: {needs}"
         return None
 
     @property

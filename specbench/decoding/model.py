@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from specbench.decoding.component import Component
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.executor import Executor
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
+from specbench.decoding.token_tree import take_rows
 
 READ_CHUNK = 2048  # tokens per row and forward, by default
 
@@ -30,16 +32,20 @@ class Scores:
     place: Tensor | None = None  # [B, N + 1], each entry's index among the tokens read, if guesses shared places
     logits: Tensor | None = None  # [B, N + 1, V] before the argmax of temperature 0, after the repetition penalty
 
+    def hidden_along(self, verdict: Verdict) -> Tensor:
+        """[B, D + 1, H]: the hidden states of the last committed token and of the n accepted guesses; those after them
+        are undefined."""
+        assert self.hidden is not None
+        if verdict.path is None:
+            return self.hidden
+        entries = F.pad(verdict.path + 1, (1, 0))
+        entries = entries if self.place is None else self.place.gather(1, entries)
+        return take_rows(self.hidden, entries.clamp(max=self.hidden.shape[1] - 1))
+
     def hidden_after(self, verdict: Verdict) -> Tensor:
         """[B, H]: the hidden state from which t was drawn, that of the last accepted guess or committed token."""
-        assert self.hidden is not None
-        n = entry = verdict.accepted
-        if verdict.path is not None and verdict.path.shape[1]:
-            node = verdict.path.gather(1, (n - 1).clamp(min=0)[:, None])[:, 0]
-            entry = torch.where(n > 0, node + 1, 0)
-            if self.place is not None:
-                entry = self.place.gather(1, entry[:, None])[:, 0]
-        return self.hidden[torch.arange(len(n), device=n.device), entry]
+        n = verdict.accepted
+        return self.hidden_along(verdict)[torch.arange(len(n), device=n.device), n]
 
 
 class Model(Component, ABC):
@@ -85,6 +91,11 @@ class Model(Component, ABC):
     @property
     def unlike_generate(self) -> Sequence[str]:
         """Settings of its generation_config that are not applied, as "min_length=56"."""
+        return ()
+
+    @property
+    def kernel_lengths(self) -> Sequence[int]:
+        """Lengths of prompts that between them run every kernel of the model's attention; empty where all run one."""
         return ()
 
     @property

@@ -82,6 +82,7 @@ class State:
         self.active = [False] * B  # host copy of ~done
         self.owners = [-1] * B  # the number of the request that has the row; -1 if none
         self.inputs: list[Sequence[int]] = [()] * B  # the tokens of the encoder's input; empty if it reads none
+        self.rehearsal = False  # whether the requests are no part of the run, as in a warm-up
         self.waiting = 0  # requests that have arrived and have no row yet
         self.drawn = 0  # the depth to which the round's draft was drawn, before it was padded
         self.stride = 0  # the most tokens that a round adds to a row, if the next may be launched before it is read

@@ -78,7 +78,7 @@ def tree_of(levels: Levels, parent: Tensor) -> Tree:
     for level in level_ranges(levels):
         a, b = level.start, level.stop
         above = (parent[:, a:b] + 1).clamp(min=0)
-        sees = torch.cat([sees, own[:, a + 1 : b + 1] | _rows(sees, above)], 1)
+        sees = torch.cat([sees, own[:, a + 1 : b + 1] | take_rows(sees, above)], 1)
     return Tree(constant(depth_of_entries)(levels, parent.device)[None], sees)
 
 
@@ -120,13 +120,13 @@ def pack(tokens: Tensor, levels: Levels, parent: Tensor, exists: Tensor, most: i
     M = int(rank[:, -1].max()) if most is None else min(most, N)
     kept = keeps.int().argsort(dim=1, descending=True, stable=True)[:, : M + 1]  # [B, M + 1], draft entries
     whole = tree_of(levels, parent)
-    path = _rows(whole.sees.expand(B, -1, -1), kept).float()  # [B, M + 1, N + 1]
+    path = take_rows(whole.sees.expand(B, -1, -1), kept).float()  # [B, M + 1, N + 1]
     sees = path @ F.one_hot(place.clamp(max=M), M + 1).float() > 0
     depth = whole.depth[0][kept]
     guesses = tokens.gather(1, (kept[:, 1:] - 1).clamp(min=0))
     return Packed(guesses, Tree(depth, sees), place)
 
 
-def _rows(values: Tensor, index: Tensor) -> Tensor:
-    """values [b, M, K] at rows index [b, n] -> [b, n, K]."""
-    return values.gather(1, index[..., None].expand(-1, -1, values.shape[2]))
+def take_rows(values: Tensor, index: Tensor) -> Tensor:
+    """values [b, M, K] at rows index [1 or b, n] -> [b, n, K]."""
+    return values.gather(1, index[..., None].expand(len(values), -1, values.shape[2]))

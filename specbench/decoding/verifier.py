@@ -29,6 +29,7 @@ class Verifier(Component, ABC):
     law: str = "sum min(p, q)"  # `beta` of a guess that was drawn from q
     looks_ahead: bool = False  # whether a verdict depends on guesses after the first rejected one
 
+    judged: ClassVar[bool] = True  # whether texts are read again for the verdict
     lossless: bool = True
     lenience: float = 1.0
     note: str | None = None  # a warning to print with the results
@@ -45,7 +46,7 @@ class Verifier(Component, ABC):
     @classmethod
     def refuses(cls, settings: Any, run: Any) -> str | None:
         drafter, named = run["drafter"], f"with drafter={run['drafter'].name}"
-        if drafter.kind.trees and not cls.trees:
+        if drafter.kind.branches(drafter.settings) and not cls.trees:
             return f"{named}, which drafts trees: use verifier=iterative, traversal, match or greedy_tree"
         if cls.needs_law and drafter.kind.point_masses(drafter.settings) and run.temperature > 0:
             return f"{named}, whose guesses have no law: nothing would be accepted, use verifier=speculative"
@@ -54,6 +55,9 @@ class Verifier(Component, ABC):
         if run.lenience < 1 and not cls.takes_lenience:
             return "with lenience below 1: use verifier=speculative"
         return None
+
+    def expect(self, gamma: int) -> None:
+        """Called before a run with the largest gamma of any of its rounds."""
 
     @property
     def levels(self) -> Sequence["Verifier"]:
@@ -68,7 +72,7 @@ class Verifier(Component, ABC):
         """`beta` in words, for drafters of a class with these settings."""
         if self.greedy:
             return "1 if the target takes the guess, else 0"
-        if drafts.trees:
+        if drafts.branches(settings):
             return "the probability that a guess of the step is accepted"
         point_mass = drafts.point_masses(settings) and not drafts.mixes_laws
         return f"p(x){' / l' * (self.lenience < 1)} of the guess x" if point_mass else self.law

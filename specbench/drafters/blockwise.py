@@ -49,10 +49,10 @@ class BlockwiseDrafter(ParallelDrafter):
     def __init__(self, target: LanguageModel, heads: Heads | PublishedHeads, sampling: Sampling):
         self.target, self.heads, self.sampling = target, heads, sampling
         self.vocab_size, self.longest = target.vocab_size, heads.config.heads
-        weights = list(heads.parameters())
-        self.own_bytes = sum(weight.nbytes for weight in weights)
+        stored = target.executor.stored(heads)
+        self.own_bytes = stored.held
         borrowed = 0 if heads.own_outputs else heads.config.hidden_size * target.vocab_size
-        self.operations_per_token = sum(weight.numel() for weight in weights) / self.longest + borrowed
+        self.operations_per_token = stored.numbers / self.longest + borrowed
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "BlockwiseDrafter":

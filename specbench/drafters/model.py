@@ -1,6 +1,5 @@
 """A smaller language model drafts autoregressively: the paper's main case (sections 2.1 and 3.6)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import Rows, all_rows, last_tokens, seen_tokens, window
 from specbench.decoding.sampling import draw
 from specbench.decoding.state import State
+from specbench.decoding.token_tree import Tree
 from specbench.decoding.transfers import counts
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
@@ -23,6 +23,8 @@ from specbench.models.pretrained import PretrainedModel
 from specbench.models.shared_cache import BorrowedCache
 from specbench.models.vocabulary import intersection
 from specbench.settings import setting
+
+Memory = tuple[Tensor | None, ...]
 
 
 @dataclass
@@ -107,18 +109,18 @@ class ModelDrafter(Drafter):
             self.model.cached = [min(cached, max(0, length - self.reread)) for cached, length in rows]
 
     def prepare(self, state: State, steps: int) -> tuple[tuple[Any, ...], int]:
-        """Makes the cache ready for so many steps; returns what `first_step` is given, and the columns to attend to."""
+        """Makes the cache ready for so many steps; returns what `first_read` is given, and the columns to attend to."""
         width = self.catch_up(state)
         starts = [length - width for length in state.reach]
         return (width,), self.model.make_room(starts, width + steps - 1, state.active)
 
     def _draft(self, rows: Rows, given: tuple[Any, ...], steps: int, visible: int) -> tuple[Tensor, Tensor | None]:
         """Guesses x_1 .. x_steps [B, steps] and their q [B, steps, V], None at temperature 0 (Algorithm 1)."""
-        step, x, first = self.first_step(rows, *given)
+        step, (x, first, memory) = self.model.executor.leaf(self._step, self.model), self.first_read(rows, *given)
         bits, seen = self._bits_and_seen(rows, steps)
         guesses, laws = [], []
         for i in range(steps):
-            x_i, q_i, _ = step(x, first, bits[i], seen, visible, None)
+            x_i, q_i, _, memory = step(x, first, memory, bits[i], seen, visible, None)
             guesses.append(x_i)
             laws.append(q_i)
             if seen is not None:
@@ -126,9 +128,19 @@ class ModelDrafter(Drafter):
             x, first = x_i[:, None], rows.length + i
         return torch.stack(guesses, 1), None if self.model.sampling.greedy else torch.stack(laws, 1)
 
-    def first_step(self, rows: Rows, *given: Any) -> tuple[Callable[..., Any], Tensor, Tensor]:
-        """The function that makes one step, and its first arguments: tokens [B, width], and the first position [B]."""
-        return self.model.executor.leaf(self._step, self.model), *last_tokens(rows, *given)
+    def first_read(self, rows: Rows, *given: Any) -> tuple[Tensor, Tensor, Memory]:
+        """What the first step reads: tokens [B, width], the position [B] of the first, and a memory, as `read` has
+        it."""
+        return *last_tokens(rows, *given), ()
+
+    def read(
+        self, x: Tensor, first: Tensor, memory: Memory, visible: int, tree: Tree | None = None
+    ) -> tuple[Tensor, Memory]:
+        """Logits [B, m, V] after each of the m nodes x [B, m] of a tree, or after the last of the tokens x [B, n] if
+        `tree` is None (m = 1); the first of x is at position first [B]. The memory is what else a step needs of the one
+        before it, tensors [B, m, H] of the nodes that it reads or None."""
+        logits = self.model.forward(x, first, visible, tree=tree, keep_logits=0 if tree else 1)
+        return logits if tree else logits[:, -1:], ()
 
     def _bits_and_seen(self, rows: Rows, steps: int) -> tuple[Tensor, Tensor | None]:
         """Random bits of every step [steps, B], and the tokens of the repetition penalty [B, V] bool or None."""
@@ -142,15 +154,16 @@ class ModelDrafter(Drafter):
         """As `_draft`, but `stop` may end a row's draft after any of its guesses; returns the number of guesses of each
         row too. It decides from q and guesses that stay in the draft, so the output distribution does not change."""
         rows = self.model.rows_of(state)
-        step, x, first = self.first_step(rows, *given)
+        step, (x, first, memory) = self.model.executor.leaf(self._step, self.model), self.first_read(rows, *given)
         bits, seen = self._bits_and_seen(rows, max(gamma))
         guesses: list[Tensor] = []
         laws: list[Tensor] = []
         count, going = [0] * len(gamma), [wanted > 0 for wanted in gamma]
         while any(going):
             i = len(guesses)
-            x_i, q_i, signal = step(x, first, bits[i], seen, visible, stop.signal)
+            x_i, q_i, signal, memory = step(x, first, memory, bits[i], seen, visible, stop.signal)
             x_i = x_i.clone()  # a CUDA graph overwrites its outputs in the next step
+            memory = tuple(None if part is None else part.clone() for part in memory)
             guesses.append(x_i)
             if q_i is not None:
                 laws.append(q_i.clone())
@@ -163,12 +176,14 @@ class ModelDrafter(Drafter):
         return torch.stack(guesses, 1), torch.stack(laws, 1) if laws else None, count
 
     def _step(
-        self, x: Tensor, first: Tensor, bits: Tensor, seen: Tensor | None, visible: int, signal: Signal | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        self, x: Tensor, first: Tensor, memory: Memory, bits: Tensor, seen: Tensor | None, visible: int,
+        signal: Signal | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Memory]:  # fmt: skip
         """One drafter step after the tokens x [B, n], the first at position first [B], with bits [B] and seen [B, V]
-        bool or None: a guess x_i [B], the q_i [B, V] that it was drawn from (None at temperature 0), and its signal [B]
-        for a gamma policy, or None."""
-        return self.guess(self.model.forward(x, first, visible, keep_logits=1)[:, -1], bits, seen, signal)
+        bool or None: a guess x_i [B], the q_i [B, V] that it was drawn from (None at temperature 0), its signal [B] for
+        a gamma policy, or None, and the memory of the next step."""
+        logits, memory = self.read(x, first, memory, visible)
+        return *self.guess(logits[:, -1], bits, seen, signal), memory
 
     def guess(
         self, logits: Tensor, bits: Tensor, seen: Tensor | None, signal: Signal | None

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -20,6 +21,7 @@ from specbench.decoding.transfers import constant, upload
 from specbench.decoding.verify_tree import follow
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.drafters.tree import TreeDrafter
+from specbench.drafters.tree_shapes import FixedTree
 from specbench.errors import ConfigError, shown
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
@@ -73,10 +75,9 @@ class MultiDrafter(Drafter):
     ):
         """`vocab_size` is the target's V; `gamma` is the usual gamma."""
         self.models, self.samples, self.order = models, samples, order
-        each = 1 if models[0].sampling.greedy else samples  # K samples of an argmax are one
-        self.drafters = [
-            TreeDrafter(model, vocab_size, gamma, [each], "independent", stream) for stream, model in enumerate(models)
-        ]
+        greedy = models[0].sampling.greedy  # K samples of an argmax are one
+        shape = partial(FixedTree, [1 if greedy else samples], "best" if greedy else "independent")
+        self.drafters = [TreeDrafter(model, vocab_size, gamma, shape(stream)) for stream, model in enumerate(models)]
         if len(models) > 1:  # all accepted guesses may be another model's
             for drafter in self.drafters:
                 drafter.reread = gamma + 2

@@ -1,4 +1,5 @@
-"""The default executor: the fastest exact product for each linear layer, and compiled programs where they pay.
+"""The default executor: on a CPU the fastest exact product for each linear layer, and compiled programs where they pay;
+on CUDA graphs.
 
 Which product reads a weight fastest depends on the processor, the shape and the number of rows. Programs of an earlier
 run are used if all that are needed are there, and made where that takes less time than it saves of the run.
@@ -16,17 +17,21 @@ from torch import Tensor, nn
 from specbench.component import Selections
 from specbench.decoding.executor import Executor, HasCache, Module, Stored
 from specbench.executors import autotune
-from specbench.executors.autotune import LIMITS, ROWS, ProductTable, choice, offered, shape_of
+from specbench.executors.autotune import ROWS, ProductTable, choice, offered, shape_of
 from specbench.executors.compile_cache import Programs, decide
 from specbench.executors.compiled_function import Leaf
+from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.executors.eager import EagerExecutor
+from specbench.executors.layer_programs import SECONDS, LayerPrograms
 from specbench.executors.linear_kernels import KINDS, QUANTIZED, HalfWeight, Plain, Product, scale_of
-from specbench.executors.machine import free_bytes, machine_name
+from specbench.executors.machine import machine_name
 from specbench.executors.packed_linear import (
     LinearGroup,
+    PackedEmbedding,
     PackedLinear,
     linear_groups,
     linear_layers,
+    pack_embedding,
     packed,
     replace,
     stacked,
@@ -36,7 +41,6 @@ from specbench.settings import BaseSettings, file_hash, setting
 
 log = logging.getLogger(__name__)
 NAMES = {kind.name: kind for kind in (*QUANTIZED, *KINDS)}
-SPARE = 8  # a second copy of a weight is kept if all weights fit this many times into the free memory
 STEP = 16  # cache columns: compiled code attends to a multiple of them
 SMALL_BYTES = 16e6  # of weights: a model below this stays in the processor's caches
 
@@ -46,6 +50,7 @@ class AutoExecutor(Executor):
 
     changes_modules = True
     runs_divided = True
+    falls_back = True
 
     @dataclass
     class Settings(BaseSettings):
@@ -68,10 +73,11 @@ class AutoExecutor(Executor):
         whether missing programs are made: "true", "false", or "auto", where that pays within the run."""
         self.kinds = [NAMES[name] for name in products]
         self.table, self.programs = table or ProductTable(None, ""), programs or Programs(None)
-        self.chosen: dict[str, list[str]] = {}  # by shape, the kind for each of LIMITS; "rounded": inputs are, too
+        self.chosen: dict[str, list[str]] = {}  # by shape, the kind, alone in a list; "rounded": inputs are, too
         self.leaves: dict[Callable[..., Any], Leaf] = {}
         self.compiles = type(self).compiles or compile == "true"
         self.may_compile = compile == "auto" and self.programs.folder is not None
+        self.layers = LayerPrograms(self.programs)
         self.decided, self.incomplete = False, 0  # calls of the first warm-up that had no program
         self.decision: str | None = None
         self.left_out: str | None = None  # why programs that were there are not used
@@ -79,9 +85,14 @@ class AutoExecutor(Executor):
 
     @classmethod
     def from_settings(cls, settings: Any, device: torch.device, run: Selections, identity: str) -> Executor:
-        """A target whose weights are divided runs eagerly. Raises ConfigError if `choices` holds none."""
+        """A target whose weights are divided runs eagerly. On CUDA, `executor=auto` is CUDA graphs if the cache has
+        fixed shapes. Raises ConfigError if `choices` holds none."""
         if run["target"].settings.divided():
             return EagerExecutor()
+        fixed = run["cache"].kind.fixed_shapes and run["decoding"].kind.samples
+        if device.type == "cuda" and fixed and cls is AutoExecutor and set(settings.products) == {*NAMES}:
+            programs = Programs.stored(identity) if settings.programs else None
+            return CudaGraphExecutor(programs, compiles=settings.compile == "true", falls_back=True)
         keeps = settings.programs and run["cache"].kind.fixed_shapes
         machine = machine_name(device)
         programs = Programs.stored(identity, machine) if keeps else Programs(None)
@@ -116,31 +127,41 @@ class AutoExecutor(Executor):
         small = model is not None and model.weight_bytes < SMALL_BYTES
         return self.leaf(function, model) if usual and small else function
 
-    def ready(self) -> None:
+    def ready(self) -> bool:
         """Decides after the first warm-up: without one of the programs that it asked for none is used, so that all ways
         of decoding run alike."""
-        if self.decided or self.compiles:
-            return
-        self.decided = True
-        if self.missing:
-            self.fixed_shapes, self.incomplete, self.leaves = False, self.missing, {}
+        self.layers.settle()
+        if not self.decided and not self.compiles:
+            self.decided = True
+            if self.missing:
+                self.fixed_shapes, self.incomplete, self.leaves = False, self.missing, {}
+        return False
 
     def compile_seconds(self, weights: int) -> float | None:
         open_question = self.may_compile and self.decided and not self.fixed_shapes
-        return weights * self.programs.seconds_per_weight if open_question else None
+        if not open_question or self.layers.running:
+            return None
+        return SECONDS if self.layers.attached else weights * self.programs.seconds_per_weight
 
     def decide(self, seconds: float, least: float, weights: int) -> bool:
         self.may_compile = False
-        pays, self.decision = decide(seconds, least, weights * self.programs.seconds_per_weight)
+        taken = SECONDS if self.layers.attached else weights * self.programs.seconds_per_weight
+        pays, self.decision = decide(seconds, least, taken)
         log.info("executor.compile=auto: %s", self.decision)
-        if pays:
+        if pays and self.layers.attached:
+            self.layers.start()
+        elif pays:
             self.compiles = self.fixed_shapes = True
             self.incomplete, self.leaves, self.programs.found = 0, {}, 0
         return pays
 
     def without_programs(self, why: str = "") -> None:
         self.programs, self.leaves, self.left_out = Programs(None), {}, why or None
+        self.layers.used = False
         self.compiles = self.may_compile = self.fixed_shapes = False
+
+    def run_eagerly(self) -> None:
+        self.without_programs()
 
     def telling(self, tell: Callable[[str], None]) -> None:
         self.programs.tell = tell
@@ -148,7 +169,7 @@ class AutoExecutor(Executor):
     def notes(self) -> list[str]:
         if self.missing and not self.compiles:
             return [f"{self.missing} calls had no compiled program: times mix both, executor=compiled makes them"]
-        return [self.left_out] if self.left_out else []
+        return [*self.programs.notes(), *([self.left_out] if self.left_out else [])]
 
     @property
     def missing(self) -> int:
@@ -165,24 +186,27 @@ class AutoExecutor(Executor):
     # -- Products -------------------------------------------------------------------------------
 
     def load(self, module: Module, exact: bool = True) -> Module:
-        """Replaces every linear layer of a module on a CPU. A weight that is also the embedding stays besides. On other
-        devices layers with the same input share one product."""
+        """Replaces every linear layer of a module on a CPU, and its embedding where that saves memory. On other devices
+        layers with the same input share one product."""
         if next(module.parameters()).device.type != "cpu":
             return packed(module)
         groups = list(linear_groups(module))
         choosing = len(self.kinds) > 1 and not self.table.pinned
         if choosing and (sample := self._sample(groups, exact)):
             self.table.add(autotune.time_products(sample, self.kinds, exact))
-        copies = exact and free_bytes(torch.device("cpu")) > SPARE * sum(p.nbytes for p in module.parameters())
         for group in groups:  # one after the other, so that no more than one exists twice meanwhile
-            replace(group, self._product(*stacked(group), copies, exact))
+            replace(group, self._product(*stacked(group), exact))
+        pack_embedding(module)
+        if self.programs.folder is not None and not self.compiles:
+            self.layers.attach(module)
         return module
 
-    def loaded(self) -> dict[str, list[str]]:
-        return dict(self.chosen)
+    def loaded(self) -> tuple[dict[str, list[str]], LayerPrograms]:
+        return dict(self.chosen), self.layers
 
-    def share(self, loaded: dict[str, list[str]]) -> None:
-        self.chosen |= loaded
+    def share(self, loaded: tuple[dict[str, list[str]], LayerPrograms]) -> None:
+        chosen, self.layers = loaded
+        self.chosen |= chosen
 
     def _sample(self, groups: Sequence[LinearGroup], exact: bool) -> autotune.Weights:
         """Weights and biases to time, in the order of a forward: up to SAMPLE_BYTES, and one at least of every shape
@@ -196,8 +220,8 @@ class AutoExecutor(Executor):
                 continue
             weight, bias = stacked(group)
             if shape not in wanted:
-                kinds = self._offered(weight * self._scale(weight), exact)
-                wanted[shape] = bool(kinds.keys() - self.table.times(weight).keys())
+                kinds = {kind.name for kind in offered(weight * self._scale(weight), self.kinds, exact)}
+                wanted[shape] = bool(kinds - self.table.times(weight).keys())
             if wanted[shape]:
                 found.append((weight, bias))
         return found
@@ -206,37 +230,43 @@ class AutoExecutor(Executor):
         """What a weight is multiplied by before it is stored."""
         return scale_of(weight) if any(issubclass(kind, HalfWeight) for kind in self.kinds) else 1.0
 
-    def _offered(self, weight: Tensor, exact: bool) -> dict[str, type[Product]]:
-        """The kinds of product that multiply by this scaled weight [out, in], by name."""
-        return {kind.name: kind for kind in offered(weight, self.kinds, exact)} or {Plain.name: Plain}
-
-    def _product(self, weight: Tensor, bias: Tensor | None, copies: bool, exact: bool) -> PackedLinear:
-        """The products chosen for a weight [out, in] and bias [out]."""
+    def _product(self, weight: Tensor, bias: Tensor | None, exact: bool) -> PackedLinear:
+        """The product chosen for a weight [out, in] and bias [out]."""
         shape, scale = shape_of(weight), self._scale(weight)
         weight = weight * scale
-        kinds = self._offered(weight, exact)
-        chosen = choice(self.table.times(weight), list(kinds), copies)
-        self.chosen[shape if exact else f"{shape}, rounded"] = chosen
-        products = {name: kinds[name](weight, bias) for name in dict.fromkeys(chosen)}
-        return PackedLinear([products[name] for name in chosen], LIMITS, scale, weight)
+        chosen = self._choose(weight, exact)
+        self.chosen[shape if exact else f"{shape}, rounded"] = [chosen.name]
+        return PackedLinear(chosen(weight, bias), scale, weight)
+
+    def _choose(self, weight: Tensor, exact: bool) -> type[Product]:
+        """The kind for a scaled weight: the fastest first, since whether it offers it takes reading all values."""
+        times, kinds = self.table.times(weight), {kind.name: kind for kind in self.kinds}
+        while kinds:
+            kind = kinds.pop(choice(times, list(kinds)))
+            if offered(weight, [kind], exact):
+                return kind
+        return Plain
 
     def stored(self, module: nn.Module) -> Stored:
         found = super().stored(module)
         layers = [layer for layer in module.modules() if isinstance(layer, PackedLinear)]
+        tables = [layer.weight for layer in module.modules() if isinstance(layer, PackedEmbedding)]
+        own = sum(table.nbytes for table in tables)
         return Stored(
-            found.numbers + sum(layer.numbers for layer in layers),
-            found.read + sum(layer.by_rows[0].bytes for layer in layers),
-            found.held + sum(product.bytes for layer in layers for product in layer.products),
+            found.numbers + sum(layer.numbers for layer in layers) + sum(table.numel() for table in tables),
+            found.read + own + sum(layer.product.bytes for layer in layers),
+            found.held + own + sum(layer.product.bytes for layer in layers),
         )
 
-    def doubles(self, weights: int, tied: int, device: torch.device, dtype: torch.dtype) -> int:
-        return tied if device.type == "cpu" else 0
+    def held(self, weights: int, tied: int, device: torch.device, halves: bool) -> int:
+        return (weights + tied) // (1 + halves) if device.type == "cpu" else weights
 
     def facts(self) -> dict[str, Any]:
         shapes = {shape.partition(",")[0] for shape in self.chosen}
         times = {shape: self.table.shapes[shape] for shape in shapes if shape in self.table.shapes}
         kept = self.programs
-        programs = {"used": self.fixed_shapes, "found": kept.found, "made": kept.made, "seconds": kept.seconds,
+        used = self.fixed_shapes or self.layers.running
+        programs = {"used": used, "found": kept.found, "made": kept.made, "seconds": kept.seconds,
                     "decision": self.decision, "left_out": self.left_out,
                     "missed": self.missing or self.incomplete}  # fmt: skip
         return {"machine": self.table.machine, "rows": list(ROWS), "microseconds": times, "chosen": self.chosen,
@@ -251,6 +281,7 @@ class CompiledExecutor(AutoExecutor):
     compiles = True
     runs_recurrent = False
     runs_divided = False
+    falls_back = False
 
     @dataclass
     class Settings(AutoExecutor.Settings):

@@ -5,7 +5,6 @@ of alpha depends on it.
 """
 
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,10 +17,8 @@ from specbench.executors.linear_kernels import KINDS, Product, scale_of
 from specbench.executors.machine import cache_file, write_json
 
 ROWS = (1, 5, 16, 64)  # rows of x that are timed
-LIMITS = (1, 8, 32, math.inf)  # the most rows that each of them stands for
-DECODING = 2  # the first ROWS are those of decoding; all the same product, unless another is much faster
+DECODING = 2  # the first ROWS are those of decoding, for which one product is chosen: a weight is stored once
 EQUAL = 1.1  # a product that takes up to this much longer than the fastest is as fast
-PAYS = 0.75  # of the time: a second copy of a weight is kept from here on
 PASSES, WARM_UP = 9, 2  # over the sample
 CACHE_BYTES = 64e6  # read before each pass: a target step leaves a drafter's weights, and code, in no cache
 SECONDS = 0.6  # of timing one kind of product, at most about
@@ -31,25 +28,14 @@ Weights = Sequence[tuple[Tensor, Tensor | None]]  # weight [out, in] and bias [o
 ProductTimes = dict[str, list[float]]  # microseconds of each kind of product at each of ROWS, for one shape
 
 
-def choice(times: ProductTimes, names: Sequence[str], copies: bool = True) -> list[str]:
-    """The kind of product for each of LIMITS, out of `names`, of which the first is taken at equal speed; `copies` says
-    whether a weight may be stored twice."""
+def choice(times: ProductTimes, names: Sequence[str]) -> str:
+    """The kind of product for decoding, out of `names`: the first one that is as fast as the fastest."""
     known = [name for name in names if name in times] or list(names[:1])
     if len(known) == 1:
-        return known * len(LIMITS)
-    best = [min(times[name][place] for name in known) for place in range(len(ROWS))]
-    slowness = {name: [mine / fastest for mine, fastest in zip(times[name], best, strict=True)] for name in known}
-    first = _fastest({name: sum(slow[:DECODING]) for name, slow in slowness.items()})
-    found = []
-    for place in range(len(LIMITS)):
-        other = _fastest({name: slow[place] for name, slow in slowness.items()})
-        found.append(other if copies and slowness[other][place] < PAYS * slowness[first][place] else first)
-    return found
-
-
-def _fastest(costs: Mapping[str, float]) -> str:
-    """The first of the names whose cost is at most EQUAL times the lowest."""
-    return next(name for name, cost in costs.items() if cost <= EQUAL * min(costs.values()))
+        return known[0]
+    best = [min(times[name][place] for name in known) for place in range(DECODING)]
+    costs = {name: sum(mine / fastest for mine, fastest in zip(times[name], best, strict=False)) for name in known}
+    return next(name for name in known if costs[name] <= EQUAL * min(costs.values()))
 
 
 def offered(weight: Tensor, kinds: Sequence[type[Product]] = KINDS, exact: bool = True) -> list[type[Product]]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.standalone_compile import CompiledArtifact
 
-from specbench.errors import first_line
+from specbench.errors import causes, first_line
 from specbench.executors.machine import cache_dir, cache_file, write_json
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ class Programs:
         """`times` is the file of how long programs take to make on this machine, None if that is not kept."""
         self.folder, self.times = folder, times
         self.found, self.made, self.seconds = 0, 0, 0.0  # seconds of those made
+        self.failed: str | None = None  # why none can be made
         self.tell: Callable[[str], None] = lambda what: None
 
     @classmethod
@@ -111,6 +112,18 @@ class Programs:
         self.seconds += seconds
         before, counted = self._stored_times()
         write_json(self.times, {"seconds": before + seconds, "weights": counted + weights})
+
+    def give_up(self, error: Exception) -> None:
+        """Notes that programs cannot be made here: without a compiler, say."""
+        self.failed = causes(error)
+        log.warning("nothing more is compiled: %s", self.failed)
+        log.info("the errors in full", exc_info=error)
+
+    def notes(self) -> list[str]:
+        """What a reader of the run's times must know."""
+        return (
+            [] if self.failed is None else [f"functions ran uncompiled, since one could not be compiled: {self.failed}"]
+        )
 
     def keep(self, name: str | None, artifact: CompiledArtifact, result: Any) -> None:
         """Stores a program that was just made."""

@@ -20,8 +20,16 @@ UNCHECKED = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts"
 OPTIONS: dict[str, dict[str, Any]] = {
     "cpu": {"cpp.threads": 1},  # OpenMP threads of compiled loops would slow down those of the products
     # Tuning also turns the products of a single row into reductions, which fuse with what follows. Padding would time
-    # each product, though its long sides are aligned. `executor=cudagraph` captures programs itself.
-    "cuda": {"coordinate_descent_tuning": True, "shape_padding": False, "triton.cudagraphs": False},
+    # each product, though its long sides are aligned. `executor=cudagraph` captures programs itself. Kernels that do
+    # not depend on each other are one: those that rotate q and k and write k and v.
+    "cuda": {
+        "coordinate_descent_tuning": True,
+        "shape_padding": False,
+        "triton.cudagraphs": False,
+        "combo_kernels": True,
+        "combo_kernels_autotune": 0,
+        "benchmark_combo_kernel": False,
+    },
 }
 
 
@@ -57,9 +65,12 @@ class Leaf:
             self.weights = dict([*module.named_parameters(), *module.named_buffers()])
         name = self._name(spec, tensors, stored)
         found = self.kept.find(name)
-        if found is None and self.compiles:
-            with self.kept.making(len(self.weights)):
-                found = self._compile(name, spec, tensors, stored)
+        if found is None and self.compiles and self.kept.failed is None:
+            try:
+                with self.kept.making(len(self.weights)):
+                    found = self._compile(name, spec, tensors, stored)
+            except Exception as error:  # of a compiler that is not there, or of a function that it cannot compile
+                self.kept.give_up(error)
         if found is not None:
             self.programs[key] = found
         return found

@@ -11,6 +11,8 @@ which CUDA chooses algorithms and loads kernels, run on copies of the rows and o
 """
 
 import gc
+import logging
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,12 +25,14 @@ from torch import Tensor
 from specbench.component import Selections
 from specbench.decoding.executor import Executor, HasCache, Module
 from specbench.decoding.rows import Rows
+from specbench.errors import causes
 from specbench.executors.compile_cache import Programs
 from specbench.executors.compiled_function import Leaf
 from specbench.executors.packed_linear import packed
 from specbench.executors.pytree import bucket, bucket_lengths, flatten_arguments, rebuild, refuse_growing_cache
 from specbench.settings import BaseSettings, setting
 
+log = logging.getLogger(__name__)
 WARM_UP_CALLS = 2  # calls before a capture, in which kernels choose algorithms and constants are made
 
 
@@ -44,13 +48,18 @@ class CudaGraphExecutor(Executor):
     class Settings(BaseSettings):
         compile: bool = setting(default=True)
 
-    def __init__(self, programs: Programs | None = None) -> None:
-        """Leaves run as `programs`, and those that are missing are compiled; without any they run as they are."""
-        self.programs = programs
+    def __init__(self, programs: Programs | None = None, compiles: bool = True, falls_back: bool = False) -> None:
+        """Leaves run as `programs`; without any they run as they are. Those that are missing are compiled if it
+        `compiles`, else none is used unless all are there. `falls_back` is as in the base class."""
+        self.programs = programs if programs is not None and (compiles or programs.any) else None
+        self.compiles, self.falls_back = compiles and self.programs is not None, falls_back
+        self.left_out: str | None = None  # why programs that were there are not used
+        self.not_captured: dict[str, str] = {}  # functions that run eagerly, and why
         self.leaves: dict[Callable[..., Any], Leaf] = {}
         self.inside = False  # a captured function: what it calls is part of its graph
         self.warm = False  # warm-up is over
         self.captures, self.late = 0, 0  # captures in all, and those after warm-up
+        self.capture_seconds = 0.0  # of all, with the calls and compilations before each
         self.functions: dict[Callable[..., Any], Captured] = {}
         self.places: set[int] = set()  # addresses of results, which stay where they are
         self.pool: Any = None
@@ -76,7 +85,7 @@ class CudaGraphExecutor(Executor):
         if self.programs is None or torch.compiler.is_compiling():
             return self.captured(function, models)
         if function not in self.leaves:
-            self.leaves[function] = Leaf(function, model, self.programs, compiles=True)
+            self.leaves[function] = Leaf(function, model, self.programs, self.compiles)
         return self.captured(self.leaves[function], models)
 
     def phase(
@@ -89,7 +98,7 @@ class CudaGraphExecutor(Executor):
         """A version of any function that runs as a CUDA graph. Arguments and results are tensors and hashable
         constants, tuples and dataclasses of them. It may change `Rows` among its arguments, and the caches of these
         models, in place; nothing else. A result is valid until the function's next call."""
-        if self.inside:
+        if self.inside or not self.captures_graphs:
             return function
         if function not in self.functions:
             self.functions[function] = Captured(function, models, self)
@@ -110,8 +119,28 @@ class CudaGraphExecutor(Executor):
         self.warm = False
         gc.collect()  # models and graphs of an earlier run die in cycles
 
-    def ready(self) -> None:
+    def ready(self) -> bool:
+        """If a program was missing and none is made, all graphs are captured again without programs."""
         self.warm = True
+        lacking = not self.compiles and any(leaf.missed for leaf in self.leaves.values())
+        if lacking:
+            self.without_programs()
+        return lacking
+
+    def without_programs(self, why: str = "") -> None:
+        self.programs, self.leaves, self.functions, self.compiles = None, {}, {}, False
+        self.places, self.left_out = set(), why or None
+
+    def run_eagerly(self) -> None:
+        self.captures_graphs = self.fixed_shapes = False
+        self.without_programs()
+
+    def give_up(self, function: Callable[..., Any], error: RuntimeError) -> None:
+        """Notes that a function could not be captured, with the whole chain of errors in the log."""
+        name = getattr(function, "__qualname__", type(function).__name__)
+        self.not_captured[name] = causes(error)
+        log.warning("%s runs eagerly, since it could not be captured: %s", name, self.not_captured[name])
+        log.info("the errors in full", exc_info=error)
 
     @property
     def graphs(self) -> int:
@@ -122,18 +151,25 @@ class CudaGraphExecutor(Executor):
         return self.pool_bytes() + sum(function.bytes() for function in self.functions.values())
 
     def facts(self) -> dict[str, Any]:
-        return {
-            "graphs": self.graphs,
-            "captures": self.captures,
-            "captures_after_warm_up": self.late,
-            "bytes": self.bytes(),
-            "rounds_ahead": self.ahead,
-        } | ({} if self.programs is None else {"programs": {"found": self.programs.found, "made": self.programs.made}})
+        found, made = (0, 0) if self.programs is None else (self.programs.found, self.programs.made)
+        missed = sum(leaf.missed for leaf in self.leaves.values())
+        programs = {"used": found + made > 0, "found": found, "made": made, "missed": missed, "left_out": self.left_out}
+        return {"graphs": self.graphs, "captures": self.captures, "captures_after_warm_up": self.late,
+                "capture_seconds": self.capture_seconds,
+                "not_captured": self.not_captured, "bytes": self.bytes(), "rounds_ahead": self.ahead,
+                "programs": programs}  # fmt: skip
 
     def notes(self) -> list[str]:
-        if not self.late:
-            return []
-        return [f"CUDA graphs captured after warm-up: {self.late}; the rounds that waited for them took longer"]
+        found = [self.left_out] if self.left_out else []
+        if self.programs is not None:
+            found += self.programs.notes()
+        if self.late:
+            found.append(
+                f"CUDA graphs captured after warm-up: {self.late}; the rounds that waited for them took longer"
+            )
+        for name, why in self.not_captured.items():
+            found.append(f"{name} was not captured as a CUDA graph and ran eagerly: {why}")
+        return found
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -162,10 +198,16 @@ class CudaGraphExecutor(Executor):
         return found
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Captures a function, which leaves its results outside the pool. Returns a function that replays the graph."""
-        graph = torch.cuda.CUDAGraph()
-        with no_garbage_collection(), torch.cuda.graph(graph, pool=self.pool, stream=self.side_stream()):
-            function()
+        """Captures a function, which leaves its results outside the pool. Returns a function that replays the graph. If
+        it raises, the current stream is what it was, and later captures use a pool of their own."""
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with no_garbage_collection(), torch.cuda.graph(graph, pool=self.pool, stream=self.side_stream()):
+                function()
+        except BaseException:
+            torch.cuda.set_stream(stream)  # the end of a failed capture raises before it leaves its own
+            self.pool = self.stream = None
+            raise
         self.pool = self.pool or graph.pool()
         return graph.replay
 
@@ -204,16 +246,25 @@ class Captured:
 
     def __init__(self, function: Callable[..., Any], models: Sequence[HasCache], executor: CudaGraphExecutor):
         self.function, self.models, self.executor = function, models, executor
+        self.eager = False  # since it could not be captured
         self.graphs: dict[Any, Graph] = {}
         self.buffers: dict[int, list[Tensor]] = {}  # by number of the result's tensor, bytes for it
 
     def __call__(self, *arguments: Any) -> Any:
         """Replays the graph for these shapes, constants and addresses, and captures it first if there is none. Runs the
-        function itself as long as a cache has no tensors: it takes its shape from a first forward."""
+        function itself if it cannot be captured, and as long as a cache has no tensors: it takes its shape from a first
+        forward."""
         caches = [model.cache_tensors() for model in self.models]
-        if not all(caches):
+        graph = self._graph(arguments, caches) if all(caches) and not self.eager else None
+        if graph is None:
             with self.executor.whole():
                 return self.function(*arguments)
+        self.executor.launching()
+        graph.replay()
+        return graph.result
+
+    def _graph(self, arguments: Sequence[Any], caches: Sequence[Sequence[Tensor]]) -> Graph | None:
+        """The graph for a call, whose arguments are copied to where it reads them; None if it cannot be captured."""
         stored = [t for cache in caches for t in cache]
         spec, tensors = flatten_arguments(arguments)
         rows = {id(t) for a in arguments if isinstance(a, Rows) for t in vars(a).values()}
@@ -226,12 +277,17 @@ class Captured:
             for function in self.executor.functions.values():
                 function.forget_stale()
             alive = [weakref.ref(t) for t in (*stored, *(t for t in tensors if id(t) in rows))]
-            graph = self.graphs[key] = self._capture(spec, tensors, stays, alive)
+            began = time.perf_counter()
+            try:
+                graph = self.graphs[key] = self._capture(spec, tensors, stays, alive)
+                self.executor.capture_seconds += time.perf_counter() - began
+            except RuntimeError as error:
+                self.eager, self.graphs = True, {}
+                self.executor.give_up(self.function, error)
+                return None
         for number, own in graph.copied:
             own.copy_(tensors[number])
-        self.executor.launching()
-        graph.replay()
-        return graph.result
+        return graph
 
     def _capture(self, spec: Any, tensors: list[Tensor], stays: list[bool], alive: list[weakref.ref[Tensor]]) -> Graph:
         """Runs the function on copies to warm up, and captures it; `stays` says which tensors are used in place."""

@@ -1,17 +1,17 @@
-"""Layers that take the place of `nn.Linear`: each holds one product, or several for different numbers of rows.
+"""Layers that take the place of `nn.Linear` and of embeddings, and hold each weight once.
 
 Layers that multiply the same input, such as q, k and v, share one product of their stacked weights.
 """
 
 import copy
 import itertools
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from specbench.decoding.encoder_input import is_cross_attention
 from specbench.decoding.executor import Module
@@ -49,11 +49,10 @@ class PackedLinear(nn.Module):
     number: Tensor
     unscale: Tensor | None
 
-    def __init__(self, by_rows: Sequence[Product], limits: Sequence[float], scale: float, weight: Tensor):
-        """by_rows[i] multiplies by the scaled weight [out, in] for up to limits[i] rows; the last has no limit."""
+    def __init__(self, product: Product, scale: float, weight: Tensor):
+        """`product` multiplies by the scaled weight [out, in]."""
         super().__init__()
-        self.by_rows, self.limits = by_rows, limits
-        self.products = list(dict.fromkeys(by_rows))  # the different ones
+        self.product = product
         self.features, self.numbers = len(weight), weight.numel()
         self.weight = weight.new_empty(0)  # some models ask for its dtype
         key = next(_numbers)
@@ -72,9 +71,7 @@ class PackedLinear(nn.Module):
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [..., in], divided by the scale, to [..., out]."""
-        if len(self.products) == 1:
-            return self.products[0](x)
-        return self.by_rows[bisect_left(self.limits, x.numel() // x.shape[-1])](x)
+        return self.product(x)
 
 
 class SharedProduct:
@@ -108,6 +105,34 @@ class SharedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
         return self.shared.part(x, self.place)
+
+
+class PackedEmbedding(nn.Module):
+    """Takes the place of an embedding in float32 whose values 16 bits hold."""
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor):
+        """weight [V, H] in 16 bits."""
+        super().__init__()
+        self.register_buffer("weight", weight, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens [...] to their embeddings [..., H] in float32."""
+        return nn.functional.embedding(tokens, self.weight).float()
+
+
+def pack_embedding(module: nn.Module) -> None:
+    """Stores the input embedding of a model in 16 bits, if it is a plain one in float32 and no value changes."""
+    if not isinstance(module, PreTrainedModel):
+        return
+    found: Any = module.get_input_embeddings()
+    if type(found) is not nn.Embedding or found.weight.dtype != torch.float32 or found.max_norm is not None:
+        return
+    weight = found.weight.detach()
+    narrow = (weight.to(dtype) for dtype in (torch.bfloat16, torch.float16))
+    if (half := next((w for w in narrow if torch.equal(w.float(), weight)), None)) is not None:
+        module.set_input_embeddings(PackedEmbedding(half))
 
 
 def linear_groups(module: nn.Module) -> Iterator[LinearGroup]:

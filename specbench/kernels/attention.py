@@ -15,6 +15,8 @@ from torch import Tensor
 
 PROGRAMS = 256  # wanted: two for each multiprocessor of a large GPU
 MOST_ROWS = 64  # of a tile; a row is one query head of one new token
+FEW_TILES = 4
+VARY = ["N", "M", "sees_row", "sees_token", "depth_row"]  # from call to call: one kernel serves all values
 LOG2E = 1.4426950408889634
 
 
@@ -64,7 +66,7 @@ def sees_columns(
     return seen
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARY)
 def attend_split(
     q, keys, values, table, first, sees, depth, out, partial, weight,
     q_row, q_head, q_token, k_block, k_head, k_column, v_block, v_head, v_column,
@@ -139,7 +141,7 @@ def attend_split(
         tl.store(weight + place_of, most + tl.log2(total), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARY)
 def merge_splits(
     partial, weight, first, out, N, M, size,
     H: tl.constexpr, G: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
@@ -170,6 +172,18 @@ def tile_shape(rows: int, widest: int, dtype: torch.dtype, tree: bool) -> tuple[
     return BM, 32 if widest > 128 else 64, 8 if tree or widest > 128 or BM == MOST_ROWS else 4
 
 
+def counted_tiles(tiles: int) -> int:
+    """As many tiles as `number_of_splits` counts: 1, a few or many, so that prompts of most lengths share a kernel."""
+    return tiles if tiles == 1 else FEW_TILES if tiles <= FEW_TILES else PROGRAMS
+
+
+def lengths_of_variants(heads: int, key_heads: int) -> list[int]:
+    """Numbers of new tokens that between them run all kernels that any number would, for a cache of one capacity."""
+    group = heads // key_heads
+    most = [16, 32, MOST_ROWS, FEW_TILES * MOST_ROWS]  # query rows: see `tile_shape` and `counted_tiles`
+    return sorted({max(1, rows // group) for rows in most} | {most[-1] // group + 2})
+
+
 def number_of_splits(programs: int, columns: int, BN: int) -> int:
     """S, a power of two, for `programs` programs without splits, and a cache of so many columns in tiles of BN."""
     most: int = triton.next_power_of_2(triton.cdiv(columns, BN))
@@ -193,7 +207,7 @@ def attend(
     G, tree = H // K, sees is not None
     BM, BN, warps = tile_shape(N * G, max(D, E), q.dtype, tree)
     tiles = triton.cdiv(N * G, BM)
-    S = number_of_splits(b * K * tiles, width * block, BN)
+    S = number_of_splits(b * K * counted_tiles(tiles), width * block, BN)
     out = torch.empty(b, N, H, E, dtype=q.dtype, device=q.device)
     partial = torch.empty((b, N, H, S, E) if S > 1 else (1,), dtype=torch.float32, device=q.device)
     weight = torch.empty((b, N, H, S) if S > 1 else (1,), dtype=torch.float32, device=q.device)

@@ -5,6 +5,7 @@ class that is named in ENCODER_DECODERS or DECODERS, and imported when a model o
 forward, N new tokens, V vocabulary.
 """
 
+import copy
 import inspect
 import re
 from abc import ABC, abstractmethod
@@ -30,6 +31,7 @@ from specbench.settings import UNLIMITED_CONTEXT
 # The classes of families, by model type or, of decoders, by kind of layer too.
 ENCODER_DECODERS = {"whisper": "specbench.contrib.whisper.family.WhisperFamily"}
 DECODERS = dict.fromkeys(("rwkv", *RECURRENT), "specbench.contrib.recurrent.family.RecurrentFamily")
+HALVES = (torch.float16, torch.bfloat16)
 DIVIDING = ("colwise", "rowwise", "embedding")  # in the names of plans that divide a weight
 
 
@@ -129,6 +131,7 @@ class ModelSize:
     recurrent: bool = False  # whether some of its layers carry a state
     family: Family = NO_FAMILY
     divisible: int = 0  # bytes of the weights that ranks would share
+    halves: bool = False  # whether the checkpoint holds them in 16 bits
 
     @staticmethod
     def of(config: Any, dtype: torch.dtype, module: Any) -> "ModelSize":
@@ -158,6 +161,7 @@ class ModelSize:
             crossing=2 * crossing * dtype.itemsize,
             heads=heads,
             divisible=divisible,
+            halves=config.dtype in HALVES,
         )
 
     def share(self, processes: int) -> "ModelSize":
@@ -187,6 +191,11 @@ def layers_of(text: Any) -> Sequence[Any]:
     """The configuration of each layer: one and the same, unless layers have sizes of their own."""
     own = getattr(text, "per_layer_config", None)
     return [own[layer] if own else text for layer in range(text.num_hidden_layers)]
+
+
+def column_bytes(text: Any, itemsize: int) -> int:
+    """Bytes of keys and values of one position in all layers."""
+    return 2 * itemsize * sum(map(_values_per_column, layers_of(text)))
 
 
 def _values_per_column(layer: Any) -> int:
@@ -220,4 +229,4 @@ def without_memory(config: PretrainedConfig, dtype: torch.dtype, trust_remote_co
     """The module of a configuration, without memory for its weights. Errors are those of transformers."""
     kind: Any = getattr(transformers, loader_of(config))
     with torch.device("meta"):
-        return kind.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+        return kind.from_config(copy.copy(config), dtype=dtype, trust_remote_code=trust_remote_code)

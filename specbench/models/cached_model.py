@@ -73,7 +73,8 @@ class CachedModel(Target):
         self.decoder = Decoder(module, self.module, self.recurrence is None)
         self.kernel_errors: list[Tensor] | None = None  # what each layer adds to when the kernel is checked
         self.kernel = False  # else the kernel attends, not SDPA
-        if attention == "triton" or (attention == "auto" and self.device.type == "cuda"):
+        # Launched one by one, the kernel takes the host longer than SDPA.
+        if attention == "triton" or (attention == "auto" and self.device.type == "cuda" and executor.captures_graphs):
             from specbench.models import kernel_attention
 
             self.kernel = kernel_attention.choose_kernel(attention, self.module, self.device, name)
@@ -86,6 +87,15 @@ class CachedModel(Target):
         self.cached: list[int] = []
         self.listener: Listener | None = None
         self.feature_layers: tuple[int, ...] = ()  # whose hidden states a drafter reads; see `hidden_states`
+
+    @property
+    def kernel_lengths(self) -> list[int]:
+        """Lengths of prompts with which all kernels of attention run once; empty without the Triton kernel."""
+        if not self.kernel:
+            return []
+        from specbench.models.kernel_attention import lengths_of_kernels
+
+        return lengths_of_kernels(self)
 
     @property
     def description(self) -> tuple[Any, ...]:

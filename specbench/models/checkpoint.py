@@ -3,6 +3,7 @@
 Libraries raise errors of a dozen classes for a damaged file. `reading` is the one place where they become ConfigError.
 """
 
+import hashlib
 import json
 import os
 import warnings
@@ -18,6 +19,7 @@ from safetensors import safe_open
 
 from specbench.data.sources import place_of
 from specbench.errors import ConfigError, shown
+from specbench.executors.machine import cache_dir
 
 LONGEST_REASON = 240  # characters of a library's message
 INDEX = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}
@@ -29,12 +31,25 @@ TRAINED = "what python -m specbench.train makes, which must be a hub id or a fol
 # Tensors that do not fit are told to us, and refused by name.
 WHOLE = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 PICKLES = (".bin", ".pt")
+GGUF, CONVERSION = ".gguf", 1  # the version of what models/gguf.py writes
 LFS_POINTER = b"version https://git-lfs"
 
 
 def local_path(path: str) -> Path:
-    """The path of a folder; `shipped:NAME` is a model that comes with specbench."""
-    return Path(os.path.expanduser(place_of(path)))
+    """The path of a folder; `shipped:NAME` is a model that comes with specbench, FILE.gguf the folder that it is
+    converted to."""
+    place = Path(os.path.expanduser(place_of(path)))
+    return conversion_of(place) if path.endswith(GGUF) else place
+
+
+def conversion_of(file: Path) -> Path:
+    """Where the conversion of a GGUF file lies: it depends on the file's path, size and time of change."""
+    try:
+        found = file.stat()
+    except (OSError, ValueError):
+        return file
+    known = f"{CONVERSION} {file.resolve()} {found.st_size} {found.st_mtime_ns}"
+    return cache_dir() / "gguf" / f"{file.stem}-{hashlib.sha256(known.encode()).hexdigest()[:12]}"
 
 
 def source_of(path: str) -> str:

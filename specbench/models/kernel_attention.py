@@ -26,7 +26,8 @@ CHOICES = ("auto", "sdpa", "triton")
 # What some models hand to attention and the kernel cannot compute: soft caps, sinks, biases, chosen columns.
 UNUSUAL = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices")
 PLAIN = {"full_attention", "sliding_attention"}  # kinds of layers
-TEXT = 40  # tokens of the text on which the kernel is checked
+TEXT = {"cuda": 700, "cpu": 40}  # tokens of the text on which the kernel is checked; a CPU interprets it
+MORE = (40, 5, 1)  # tokens that are read behind it, one group after the other
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}  # of the largest value
 
 
@@ -56,6 +57,18 @@ def attend_op(
 def _shape_of_attend(q: Tensor, keys: Tensor, values: Tensor, *others: Any) -> Tensor:
     b, heads, N, _ = q.shape
     return q.new_empty(b, N, heads, values.shape[3])
+
+
+@torch.library.custom_op("specbench::stored", mutates_args=())
+def stored_op(x: Tensor) -> Tensor:
+    """A copy of x, of any shape, that a compiler makes once. Without it, Inductor writes what `attend` reads anew in
+    front of every layer."""
+    return x.clone()
+
+
+@stored_op.register_fake
+def _shape_of_stored(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
 
 
 def _attention(
@@ -92,7 +105,10 @@ def arguments(model: Any, first: Tensor, places: TokenPlaces) -> dict[str, Any]:
     """The keyword arguments that say what new tokens see, the first of them in columns first [b]. The mask has no
     columns, so that no other attention function takes it."""
     b, N = places.slots.shape
-    seen = SeenColumns(model.cache.block_table(), first, places, model.mask.window_of, model.kernel_errors)
+    table = model.cache.block_table()
+    if torch.compiler.is_compiling():
+        table, first = stored_op(table), stored_op(first)
+    seen = SeenColumns(table, first, places, model.mask.window_of, model.kernel_errors)
     return {"attention_mask": first.new_empty((b, 1, N, 0), dtype=torch.bool), "specbench_seen": seen}
 
 
@@ -156,20 +172,32 @@ def check_kernel(attention: str, model: Any) -> bool:
 
 def worst_error(model: Any) -> float:
     """The largest distance of the kernel from plain attention in any layer, as a share of the layer's largest value, on
-    a text and on a tree that follows it. The model must have no cache yet."""
-    device = model.device
-    tree = static_tree((-1, -1, 0, 0, 1), device)
-    ids = torch.arange(TEXT + len(tree.sees[0]), device=device)[None] % model.own_vocab_size
-    model.cache, model.kernel_errors = StaticCache(1, TEXT + len(tree.sees[0])), []
+    a text, on a few tokens behind it and on a tree. The model must have no cache yet."""
+    device, tree = model.device, static_tree((-1, -1, 0, 0, 1), model.device)
+    behind = [*MORE, tree.sees.shape[1]]
+    text = max(1, min(TEXT[device.type], model.context - sum(behind)))
+    columns, begin = text + sum(behind), 0
+    ids = torch.arange(columns, device=device)[None] % model.own_vocab_size
+    model.cache, model.kernel_errors = StaticCache(1, columns), []
     try:
         with torch.inference_mode():
-            for begin, end, shape in ((0, TEXT, None), (TEXT, ids.shape[1], tree)):
+            for count in (text, *behind):
+                shape = tree if begin + count == columns else None
                 first = torch.tensor([begin], device=device)
-                model.forward(ids[:, begin:end], first, ids.shape[1], tree=shape, keep_logits=1)
+                model.forward(ids[:, begin : begin + count], first, columns, tree=shape, keep_logits=1)
+                begin += count
             return float(torch.stack(model.kernel_errors).max())
     finally:
         model.free()
         model.kernel_errors = None
+
+
+def lengths_of_kernels(model: Any) -> list[int]:
+    """Lengths of prompts that between them run all kernels that any prompt would."""
+    from specbench.kernels.attention import lengths_of_variants
+
+    heads = model.config.num_attention_heads
+    return lengths_of_variants(heads, getattr(model.config, "num_key_value_heads", None) or heads)
 
 
 def _kept(attention: str, name: str, reason: str | None) -> bool:

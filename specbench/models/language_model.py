@@ -77,7 +77,7 @@ def hidden_states(
 def decoder_layers(module: PreTrainedModel) -> nn.ModuleList:
     """The decoder layers of a causal module. Raises ValueError if it has no list of them."""
     total = module.config.get_text_config().num_hidden_layers
-    lists = (part for part in module.get_decoder().children() if isinstance(part, nn.ModuleList))
+    lists = (part for part in module.get_decoder().modules() if isinstance(part, nn.ModuleList))
     found = next((part for part in lists if len(part) == total), None)
     if found is None:
         raise ValueError(f"{type(module).__name__} has no list of its layers")

@@ -18,6 +18,7 @@ from specbench.decoding.model import READ_CHUNK
 from specbench.decoding.rows import Rows
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
+from specbench.decoding.token_tree import Tree
 from specbench.models.language_model import LanguageModel, hidden_states
 
 
@@ -52,6 +53,8 @@ class MtpModel(LanguageModel):
         parts = zip(_ends(self.module), _ends(module), _ends(target.stock_module()), strict=True)
         shared = [weight for part, before, theirs in parts if before is theirs for weight in part.parameters()]
         self.weight_bytes -= sum({id(weight): weight.nbytes for weight in shared}.values())
+        if getattr(module, "before_norm", False):
+            self.own_states, target.feature_layers = (1,), (target.config.num_hidden_layers,)
         self.width = gamma + 1  # pending pairs of a row, at most
         self.heard: dict[int | None, list[Tensor]] = {}  # hidden states [b, n, H] of a row's prompt, or of all rows'
         self.pending, self.behind = torch.empty(0), torch.empty(0)
@@ -135,26 +138,25 @@ class MtpModel(LanguageModel):
 
     def first_pairs(self, rows: Rows, behind: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens [b, width] of the pending pairs, of which each row has behind[b] + 1, and the position [b] of the
-        first pair. The others are read too, and nobody sees them."""
-        first = rows.length - 2 - behind
-        places = first[:, None] + 1 + torch.arange(self.width, device=first.device)
+        first token. The others are read too, and nobody sees them."""
+        first = rows.length - 1 - behind
+        places = first[:, None] + torch.arange(self.width, device=first.device)
         return rows.tokens.gather(1, places.clamp(0, rows.tokens.shape[1] - 1)), first
 
     def predict(
-        self, tokens: Tensor, hidden: Tensor, first: Tensor, last: Tensor | None, visible: int
+        self, tokens: Tensor, hidden: Tensor, first: Tensor, last: Tensor | None, visible: int, tree: Tree | None = None
     ) -> tuple[Tensor, Tensor]:
         """Reads the pairs of tokens [b, N] and hidden states [b, N, H], the first of them at position first [b].
-        Returns logits [b, V] and hidden states [b, H] behind pair last [b] of each row (None: the last one, and the
-        hidden states are the module's own, not the target's)."""
+        Returns logits [b, 1, V] and hidden states [b, 1, H] behind pair last [b] of each row or, where it is None,
+        [b, N, V] and [b, N, H] behind all, whose hidden states are then the module's own, not the target's."""
 
         def chosen(values: Tensor) -> Tensor:
-            return values[:, -1:] if last is None else values[torch.arange(len(values), device=last.device), last, None]
+            return values if last is None else values[torch.arange(len(values), device=last.device), last, None]
 
         hidden = hidden if last is None else self.project(hidden)
         with hidden_states(self.module, self.own_states, chosen) as found:
-            logits = self.forward(self.join(tokens, hidden), first, visible)
-        logits = logits if logits.shape[1] == 1 else chosen(logits)
-        return logits[:, 0], chosen(found[0])[:, 0]
+            logits = self.forward(self.join(tokens, hidden), first, visible, tree=tree)
+        return logits if logits.shape[1] == 1 else chosen(logits), chosen(found[0])
 
     def join(self, tokens: Tensor, hidden: Tensor) -> Tensor:
         """The input [b, N, H] of the layer for pairs of hidden states [b, N, H] and tokens [b, N]."""

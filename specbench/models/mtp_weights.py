@@ -1,33 +1,51 @@
 """Multi-token-prediction modules in checkpoints: where their tensors are, and what their names mean.
 
-transformers leaves these tensors out when it loads a model. Two families of names are known: those of a layer behind
-the last one (DeepSeek-V3, GLM-4.5), and those of a part of its own, `mtp` (Qwen3-Next, Qwen3.5). Both hold two norms, a
-projection, one decoder layer of the model's class, and a last norm; embedding and output matrix are the model's.
+transformers leaves these tensors out when it loads a model. Known are names of a layer behind the last one
+(DeepSeek-V3, GLM-4.5), of a part of its own, `mtp` (Qwen3-Next, Qwen3.5) or `mtp_layers` (MiMo; a folder that
+speculators wrote), and of lists of parts (Ernie 4.5). All hold two norms, a projection, one decoder layer of the
+model's class, and a last norm; embedding and output matrix are the model's, and so is Ernie's last norm.
 """
 
 import copy
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from specbench.errors import ConfigError
-from specbench.models.checkpoint import INDEX, WHOLE, check_files, local_path, read_json, reading, source_of
+from specbench.models.checkpoint import (
+    INDEX,
+    WHOLE,
+    check_files,
+    local_path,
+    read_json,
+    reading,
+    source_of,
+    weight_files,
+)
 from specbench.models.checkpoint_checks import refuse_incomplete, refuse_not_finite
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import PairInput
+from specbench.models.published import read_config
 
-SINGLE = "model.safetensors"
+SINGLE, PART = "model.safetensors", "multi-token-prediction module"
+LAYERS = "transformer_layer_config"  # of a config.json of speculators
 PARTS = ("embedding_norm", "hidden_norm", "projection", "norm")
-LAYER = {"enorm": "embedding_norm", "hnorm": "hidden_norm", "eh_proj": "projection", "shared_head.norm": "norm"}
+LAYER = {"enorm": "embedding_norm", "hnorm": "hidden_norm", "eh_proj": "projection", "shared_head.norm": "norm",
+         "token_layernorm": "embedding_norm", "hidden_layernorm": "hidden_norm", "input_proj": "projection",
+         "final_layernorm": "norm", "mtp_emb_norm": "embedding_norm", "mtp_hidden_norm": "hidden_norm",
+         "mtp_linear_proj": "projection"}  # fmt: skip
 OWN = {"pre_fc_norm_embedding": "embedding_norm", "pre_fc_norm_hidden": "hidden_norm", "fc": "projection",
        "norm": "norm"}  # fmt: skip
 SHARED = ("shared_head.head", "embed_tokens")  # copies of the target's matrices
+HIDDEN_FIRST = "model.mtp_layers."  # MiMo's projection reads the hidden state before the embedding
+BEFORE_NORM = "model.mtp_block."  # Ernie's module reads hidden states before the model's last norm, and passes them on
 ADVICE = "choose a target that has one (DeepSeek-V3, GLM-4.5), or train one with method=mtp"
 
 
@@ -42,6 +60,10 @@ def mtp_place(name: str, layers: int) -> tuple[int, str] | None:
         return int(found[1]), f"layer.{found[2]}"
     if found := re.fullmatch(r"mtp\.(.+)", name):
         return 0, _within(OWN, found[1])
+    if found := re.fullmatch(r"(?:model\.)?mtp_layers\.(\d+)\.(.+)", name):
+        return int(found[1]), _within(LAYER, found[2])
+    if found := re.fullmatch(r"model\.(mtp_\w+)\.(\d+)\.(.+)", name):
+        return int(found[2]), _within(LAYER, f"{found[1]}.{found[3]}".removeprefix("mtp_block."))
     return None
 
 
@@ -62,41 +84,63 @@ def without_modules(names: Iterable[str], layers: int) -> list[str]:
 def missing_in(path: str, key: str) -> str | None:
     """Why no module can be read from a local folder, as `Component.refuses` says it; None for hub ids, and for folders
     that cannot be read, which another check refuses."""
-    folder = local_path(path)
+    found = numbers_of(path)
+    return None if found is None or found[0] else f"with {key}={path}, which holds no {PART}: {ADVICE}"
+
+
+def numbers_of(path: str) -> tuple[int, int] | None:
+    """How many numbers the first module in a local folder has, and its hidden size; None as in `missing_in`."""
     try:
-        config = read_json(folder / "config.json")
-        config = config.get("text_config") or config
-        found = [mtp_place(name, config["num_hidden_layers"]) for name in _files(path)]
+        config = read_json(local_path(path) / "config.json")
+        config = config.get("text_config") or config.get(LAYERS) or config
+        parts, _ = _read(source_of(path), config["num_hidden_layers"])
+        return sum(tensor.numel() for tensor in parts.values()), config["hidden_size"]
     except Exception:
         return None
-    return None if any(found) else f"with {key}={path}, which holds no multi-token-prediction module: {ADVICE}"
 
 
 def load_mtp(path: str, key: str, target: LanguageModel) -> PreTrainedModel:
     """The first module of a checkpoint as a model of the target's class with one layer, the target's embedding and
     output matrix, and a `pair_input`. Raises ConfigError if there is none for this target."""
     stock: Any = target.module
-    named, part = f"{key}={path}", "multi-token-prediction module"
-    with reading(key, path, part):
+    named = f"{key}={path}"
+    with reading(key, path, PART):
         source = source_of(path)
         if Path(source).is_dir():
-            check_files(Path(source))
-        config = type(stock.config).from_pretrained(source).get_text_config()
-        parts = _read(source, config.num_hidden_layers)
+            weight_files(Path(source))  # an error if there are none
+        config = _config(read_config(path, key), source, target)
+        parts, before_norm = _read(source, config.num_hidden_layers)
         if not parts:
-            raise ConfigError(f"{named} holds no {part}: {ADVICE}")
+            raise ConfigError(f"{named} holds no {PART}: {ADVICE}")
+        if before_norm:
+            parts["norm.weight"] = stock.get_decoder().norm.weight.detach().cpu()
         if config.hidden_size != target.config.hidden_size:
             sizes = f"{config.hidden_size}, but {target.name} has {target.config.hidden_size}"
-            raise ConfigError(f"{named} has a {part} for hidden states of {sizes}")
+            raise ConfigError(f"{named} has a {PART} for hidden states of {sizes}")
         stored = {tensor.dtype for tensor in parts.values()}
         if not all(dtype.is_floating_point and dtype.itemsize > 1 for dtype in stored):
             names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in stored))
-            raise ConfigError(f"{named} holds its {part} in {names}: only 16 and 32 bits can be read")
-        module = _built(parts, config, target, named)
+            raise ConfigError(f"{named} holds its {PART} in {names}: only 16 and 32 bits can be read")
+        module: Any = _built(parts, config, target, named)
+        module.before_norm = before_norm
     refuse_not_finite(module, named, target.dtype)
     module.set_input_embeddings(stock.get_input_embeddings())
     module.set_output_embeddings(stock.get_output_embeddings())
-    return module
+    return cast(PreTrainedModel, module)
+
+
+def _config(given: Mapping[str, Any], source: str, target: LanguageModel) -> PretrainedConfig:
+    """The shape of the model that a module is for, from the config.json that was given. Raises ValueError."""
+    kind, layers, own = given.get("speculators_model_type"), given.get(LAYERS), target.config.model_type
+    if kind is not None:
+        if kind != "mtp" or not isinstance(layers, dict) or layers.get("model_type", own) != own:
+            raise ValueError(f"its config.json has speculators_model_type={kind} and {LAYERS} of another model: they "
+                             f"must be mtp and {own}")  # fmt: skip
+        return type(target.config)(**layers)
+    if Path(source).is_dir():
+        check_files(Path(source))
+    found: PretrainedConfig = type(target.module.config).from_pretrained(source).get_text_config()
+    return found
 
 
 def _files(path: str) -> dict[str, str]:
@@ -110,15 +154,18 @@ def _files(path: str) -> dict[str, str]:
         return dict.fromkeys(tensors.keys(), SINGLE)
 
 
-def _read(source: str, layers: int) -> dict[str, Tensor]:
-    """The tensors of the first module by their places; only the files that hold some are fetched."""
+def _read(source: str, layers: int) -> tuple[dict[str, Tensor], bool]:
+    """The tensors of the first module by their places, the projection's for the embedding first, and whether the module
+    reads hidden states before the model's last norm; only the files that hold some are fetched."""
     files = _files(source)
     places = {name: place[1] for name in files if (place := mtp_place(name, layers)) and place[0] == 0 and place[1]}
     found: dict[str, Tensor] = {}
     for file in {files[name] for name in places}:
         with safe_open(cached_file(source, file), framework="pt") as tensors:
             found |= {places[name]: tensors.get_tensor(name) for name in places if files[name] == file}
-    return found
+    if any(name.startswith(HIDDEN_FIRST) for name in places) and "projection.weight" in found:
+        found["projection.weight"] = torch.cat(found["projection.weight"].chunk(2, 1)[::-1], 1)
+    return found, any(name.startswith(BEFORE_NORM) for name in places)
 
 
 def one_layer(config: PretrainedConfig, experts: bool) -> PretrainedConfig:
@@ -127,7 +174,8 @@ def one_layer(config: PretrainedConfig, experts: bool) -> PretrainedConfig:
     own.num_hidden_layers, own.vocab_size, own.pad_token_id, own.tie_word_embeddings = 1, 1, None, False
     kinds = {"layer_types": ["full_attention"], "mlp_layer_types": ["sparse" if experts else "dense"],
              "first_k_dense_replace": 0 if experts else 1, "decoder_sparse_step": 1,
-             "mlp_only_layers": [] if experts else [0]}  # fmt: skip
+             "mlp_only_layers": [] if experts else [0], "moe_layer_start_index": 0 if experts else 1,
+             "moe_layer_interval": 1, "num_nextn_predict_layers": 0}  # fmt: skip
     for name, value in kinds.items():
         if getattr(own, name, None) is not None:
             setattr(own, name, value)
@@ -143,8 +191,12 @@ def _built(parts: Mapping[str, Tensor], config: PretrainedConfig, target: Langua
     options: Any = {"config": own, "state_dict": state, "dtype": target.dtype, "attn_implementation": "sdpa"}
     module, info = kind.from_pretrained(None, **options, **WHOLE)
     shared = {"model.embed_tokens.weight", "lm_head.weight"}
-    lacking = {f"{part}.weight" for part in PARTS} - parts.keys()
-    refuse_incomplete(info | {"missing_keys": (set(info["missing_keys"]) - shared) | lacking}, named)
+    H = config.hidden_size
+    sizes = {f"{part}.weight": [H, 2 * H] if part == "projection" else [H] for part in PARTS}
+    missing = (set(info["missing_keys"]) - shared) | (sizes.keys() - parts.keys())
+    others = [(name, list(parts[name].shape), size) for name, size in sizes.items()
+              if name in parts and list(parts[name].shape) != size]  # fmt: skip
+    refuse_incomplete(info | {"missing_keys": missing, "mismatched_keys": [*info["mismatched_keys"], *others]}, named)
     module.config.vocab_size = config.vocab_size
     module.pair_input = _pair_input(parts, module)
     loaded: PreTrainedModel = module.to(target.device).eval()

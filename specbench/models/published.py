@@ -1,6 +1,6 @@
 """Draft networks in formats of other projects: their config.json, their tensors, and the target that they are for."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from transformers.modeling_utils import load_state_dict
 from transformers.utils.hub import cached_file
 
 from specbench.component import Selections
+from specbench.decoding.executor import Executor, Module
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import INDEX, check_weights, local_path, read_json, reading, source_of, weight_files
 from specbench.models.checkpoint_checks import refuse_incomplete, refuse_not_finite
@@ -22,6 +23,10 @@ from specbench.settings import Schema, validate
 UNUSED = {*PretrainedConfig().to_dict(), "auto_map", "torch_dtype", "use_cache", "tie_word_embeddings", "pad_token_id",
           "bos_token_id", "eos_token_id", "base_model_name_or_path", "version", "max_paths", "topk", "max_seq_len",
           "medusa_fc_bias", "proj_dim", "num_lookahead_tokens", "top_k_tokens_per_head", "n_candidates"}  # fmt: skip
+
+
+FILES = ("medusa_lm_head.pt", "medusa_lm_head.safetensors", "hydra_lm_head.pt")  # of Medusa and Hydra heads
+MERGED = "medusa_head."  # begins the names of heads in a checkpoint that holds their target too
 
 
 def read_config(path: str, key: str) -> dict[str, Any]:
@@ -36,9 +41,9 @@ def checked(schema: type[Schema], config: Mapping[str, Any], named: str) -> Sche
     return validate(schema, OmegaConf.create(own), f"{named}: config.json ")
 
 
-def read_tensors(path: str, key: str, values: bool, own: Sequence[str] = ()) -> dict[str, Tensor]:
-    """The tensors of a folder or hub id: of the first file of `own` that is there, else of the usual ones. Without
-    `values` they are on "meta". Nothing of a pickle runs. Raises ConfigError."""
+def read_tensors(path: str, key: str, own: Sequence[str] = ()) -> dict[str, Tensor]:
+    """The tensors of a folder or hub id: of the first file of `own` that is there, else of the usual ones. Files are
+    mapped: values are read where they are used. Nothing of a pickle runs. Raises ConfigError."""
     with reading(key, path, "weights"):
         source, names = source_of(path), (*own, *INDEX, *INDEX.values())
         there = (cached_file(source, name, _raise_exceptions_for_missing_entries=False) for name in names)
@@ -46,28 +51,43 @@ def read_tensors(path: str, key: str, values: bool, own: Sequence[str] = ()) -> 
         files = [first.name] if first.suffix not in ("", ".json") else weight_files(first.parent)
         files = [str(cached_file(source, name)) for name in files]
         check_weights(first.parent, quantized=False, files=files)
-        loaded = (load_state_dict(file, map_location="cpu" if values else "meta") for file in files)
-        return {name: tensor for tensors in loaded for name, tensor in tensors.items()}
+        return {name: tensor for file in files for name, tensor in load_state_dict(file).items()}
+
+
+def numbers_in(path: str, key: str) -> int:
+    """How many numbers the network in a local folder has, its target's not counted; 0 for a hub id. Raises
+    ConfigError."""
+    found = read_tensors(path, key, FILES) if local_path(path).is_dir() else {}
+    return sum(t.numel() for t in ({n: t for n, t in found.items() if n.startswith(MERGED)} or found).values())
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], named: str) -> None:
     """Gives a module on "meta" the tensors of its names. Raises ConfigError if names or shapes are others."""
-    own = {name: list(weight.shape) for name, weight in module.state_dict().items()}
-    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    others = [(name, shape, own[name]) for name, shape in shapes.items() if shape != own.get(name, shape)]
-    refuse_incomplete({"missing_keys": own.keys() - shapes.keys(), "unexpected_keys": shapes.keys() - own.keys(),
-                       "mismatched_keys": others, "error_msgs": []}, named)  # fmt: skip
+    refuse_others(module.state_dict(), tensors, named)
     module.load_state_dict(tensors, assign=True)
 
 
-def load_network(read: Callable[[str, str, bool], Any], path: str, key: str, target: LanguageModel) -> Any:
-    """What `read` makes of path and key, with values, on the target's device. Its `hidden_size` and `vocab_size` are H
-    and V of a target. Raises ConfigError."""
-    network = read(path, key, True)
+def refuse_others(
+    own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], named: str, optional: Collection[str] = ()
+) -> None:
+    """Raises ConfigError if a module's `own` tensors are not there, but for `optional` ones, or have other shapes, or
+    if there are others."""
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    wanted = {name: list(tensor.shape) for name, tensor in own.items()}
+    others = [(name, shape, wanted[name]) for name, shape in shapes.items() if shape != wanted.get(name, shape)]
+    missing = wanted.keys() - shapes.keys() - {*optional}
+    refuse_incomplete({"missing_keys": missing, "unexpected_keys": shapes.keys() - wanted.keys(),
+                       "mismatched_keys": others, "error_msgs": []}, named)  # fmt: skip
+
+
+def load_network(read: Callable[[str, str], Any], path: str, key: str, target: LanguageModel) -> Any:
+    """What `read` makes of path and key, on the target's device. Its `hidden_size` and `vocab_size` are H and V of a
+    target. Raises ConfigError."""
+    network = read(path, key)
     embedding: Any = target.module.get_input_embeddings()
     _refuse_other_target(network, f"{key}={path}", target.name, (embedding.weight.shape[1], target.vocab_size))
     place(network, f"{key}={path}", target)
-    return network
+    return with_products(network, target.executor)
 
 
 def place(module: nn.Module, named: str, target: LanguageModel) -> None:
@@ -76,12 +96,22 @@ def place(module: nn.Module, named: str, target: LanguageModel) -> None:
     refuse_not_finite(module, named, target.dtype)
 
 
-def refuse_network(read: Callable[[str, str, bool], Any], path: str, key: str, run: Selections) -> None:
-    """Raises ConfigError if a local folder cannot be read or is for another target than the run's: by names and shapes
-    of its tensors, and by the configurations."""
+def with_products(network: Module, executor: Executor) -> Module:
+    """A network with the executor's own products in place of linear layers, as the target has them."""
+    if not executor.changes_modules:
+        return network
+    for part in [part for part in network.modules() if hasattr(part, "k_proj")]:
+        for name in ("q_proj", "k_proj", "v_proj"):  # one by one: they are not always called together
+            setattr(part, name, executor.load(nn.ModuleList([part.get_submodule(name)]))[0])
+    return executor.load(network)
+
+
+def refuse_network(read: Callable[[str, str], Any], path: str, key: str, run: Selections) -> None:
+    """Raises ConfigError if a local folder cannot be read or is for another target than the run's: by its tensors
+    and the configurations."""
     if not local_path(path).is_dir():
         return
-    network, target = read(path, key, False), run["target"].settings.path
+    network, target = read(path, key), run["target"].settings.path
     try:
         config = read_json(local_path(target) / "config.json")
         config = config.get("text_config") or config

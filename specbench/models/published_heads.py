@@ -17,12 +17,19 @@ from specbench.errors import ConfigError
 from specbench.models.checkpoint import local_path, reading
 from specbench.models.checkpoint_checks import few
 from specbench.models.language_model import LanguageModel
-from specbench.models.published import checked, fill, load_network, read_config, read_tensors, refuse_network
+from specbench.models.published import (
+    FILES,
+    MERGED,
+    checked,
+    fill,
+    load_network,
+    read_config,
+    read_tensors,
+    refuse_network,
+)
 from specbench.models.trained_parts import Heads, HeadsConfig, load_part
 from specbench.settings import BaseSettings, setting
 
-FILES = ("medusa_lm_head.pt", "medusa_lm_head.safetensors")
-MERGED = "medusa_head."  # begins the names of heads in a checkpoint that holds their target too
 BLOCK, OUTPUT = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)"), re.compile(r"lm_heads\.(\d+)\.weight")
 MOST = 1000  # heads, and layers of each
 RANKS = 10  # guesses of a head that may stand in a tree
@@ -91,9 +98,9 @@ def refuse_heads(path: str, key: str, run: Selections) -> None:
         refuse_network(read_heads, path, key, run)
 
 
-def read_heads(path: str, key: str, values: bool) -> PublishedHeads:
-    """The heads of others, without `values` on "meta". Raises ConfigError."""
-    named, config, tensors = f"{key}={path}", read_config(path, key), read_tensors(path, key, values, FILES)
+def read_heads(path: str, key: str) -> PublishedHeads:
+    """The heads of others. Raises ConfigError."""
+    named, config, tensors = f"{key}={path}", read_config(path, key), read_tensors(path, key, FILES)
     if any(name.startswith(MERGED) for name in tensors):  # the other keys and tensors are the target's
         tensors = {name.removeprefix(MERGED): tensor for name, tensor in tensors.items() if name.startswith(MERGED)}
         config = {name: value for name, value in config.items() if name.startswith("medusa_") or name == "accuracy"}
@@ -123,7 +130,7 @@ def _used(config: MedusaConfig, tensors: dict[str, Tensor], named: str) -> dict[
     kept, vocabulary = tensors.pop("token_map", None), config.vocab_size or 0
     if kept is None or vocabulary <= (config.truncated_vocab_size or vocabulary):
         return tensors
-    tokens = [] if kept.is_meta else kept.tolist()
+    tokens = kept.tolist()
     if kept.is_floating_point() or len({*tokens}) < len(tokens) or not {*tokens} <= {*range(vocabulary)}:
         raise ConfigError(f"{named} has a token_map that is no list of different tokens below {vocabulary}")
     whole = {name: t for name, t in tensors.items() if OUTPUT.fullmatch(name) and len(t) > len(kept)}

@@ -1,6 +1,7 @@
 """A model that shares layers and cache with another one: early exits, and the target with look-ahead tokens."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -9,7 +10,7 @@ from transformers import PreTrainedModel
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
 from specbench.errors import ConfigError
-from specbench.models.language_model import LanguageModel
+from specbench.models.language_model import LanguageModel, decoder_layers
 
 
 class BorrowedCache(LanguageModel):
@@ -42,17 +43,33 @@ def first_layers(module: PreTrainedModel, count: int) -> PreTrainedModel:
     """A Hugging Face causal model that shares the module's weights and ends after `count` layers, with its norm and
     output matrix. Raises ConfigError if the module has no list of its layers, or if `count` is not below their
     number."""
-    base_name = module.base_model_prefix
-    base: Any = getattr(module, base_name)
-    total = module.config.get_text_config().num_hidden_layers
-    name = next((n for n, c in base.named_children() if isinstance(c, nn.ModuleList) and len(c) == total), None)
-    if name is None:
-        raise ConfigError(f"drafter.layers={count} is not possible: {type(module).__name__} has no list of its layers")
-    if not 0 < count < total:
-        raise ConfigError(f"drafter.layers={count} is not allowed: it must be from 1 to {total - 1}")
-    short, short_base = copy.copy(module), copy.copy(base)
-    for view in (short, short_base):  # which share their parameters, and whose children can be exchanged
-        view._modules = dict(view._modules)
-    short_base._modules[name] = nn.ModuleList(list(getattr(base, name))[:count])
-    short._modules[base_name] = short_base
-    return short
+    try:
+        layers = list(decoder_layers(module))
+    except ValueError as error:
+        raise ConfigError(f"drafter.layers={count} is not possible: {error}") from error
+    if not 0 < count < len(layers):
+        raise ConfigError(f"drafter.layers={count} is not allowed: it must be from 1 to {len(layers) - 1}")
+    return with_layers(module, layers[:count])
+
+
+def with_layers(module: PreTrainedModel, layers: Sequence[nn.Module]) -> PreTrainedModel:
+    """A Hugging Face causal model that shares the module's weights and has these layers in place of its own, with the
+    stock forward. Raises ValueError if the module has no list of its layers."""
+    own = decoder_layers(module)
+    *path, last = next(name for name, part in module.named_modules() if part is own).split(".")
+    view: PreTrainedModel = view_of(module)
+    vars(view).pop("forward", None)  # of an executor
+    part: Any = view
+    for name in path:
+        part._modules[name] = view_of(part._modules[name])
+        part = part._modules[name]
+    part._modules[last] = nn.ModuleList(layers)
+    return view
+
+
+def view_of(module: Any) -> Any:
+    """A module that shares all its parameters with another one, and whose children can be exchanged."""
+    view = copy.copy(module)
+    view._modules = dict(view._modules)
+    vars(view).pop("forward", None)  # an executor's, which runs the other one
+    return view

@@ -17,6 +17,7 @@ from specbench.models import checkpoint
 from specbench.models.checkpoint import TRAINED, local_path
 from specbench.models.checkpoint_checks import refuse_incomplete, refuse_not_finite
 from specbench.models.language_model import LanguageModel
+from specbench.models.published import numbers_in
 from specbench.settings import BaseSettings
 
 _Part = TypeVar("_Part", bound=PreTrainedModel)
@@ -34,6 +35,10 @@ class PartSettings(BaseSettings):
         path = getattr(self, self.part)
         if path is not None:
             checkpoint.check_path(f"{prefix}{self.part}", path, must=self.must)
+
+    def own_bytes(self, target: Any, size: Any, itemsize: int) -> tuple[int, int, int]:
+        path = getattr(self, self.part)
+        return (0 if path is None else numbers_in(path, f"drafter.{self.part}") * itemsize), 0, 0
 
     def sources(self) -> Mapping[str, str]:
         path = getattr(self, self.part)

@@ -46,7 +46,8 @@ class Session:
     ) -> DecodeResult:
         """Decodes `jobs` one way through `batch_size` rows of `columns` columns; `arrivals` in seconds. Policy and
         verifier are the run's own unless given. `evidence` keeps what speculated tokens were drawn from; `laws`, above
-        temperature 0, p of all tokens. With `again` the target does not read prompts that its cache still holds."""
+        temperature 0, p of all tokens. `again`: a warm-up or a probe, whose texts no drafter keeps, and the target
+        does not read prompts that its cache still holds."""
         parts = self.parts
         if not parts.decoding.samples:
             chosen = (policy or parts.policy) if speculative else None
@@ -55,6 +56,7 @@ class Session:
         target, drafter, listener = parts.target, parts.drafter, parts.target.listener
         policy, verifier = policy or parts.policy, verifier or parts.verifier
         state = self._idle_state(columns)
+        state.rehearsal = again
         models: list[Model] = [target, *drafter.models] if speculative else [target]
         queue = Queue(jobs, models, parts.prefill_chunk, parts.spare, arrivals)
         clock = Timer(target.device)

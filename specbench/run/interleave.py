@@ -15,7 +15,7 @@ from specbench.decoding import processes
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
 from specbench.decoding.verifier import Verifier
-from specbench.errors import first_line
+from specbench.errors import causes, first_line
 from specbench.peers.base import Peer, PeerOutput
 from specbench.results.writer import PromptsFile, failure_records, prompt_records
 from specbench.run.batching import Batch, Requests
@@ -145,6 +145,9 @@ def read_again(session: Session, record: RunRecord, group: Group) -> None:
     """Reads the group's texts with the stock module, for the verdict, while tokens may still be read. At temperature 0
     also every sampled text that differs from plain decoding's."""
     parts = session.parts
+    if not parts.verifier.judged:
+        record.unread = parts.verifier.note or "its verifier is not judged"
+        return
     for row, result in enumerate(group.results):
         differs = parts.target.sampling.greedy and result.speculative.tokens != result.baseline.tokens
         if session.to_read <= 0 and not (differs and parts.decoding.samples):
@@ -285,7 +288,7 @@ class InterleavedGroup:
                 return (member or self.plain).decode(jobs, wanted, member is not None, betas)
         except RuntimeError as error:
             processes.current.fail_if_distributed(error)
-            return Failure(wanted.requests, f"{type(error).__name__}: {first_line(error)}")
+            return Failure(wanted.requests, causes(error))
 
     def _by_peer(self, peer: Peer, jobs: Sequence[Job], rows: int) -> list[PeerOutput]:
         """The work of a server on this machine is not that of others."""

@@ -12,7 +12,7 @@ from specbench.decoding import processes
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
-from specbench.errors import first_line
+from specbench.errors import causes
 from specbench.policies.gamma.fixed import WatchedGamma
 from specbench.run.batching import Batch
 from specbench.run.decoder import Session
@@ -33,6 +33,7 @@ def warm_up(session: Session, wanted: Batch) -> None:
     parts, columns, first = session.parts, wanted.columns, list(wanted.requests[0].tokens)
     end, rows = columns - parts.spare, parts.batch_size
     lengths = parts.target.executor.lengths(columns) or [len(first)]
+    lengths += [length for model in (parts.target, *parts.drafter.models) for length in model.kernel_lengths]
     # A length close to the end of the columns is tried once more with room for a whole draft.
     rooms = (0, parts.policy.largest)
     lengths = list(dict.fromkeys(max(1, min(length, end - 1 - room)) for length in lengths for room in rooms))
@@ -54,7 +55,9 @@ def warm_up(session: Session, wanted: Batch) -> None:
                     for evidence in evidences:
                         session.decode(drafted, True, columns, policy=policy, verifier=level, evidence=evidence,
                                        again=True)  # fmt: skip
-    parts.target.executor.ready()
+    if parts.target.executor.ready():
+        warm_up(session, wanted)
+        return
     for name, peer in parts.peers.items():
         with going_on(f"warm-up of {name}"):
             peer.decode(jobs[0])
@@ -67,7 +70,7 @@ def going_on(what: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         processes.current.fail_if_distributed(error)
-        log.warning("%s failed: %s: %s", what, type(error).__name__, first_line(error))
+        log.warning("%s failed: %s", what, causes(error))
 
 
 def _jobs(prompt: list[int], gamma: int, end: int, rows: int, encoder_input: EncoderInput | None) -> list[Job]:

@@ -20,7 +20,7 @@ class FlyVerifier(Verifier):
     largest probabilities (not renormalised, in nats) is at least `entropy`, and each of the next `window` guesses is
     accepted. At temperature 0 it reads p before argmax."""
 
-    lossless = False
+    lossless = False  # but for short drafts
     looks_ahead = True
     accepts_with_beta = False
     before_argmax = True
@@ -33,10 +33,12 @@ class FlyVerifier(Verifier):
     def __init__(self, greedy: bool, window: int, entropy: float):
         super().__init__(greedy)
         self.window, self.entropy = window, entropy
-        self.note = (
-            "fly is not exact: the text is not drawn from the target's law, "
-            f"except that drafts of at most {window} guesses are judged exactly"
-        )
+        self.note = "fly is not exact: the text is not drawn from the target's law"
+
+    def expect(self, gamma: int) -> None:
+        if gamma <= self.window:  # no guess has so many others behind it
+            self.lossless = True
+            self.note = f"drafts of at most verifier.window={self.window} guesses are judged exactly by fly"
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         good = self.accepts(p, draft, noise.r)

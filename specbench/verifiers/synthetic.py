@@ -17,6 +17,7 @@ from specbench.settings import BaseSettings, setting
 class SyntheticVerifier(Verifier):
     """Accepts each guess with probability `alpha`, then adds a token drawn from p. Never lossless."""
 
+    judged = False
     lossless = False
 
     @dataclass

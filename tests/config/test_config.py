@@ -21,6 +21,7 @@ from specbench.run_config import GROUPS, Role, with_role
 NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2",
          "drafter=eagle": "drafter.path=org/name", "drafter=eagle3": "drafter.path=org/name",
          "drafter=mlp_speculator": "drafter.path=org/name", "drafter=dflash": "drafter.path=org/name",
+         "drafter=rest": f"drafter.path={__file__}",
          "data=hub": "data.path=org/name", "verifier=greedy_tree": "temperature=0",
          "baseline=server": "baseline.url=http://localhost:8000"}  # fmt: skip
 REFUSED = {  # options that are right, but not in such a run

@@ -11,7 +11,7 @@ from specbench.decoding.draft import Draft
 from specbench.decoding.token_tree import branching_tree
 from specbench.decoding.verify_tree import iterative_sampling
 from specbench.drafters.multi_draft import shuffled
-from specbench.drafters.tree import without_replacement
+from specbench.drafters.tree_shapes import without_replacement
 from specbench.verifiers.iterative import IterativeVerifier
 
 ROWS, TOKENS = 60_000, 6

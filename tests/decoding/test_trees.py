@@ -23,7 +23,7 @@ from specbench.decoding.verify import block_verification, rejection_sampling, sp
 from specbench.decoding.verify_tree import iterative_beta, iterative_sampling, longest_path, match
 from specbench.drafters.blockwise import chosen_tree
 from specbench.drafters.multi_draft import join_drafts
-from specbench.drafters.tree import without_replacement
+from specbench.drafters.tree_shapes import without_replacement
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.typical import TypicalVerifier
 

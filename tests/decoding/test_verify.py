@@ -8,6 +8,7 @@ import reference
 import torch
 from choosing import in_turn
 from random_cases import ROWS, N, V, chi_square_fits, random_bits, random_laws
+from small_runs import parts_of
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import exponentials
@@ -15,6 +16,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import greedy_matching, speculative_sampling
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.prompt_lookup import PromptLookupDrafter as PromptLookup
+from specbench.run.run import run
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.fly import FlyVerifier
 from specbench.verifiers.iterative import IterativeVerifier
@@ -129,6 +131,16 @@ def test_p_equal_to_q_leaves_a_valid_token():
     draft = Draft.chain(torch.tensor([[1]]), p[:, :1], torch.tensor([1]))
     r = torch.ones(1, 1, dtype=torch.float64)
     assert speculative_sampling(p, draft, r, torch.zeros(1, 2, dtype=torch.long)).tokens[0, 0] == 1
+
+
+@pytest.mark.parametrize(("gamma", "exact"), [(2, True), (3, False)])
+def test_fly_is_marked_by_what_it_does(gamma, exact, tmp_path):
+    """With drafts that its window does not fit into it is exact, and a run expects it to be."""
+    words = ("verifier=fly", "verifier.window=2", "verifier.entropy=0", f"gamma={gamma}", "max_new_tokens=48")
+    parts = parts_of(*words, "drafter.path=shipped:drafter_tv", "target.path=shipped:drafter")
+    result, _ = run(parts, tmp_path)
+    assert result.lossless.expected == exact and (result.lossless.verdict == "lossy") != exact
+    assert any(("judged exactly" if exact else "not exact") in note for note in parts.notes)
 
 
 @pytest.mark.parametrize("greedy", [False, True])

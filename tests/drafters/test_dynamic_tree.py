@@ -1,14 +1,21 @@
 """EAGLE-2's dynamic tree: the guesses are those of a search in plain Python, by row and by gamma."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from decoder_cases import V, make_drafter, tabular_model
+from small_runs import composed, small
 from tabular import random_table
 
+from specbench.config import memory_estimate
+from specbench.config.validate import check
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
 from specbench.decoding.token_tree import MISSING
-from specbench.drafters.dynamic_tree import best_nodes
+from specbench.drafters.tree import TreeDrafter
+from specbench.drafters.tree_shapes import best_nodes
+from specbench.errors import ConfigError
 
 NODES, WIDTH = 7, 3  # of make_drafter
 
@@ -55,6 +62,23 @@ def test_the_tree_is_that_of_a_search(temperature):
     target.prefill(state)
     scores = target.score(state, draft)
     assert scores.width == NODES + 1  # what the target reads
+    stored = TreeDrafter.stored(SimpleNamespace(nodes=NODES, width=WIDTH), 4)
+    assert scores.p.nbytes == 4 * len(texts) * stored * V and (scores.logits is None) == (temperature > 0)
+
+
+@pytest.mark.parametrize(("words", "entries"), [
+    ("drafter=dynamic_tree temperature=0", 2 * (1 + 4 + 2 * 16)),
+    ("drafter=dynamic_tree drafter.width=9", 1 + 9 + 2 * 81),
+    ("drafter=tree", 0),
+])  # fmt: skip
+def test_the_memory_estimate_counts_what_is_stored(words, entries):
+    checked = check(composed(*small(*words.split(), "gamma=3", "batch_size=5")))
+    assert memory_estimate._of_draft(checked, 3, 100) == 4 * 5 * 100 * entries
+
+
+def test_a_tree_without_a_shape_is_refused():
+    with pytest.raises(ConfigError, match="are chains: use drafter=model"):
+        check(composed(*small("drafter=dynamic_tree", "drafter.nodes=null")))
 
 
 def test_equal_nodes_keep_their_parents():

@@ -1,5 +1,6 @@
 """Multi-token-prediction modules of checkpoints: names, shapes, q against transformers' own class, and refusals."""
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -8,8 +9,10 @@ from tempfile import mkdtemp
 import pytest
 import torch
 from checkpoints import checkpoint, shutil
+from eagle_cases import SIZES, D, V, layer_shapes, numbers
 from safetensors.torch import load_file, save_file
 from small_runs import composed, parts_of, small
+from transformers import AutoModelForCausalLM
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel as StockMtp
 
@@ -37,11 +40,24 @@ SHAPES = {
                         qk_nope_head_dim=4, v_head_dim=4),
     "glm4_moe": dict(SHAPE, **EXPERTS, n_group=1, head_dim=4, num_nextn_predict_layers=1),
     "qwen3_next": dict(SHAPE, num_experts=4, shared_expert_intermediate_size=8, head_dim=8),
+    "qwen2": SHAPE,  # MiMo has its layers
+    "ernie4_5_moe": dict(SHAPE, moe_num_experts=4, moe_k=2, moe_num_shared_experts=1, moe_layer_start_index=1,
+                         moe_layer_end_index=1),
+    "qwen3": dict(SHAPE, head_dim=4),  # in a folder of its own, as speculators writes it
 }  # fmt: skip
-NAMES = {  # of what stands beside the layer
-    "deepseek_v3": ("model.layers.2.", "enorm", "hnorm", "eh_proj", "shared_head.norm"),
-    "glm4_moe": ("model.layers.2.", "enorm", "hnorm", "eh_proj", "shared_head.norm"),
-    "qwen3_next": ("mtp.", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
+STOCK = ("deepseek_v3", "glm4_moe", "qwen3_next")  # of which transformers reads the module too
+OTHERS = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+BEHIND = ("model.layers.2.", *(f"model.layers.2.{name}" for name in ("enorm", "hnorm", "eh_proj", "shared_head.norm")))
+NAMES = {  # of the layer, and of what stands beside it: norms of embedding and hidden state, projection, last norm
+    "deepseek_v3": BEHIND,
+    "glm4_moe": BEHIND,
+    "qwen3_next": ("mtp.layers.0.", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"),
+    "qwen2": ("model.mtp_layers.0.", *(f"model.mtp_layers.0.{name}" for name in OTHERS)),
+    "ernie4_5_moe": (
+        "model.mtp_block.0.",
+        *(f"model.mtp_{name}.0" for name in ("emb_norm", "hidden_norm", "linear_proj")),
+    ),
+    "qwen3": ("mtp_layers.0.", *(f"mtp_layers.0.{name}" for name in OTHERS)),
 }
 WEIGHTS = "model.safetensors"
 
@@ -54,27 +70,42 @@ def shaped(folder: Path, kind: str, layers: int) -> Path:
 @cache
 def with_module(kind: str) -> Path:
     """A tiny checkpoint of two layers with a module, under the names of the real ones: the layer is the third one of a
-    larger model."""
+    larger model. One for speculators' names is in the folder "module" of its own."""
     folder = Path(mkdtemp())
     out, prefix = shaped(folder / "out", kind, LAYERS), f"model.layers.{LAYERS}."
     more = load_file(shaped(folder / "more", kind, LAYERS + 1) / WEIGHTS)
-    own, embedding_norm, hidden_norm, projection, norm = NAMES[kind]
-    layer = f"{own}layers.0." if own == "mtp." else own
+    layer, embedding_norm, hidden_norm, projection, *norm = NAMES[kind]
     found = {layer + name.removeprefix(prefix): tensor for name, tensor in more.items() if name.startswith(prefix)}
-    for name in (embedding_norm, hidden_norm, norm):
-        found[f"{own}{name}.weight"] = torch.rand(HIDDEN) + 0.5
-    found[f"{own}{projection}.weight"] = torch.randn(HIDDEN, 2 * HIDDEN) * 0.3
+    for name in (embedding_norm, hidden_norm, *norm):
+        found[f"{name}.weight"] = torch.rand(HIDDEN) + 0.5
+    found[f"{projection}.weight"] = torch.randn(HIDDEN, 2 * HIDDEN) * 0.3
     weights = load_file(out / WEIGHTS)
-    if own != "mtp.":
-        found[f"{own}embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
-        found[f"{own}shared_head.head.weight"] = weights["lm_head.weight"].clone()
-    save_file(weights | found, out / WEIGHTS, metadata={"format": "pt"})
+    if layer == "model.layers.2.":
+        found[f"{layer}embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
+        found[f"{layer}shared_head.head.weight"] = weights["lm_head.weight"].clone()
+    if kind == "qwen3":
+        written_by_speculators(out / "module", found, json.loads((out / "config.json").read_text()))
+    else:
+        save_file(weights | found, out / WEIGHTS, metadata={"format": "pt"})
     return out
+
+
+def written_by_speculators(folder: Path, tensors, layers) -> None:
+    """A folder as version 0.9.0 writes it."""
+    folder.mkdir()
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({
+        "architectures": ["MTPDraftModel"], "speculators_model_type": "mtp", "speculators_version": "0.9.0",
+        "num_nextn_predict_layers": 1, "transformer_layer_config": layers, "tie_word_embeddings": False,
+        "speculators_config": {"algorithm": "mtp", "verifier": {"name_or_path": "", "architectures": []}},
+    }))  # fmt: skip
 
 
 @cache
 def parts(kind: str, *overrides: str):
-    return parts_of("target=model", f"target.path={with_module(kind)}", "drafter=mtp", "executor=eager", *overrides)
+    module = [f"drafter.path={with_module(kind)}/module"] if kind == "qwen3" else []
+    return parts_of("target=model", f"target.path={with_module(kind)}", "drafter=mtp", *module, "executor=eager",
+                    *overrides)  # fmt: skip
 
 
 def drafts(kind, gamma, tokens=10):
@@ -130,7 +161,75 @@ def stock_laws(module, target, text, guesses):
     return torch.stack(laws)
 
 
-@pytest.mark.parametrize("kind", SHAPES)
+@torch.inference_mode()
+def plain_laws(kind, target, text, guesses, hidden_first=False):
+    """q [gamma, V] from the whole text, with the larger model's third layer: MiMo's projection reads the hidden state
+    first, and Ernie's module reads and passes on hidden states before the model's norm, which its logits have."""
+    stock = target.stock_module()
+    base, before = stock.model, kind == "ernie4_5_moe"
+    layer = AutoModelForCausalLM.from_pretrained(with_module(kind).parent / "more").model.layers[LAYERS]
+    tensors = load_file((with_module(kind) / "module" if kind == "qwen3" else with_module(kind)) / WEIGHTS)
+    embedding_norm, hidden_norm, projection, *norm = (tensors[f"{name}.weight"] for name in NAMES[kind][1:])
+
+    def rms(x, weight):
+        return x / (x.pow(2).mean(-1, keepdim=True) + stock.config.rms_norm_eps).sqrt() * weight
+
+    tokens = torch.tensor([[*text, *guesses.tolist()]])
+    count, seen, laws = len(text), [], []
+    hook = base.layers[-1].register_forward_hook(lambda module, given, found: seen.append(found))
+    states = base(input_ids=tokens[:, : count - 1], use_cache=False).last_hidden_state
+    hook.remove()
+    states = seen[0] if before else states
+    for end in range(count, count + len(guesses)):
+        both = [rms(base.embed_tokens(tokens[:, 1:end]), embedding_norm), rms(states, hidden_norm)]
+        x = torch.cat(both[::-1] if (kind == "qwen2") != hidden_first else both, -1) @ projection.T
+        places = torch.arange(1, end)[None]
+        x = layer(x, attention_mask=None, position_ids=places, position_embeddings=base.rotary_emb(x, places))
+        own = x if before else rms(x, norm[0])
+        laws.append(stock.lm_head(base.norm(own) if before else own)[0, -1].softmax(-1))
+        states = torch.cat([states, own[:, -1:]], 1)
+    return torch.stack(laws)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SHAPES if kind not in STOCK])
+def test_q_is_that_of_the_whole_text(kind):
+    """As below, of modules that transformers does not read. Control: the halves of the projection exchanged."""
+    found, own = drafts(kind, gamma=3)
+    assert len(found) > 6 and {len(guesses) for _, guesses, _ in found} >= {3}
+    for text, guesses, q in found:
+        assert torch.allclose(q, plain_laws(kind, own.target, text, guesses), atol=1e-5)
+    assert not torch.allclose(q, plain_laws(kind, own.target, text, guesses, hidden_first=True), atol=1e-3)
+
+
+# The first four logits behind the first and the last of the pairs of `numbers("features", 6, D)` and TOKENS, by
+# MTPDraftModel.forward of speculators 0.9.0 with Qwen3 layers of SIZES and tensors that `numbers` gives for their names
+# (eager attention, position_ids 0 .. 5, float32, transformers 5.23).
+TOKENS = [7, 4000, 12, 255, 3111, 9]
+STORED = [[0.796510, 0.833839, -0.198115, -0.976013], [0.331275, 0.765911, 0.218372, -0.609199]]
+
+
+def test_logits_are_those_of_speculators(tmp_path):
+    target = checkpoint(tmp_path / "target", model_type="qwen3", **SIZES)
+    ends = {f"{name}.weight": numbers(f"{name}.weight", V, D) for name in ("embed_tokens", "lm_head")}
+    weights = load_file(target / WEIGHTS)
+    weights |= {"model.embed_tokens.weight": ends["embed_tokens.weight"], "lm_head.weight": ends["lm_head.weight"]}
+    save_file(weights, target / WEIGHTS, metadata={"format": "pt"})
+    shapes = layer_shapes("mtp_layers.0", D, qwen=True) | {f"mtp_layers.0.{name}.weight": (D,) for name in OTHERS}
+    shapes["mtp_layers.0.input_proj.weight"] = (D, 2 * D)
+    tensors = {name: numbers(name, *shape) for name, shape in shapes.items()}
+    written_by_speculators(tmp_path / "module", tensors, dict(SIZES, model_type="qwen3", num_hidden_layers=2))
+    own = parts_of("target=model", f"target.path={target}", "drafter=mtp", f"drafter.path={tmp_path}/module",
+                   "executor=eager")  # fmt: skip
+    model = own.drafter.pairs
+    for change, close in ((0, True), (0.01, False)):  # the second is a control
+        model.allocate(1, 16)
+        visible = model.make_room([0], len(TOKENS))
+        pairs = model.join(torch.tensor([TOKENS]), numbers("features", len(TOKENS), D)[None] + change)
+        logits = model.forward(pairs, torch.zeros(1, dtype=torch.long), visible)[0, [0, -1], :4]
+        assert torch.allclose(logits, torch.tensor(STORED), atol=1e-5, rtol=0) == close
+
+
+@pytest.mark.parametrize("kind", STOCK)
 def test_q_is_what_transformers_computes_from_the_whole_text(kind):
     """In ragged rows, after every number of accepted guesses, for guesses that repeat the layer. Negative control: the
     texts' last tokens exchanged."""
@@ -178,10 +277,10 @@ def test_what_is_trained_is_what_drafts(good, tmp_path):
     model.make_room([0], 4)
     logits, _ = model.predict(text[:, 1:4], states[:, :3], first, None, 4)
     # The student's copy of the target was rounded to 16 bits, the target was not.
-    assert torch.allclose(logits[0], q[2, 0], atol=1e-2) and torch.allclose(
+    assert torch.allclose(logits[0, -1], q[2, 0], atol=1e-2) and torch.allclose(
         own.target.stock_module()(input_ids=text).logits[0, 3], p[2, 0], atol=1e-2
     )
-    assert not torch.allclose(logits[0], q[1, 0], atol=1e-1)
+    assert not torch.allclose(logits[0, -1], q[1, 0], atol=1e-1)
 
 
 def test_names_of_modules():
@@ -195,6 +294,12 @@ def test_names_of_modules():
     assert mtp_place("mtp.layers.0.mlp.experts.7.up_proj.weight", 48) == (0, "layer.mlp.experts.7.up_proj.weight")
     assert mtp_place("mtp.pre_fc_norm_hidden.weight", 48) == (0, "hidden_norm.weight")
     assert mtp_place("mtp.norm.weight", 48) == (0, "norm.weight")
+    assert mtp_place("model.mtp_layers.0.input_proj.weight", 36) == (0, "projection.weight")
+    assert mtp_place("mtp_layers.0.final_layernorm.weight", 36) == (0, "norm.weight")
+    assert mtp_place("model.mtp_layers.1.input_layernorm.weight", 36) == (1, "layer.input_layernorm.weight")
+    assert mtp_place("model.mtp_block.0.mlp.up_proj.weight", 28) == (0, "layer.mlp.up_proj.weight")
+    assert mtp_place("model.mtp_hidden_norm.0.weight", 28) == (0, "hidden_norm.weight")
+    assert mtp_place("model.mtp_gate.0.weight", 28) == (0, "layer.mtp_gate.weight")  # no layer has it
     assert mtp_place("model.layers.60.mlp.gate.weight", 61) is None
     surplus = ["model.layers.3.self_attn.q_proj.weight", "lm_head.bias"]  # no module, but a config that is wrong
     assert without_modules(surplus, 3) == surplus
@@ -217,6 +322,11 @@ def spoiled(folder: Path, change) -> Path:
 BAD = {
     "a part that is missing": (lambda w: w.pop("model.layers.2.hnorm.weight") is None, "lacks hidden_norm.weight"),
     "a layer in part": (lambda w: w.pop("model.layers.2.input_layernorm.weight") is None, "lacks .*input_layernorm"),
+    "other shapes": (lambda w: w.update({"model.layers.2.eh_proj.weight": torch.ones(32, 16)}),
+                     r"projection.weight \[32, 16\] for \[16, 32\]"),
+    "a norm of another width": (lambda w: w.update({"model.layers.2.enorm.weight": torch.ones(8)}),
+                                r"embedding_norm.weight \[8\] for \[16\]"),
+    "a tensor too many": (lambda w: w.update({"model.layers.2.gate.weight": torch.ones(8)}), "no place for: .*gate"),
     "eight bits": (lambda w: {k: v.to(torch.float8_e4m3fn) if "layers.2.eh_proj" in k else v for k, v in w.items()},
                    "only 16 and 32 bits"),
     "not finite": (lambda w: {k: v / 0 if "layers.2.eh_proj" in k else v for k, v in w.items()}, "not finite"),
@@ -241,6 +351,20 @@ def test_targets_without_a_module_are_refused_before_they_are_loaded(good, monke
     ):
         with pytest.raises(ConfigError, match=re.escape(expected)):
             check(composed(*small(*wanted)))
+
+
+def test_a_folder_of_speculators_for_another_model_is_refused(tmp_path):
+    folder = shutil.copytree(with_module("qwen3") / "module", tmp_path / "other")
+    values = json.loads((folder / "config.json").read_text())
+    for changes, told in (
+        ({"speculators_model_type": "eagle3"}, "speculators_model_type=eagle3"),
+        ({"transformer_layer_config": {"model_type": "llama"}}, "they must be mtp and qwen3"),
+        ({"transformer_layer_config": None}, "they must be mtp and qwen3"),
+    ):
+        (folder / "config.json").write_text(json.dumps(values | changes))
+        assert told in refusal(
+            "target=model", f"target.path={with_module('qwen3')}", "drafter=mtp", f"drafter.path={folder}"
+        )
 
 
 def test_a_module_for_other_hidden_states_is_refused():

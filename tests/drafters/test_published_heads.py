@@ -77,7 +77,7 @@ def plain(L, b, W) -> np.ndarray:
 
 
 def of_folder(folder: Path, output: torch.nn.Module | None = None) -> np.ndarray:
-    heads = read_heads(str(folder), "drafter.path", True)
+    heads = read_heads(str(folder), "drafter.path")
     with torch.no_grad():
         return heads.logits(HIDDEN_STATES, heads.config.heads, output or torch.nn.Identity()).numpy()
 

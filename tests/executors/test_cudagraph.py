@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,8 +17,11 @@ from specbench.decoding import verify_tree
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import accept_and_commit
 from specbench.decoding.state import Job, State
-from specbench.executors import cudagraph
+from specbench.executors import auto, cudagraph
 from specbench.executors import pytree as buckets
+from specbench.executors.auto import NAMES, AutoExecutor, CompiledExecutor
+from specbench.executors.compile_cache import Programs
+from specbench.executors.compiled_function import Leaf
 from specbench.executors.cudagraph import Captured, CudaGraphExecutor, no_garbage_collection
 from specbench.executors.eager import EagerExecutor
 from specbench.policies.gamma.entropy import EntropyGamma
@@ -139,15 +143,81 @@ def test_a_capture_leaves_the_cache_as_it_is(tables, monkeypatch):
     assert columns_after_a_move(SimulatedGraphs(), tables) != expected
 
 
-def test_a_capture_that_asks_the_host_is_noticed(tables):
-    """Negative control: `.item()` in a phase."""
+def plus_its_sum(x):
+    """A function that asks the host."""
+    try:
+        return x + x.sum().item()
+    except RuntimeError as error:
+        raise RuntimeError("the capture was invalidated") from error
+
+
+def test_a_function_that_cannot_be_captured_runs_eagerly_and_its_whole_error_is_told(tables, caplog):
     model = tabular_model(tables.target, Sampling())
-    model.executor = SimulatedGraphs()
+    executor = model.executor = SimulatedGraphs()
+    executor.forgives = True
     model.allocate(1, 20)
     model.logits(torch.tensor([[1, 2]]), [0])
-    phase = model.executor.phase(lambda x: x + x.sum().item(), model)
-    with pytest.raises(RuntimeError, match="inside a graph"):
-        phase(torch.ones(3))
+    for _ in range(2):
+        assert executor.phase(plus_its_sum, model)(torch.ones(3)).tolist() == [4] * 3
+        assert executor.phase(torch.neg, model)(torch.ones(3)).tolist() == [-1] * 3  # others are captured still
+    assert executor.captures == 1 and executor.graphs == 1
+    [(name, why)] = executor.facts()["not_captured"].items()
+    assert name == "plus_its_sum" and "the capture was invalidated" in why and "inside a graph" in why
+    assert any(name in note and "inside a graph" in note for note in executor.notes())
+    assert any("inside a graph" in record.getMessage() for record in caplog.records)
+
+
+def test_without_one_of_the_programs_all_graphs_are_captured_again_without_any(tmp_path):
+    (tmp_path / "other.result").touch()  # some program of the run is there
+    executor = SimulatedGraphs(Programs(tmp_path), compiles=False)
+    double = executor.leaf(twice)
+    assert double(torch.ones(2)).tolist() == [2, 2] and executor.leaves
+    assert executor.ready() and not executor.leaves and not executor.functions
+    assert executor.leaf(twice)(torch.ones(2)).tolist() == [2, 2]
+    assert not executor.ready() and executor.graphs == 1
+    assert not executor.facts()["programs"]["used"]
+
+
+def twice(x):
+    return 2 * x
+
+
+def test_a_missing_compiler_is_told_and_functions_run_uncompiled(monkeypatch, tmp_path):
+    def no_compiler(*given):
+        raise RuntimeError("no C compiler") from FileNotFoundError("Python.h")
+
+    monkeypatch.setattr(Leaf, "_compile", no_compiler)
+    executor = SimulatedGraphs(Programs(tmp_path))
+    for _ in range(2):
+        assert executor.leaf(twice)(torch.ones(2)).tolist() == [2, 2]
+    [note] = executor.notes()
+    assert "no C compiler" in note and "Python.h" in note and executor.graphs == 1
+
+
+def selections(**changes):
+    """What the executor is told of a run: a target of one device, a static cache, sampling."""
+    kinds = {"cache": {"fixed_shapes": True}, "decoding": {"samples": True}, **changes}
+    groups = {group: SimpleNamespace(name=group, kind=SimpleNamespace(**of)) for group, of in kinds.items()}
+    groups["target"] = SimpleNamespace(settings=SimpleNamespace(divided=lambda: ""))
+    return groups
+
+
+def test_auto_is_graphs_on_cuda_where_the_cache_has_fixed_shapes(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(auto, "machine_name", lambda device: str(device))
+    settings = AutoExecutor.Settings(products=[*NAMES], choices=None)
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+
+    def kind(device, kinds=AutoExecutor, **changes):
+        return type(kinds.from_settings(settings, device, selections(**changes), "a run"))
+
+    assert kind(cuda) is CudaGraphExecutor and kind(cpu) is AutoExecutor
+    assert kind(cuda, cache={"fixed_shapes": False}) is kind(cuda, decoding={"samples": False}) is AutoExecutor
+    assert kind(cuda, CompiledExecutor) is CompiledExecutor
+    executor = AutoExecutor.from_settings(settings, cuda, selections(), "a run")
+    assert executor.falls_back and executor.captures_graphs and not executor.compiles and executor.programs is None
+    executor.run_eagerly()
+    assert executor.leaf(twice) is twice and not executor.captures_graphs and not executor.fixed_shapes
 
 
 class NoGraphs(CudaGraphExecutor):
@@ -237,7 +307,7 @@ def test_real_graphs_give_the_tokens_of_eager_mode(cache, temperature, tables):
     for kind in (None, "model", "tree_distinct"):
         expected = decode(jobs(), 3, tables, cache, kind, **options)
         assert decode(jobs(), 3, tables, cache, kind, executor=executor, **options) == expected
-    assert executor.graphs > 0 and executor.bytes() > executor.pool_bytes() > 0
+    assert executor.graphs > 0 and executor.bytes() > executor.pool_bytes() > 0 and not executor.not_captured
 
 
 @pytest.mark.cuda
@@ -252,6 +322,20 @@ def test_real_replays_overwrite_nothing_that_is_still_read(rows, temperature, ta
         graphs, found = numbers_of_rounds(executor, tables, rows, temperature, device=device)
         assert graphs == tokens and len(found) == len(expected)
         assert all(torch.allclose(a, b, equal_nan=True) for a, b in zip(found, expected, strict=True))
+    assert not executor.not_captured
+
+
+@pytest.mark.cuda
+@needs_cuda
+def test_after_a_real_capture_that_failed_others_are_made(tables):
+    executor, x = CudaGraphExecutor(), torch.ones(3, device="cuda")
+    stream = torch.cuda.current_stream()
+    for _ in range(2):
+        assert executor.leaf(twice)(x).tolist() == [2] * 3
+        assert executor.leaf(plus_its_sum)(x).tolist() == [4] * 3
+        assert executor.leaf(torch.neg)(x).tolist() == [-1] * 3
+    assert torch.cuda.current_stream() == stream and list(executor.not_captured) == ["plus_its_sum"]
+    assert executor.graphs == 2
 
 
 @pytest.mark.cuda

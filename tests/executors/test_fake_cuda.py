@@ -17,12 +17,18 @@ import torch
 from choosing import slow_unless
 from cuda_on_cpu import cuda_on_cpu
 from decoder_cases import CACHES, CHAINS, DRAFTERS
-from fake_cuda_cases import EXECUTORS, POLICIES, VERIFIERS, WAITS, Case, Decoder, violations
+from fake_cuda_cases import EXECUTORS, POLICIES, PUBLISHED, VERIFIERS, WAITS, Case, Decoder, violations
 
 from specbench.config.paths import conf_dir
 from specbench.kernels import ops
 
-LAWLESS = ("ngram", "prompt_lookup", "suffix", "lookup_or_model")  # guesses are point masses at every temperature
+LAWLESS = (
+    "ngram",
+    "prompt_lookup",
+    "suffix",
+    "rest",
+    "lookup_or_model",
+)  # guesses are point masses at every temperature
 
 
 def combinations() -> list[Case]:
@@ -41,6 +47,9 @@ def combinations() -> list[Case]:
         cache = caches[(i // 3) % 3] if executor != "cudagraph" else ("static", "paged")[i % 2]
         cases.append(Case(drafter, verifier, cache, executor, temperature=float(not greedy),
                           penalty=(1.0, 1.3)[i // 2 % 2], rows=1 if greedy else 3))  # fmt: skip
+    cases += [Case(drafter, cache=cache, executor=executor, temperature=temperature)
+              for drafter in PUBLISHED for cache, executor, temperature in (
+                  ("dynamic", "eager", 0.0), ("static", "cudagraph", 1.0), ("paged", "cudagraph", 1.0))]  # fmt: skip
     more = [Case(None, cache=cache) for cache in CACHES] + [Case(None, executor="cudagraph", rows=1)]
     more += [Case(policy=p, executor=e) for p in POLICIES for e in ("eager", "cudagraph")]
     more += [Case(verifier=v, temperature=float(v != "greedy_tree")) for v in VERIFIERS]
@@ -64,6 +73,8 @@ def slow(case: Case) -> bool:
         "heuristic",
         "entropy",
     ):  # `confidence` and `adaptive` stand for them
+        return True
+    if case.drafter in PUBLISHED and case.cache == "paged":
         return True
     return case.temperature == 0 and case.drafter not in (None, "model") and case.verifier != "greedy_tree"
 
@@ -99,4 +110,4 @@ def test_every_verifier_and_executor_of_a_gpu_occurs():
     options = {path.stem for path in (conf_dir() / "verifier").glob("*.yaml")}
     assert options == set(VERIFIERS) == {case.verifier for case in combinations()}
     assert {path.stem for path in (conf_dir() / "cache").glob("*.yaml")} == {case.cache for case in combinations()}
-    assert {case.drafter for case in combinations()} == {None, *DRAFTERS}
+    assert {case.drafter for case in combinations()} == {None, *DRAFTERS, *PUBLISHED}

@@ -3,11 +3,11 @@
 import json
 
 import pytest
+from graph_memory import Rerun
 from small_runs import parts_of
 
 import specbench.run.warm_up
 from specbench.executors import pytree as buckets
-from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.run.run import run
 
 KINDS = {
@@ -24,24 +24,6 @@ AHEAD = {
     "two rows": {"plain": PAGED, "speculative": PAGED},
     "adaptive": {"plain": "yes", "speculative": "no: gamma follows what was kept"},
 }
-
-
-class Rerun(CudaGraphExecutor):
-    """As on CUDA, but a graph is its function, run again."""
-
-    @classmethod
-    def refuses(cls, settings, run):
-        return None
-
-    def warm_up(self, function):
-        return function()
-
-    def capture(self, function):
-        def replay():
-            with self.whole():
-                function()
-
-        return replay
 
 
 class OneWidth(Rerun):
@@ -62,7 +44,7 @@ def texts(tmp_path_factory) -> str:
 def result_of(kind, executor, texts, monkeypatch, tmp_path):
     monkeypatch.setattr(buckets, "SMALLEST_BUCKET", 32)
     monkeypatch.setattr(specbench.run.warm_up, "CALIBRATION_TOKENS", 6)
-    graphs = ("executor=cudagraph", f"executor._target_=test_graph_runs.{executor}", "executor.compile=false")
+    graphs = ("executor=cudagraph", f"executor._target_={executor}", "executor.compile=false")
     parts = parts_of(*graphs, "data.limit=2", "data=jsonl", f"data.path={texts}", *KINDS[kind])
     return run(parts, tmp_path)[0]
 
@@ -71,14 +53,14 @@ def result_of(kind, executor, texts, monkeypatch, tmp_path):
     kind if kind == "adaptive" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS
 ])  # fmt: skip
 def test_no_graph_is_captured_after_warm_up(kind, texts, monkeypatch, tmp_path):
-    result = result_of(kind, "Rerun", texts, monkeypatch, tmp_path)
+    result = result_of(kind, "graph_memory.Rerun", texts, monkeypatch, tmp_path)
     assert result.counts.failed == 0 and result.executor["captures"] >= result.executor["graphs"] > 3
-    assert result.executor["captures_after_warm_up"] == 0
+    assert result.executor["captures_after_warm_up"] == 0 and not result.executor["not_captured"]
     assert not any("CUDA graphs" in note for note in result.notes)
     assert result.executor["rounds_ahead"] == AHEAD[kind]
 
 
 def test_captures_after_warm_up_are_reported(texts, monkeypatch, tmp_path):
-    result = result_of("fixed", "OneWidth", texts, monkeypatch, tmp_path)
+    result = result_of("fixed", "test_graph_runs.OneWidth", texts, monkeypatch, tmp_path)
     late = result.executor["captures_after_warm_up"]
     assert late > 0 and any(f"CUDA graphs captured after warm-up: {late};" in note for note in result.notes)

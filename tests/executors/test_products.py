@@ -1,5 +1,6 @@
 """Products of linear layers: exact in every layout, chosen by measured time, and the same law as the stock module."""
 
+import copy
 import gc
 import json
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from small_runs import parts_of
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench.component import Selection as Option
 from specbench.errors import ConfigError
@@ -14,7 +16,7 @@ from specbench.executors import autotune
 from specbench.executors import linear_kernels as products
 from specbench.executors import packed_linear as layers
 from specbench.executors.auto import AutoExecutor
-from specbench.executors.autotune import LIMITS, ROWS, ProductTable, choice, time_products
+from specbench.executors.autotune import ROWS, ProductTable, choice, time_products
 from specbench.executors.linear_kernels import KINDS, HalfWeight, HalfWeightSerial, OneDnn, Plain, scale_of
 from specbench.executors.packed_linear import PackedLinear, linear_groups
 from specbench.models.pretrained import PretrainedModel
@@ -79,12 +81,11 @@ def test_without_its_deprecated_operators_the_product_of_one_thread_is_not_offer
 def test_the_fastest_product_is_chosen_and_the_first_of_equals():
     names = ("half", "onednn", "plain")
     clear = {"half": [4.0, 4.0, 9.0, 40.0], "onednn": [8.0, 8.0, 9.0, 20.0], "plain": [30.0, 30.0, 30.0, 30.0]}
-    assert choice(clear, names) == ["half", "half", "half", "onednn"]
-    assert choice(clear, names, copies=False) == ["half"] * len(LIMITS)
+    assert choice(clear, names) == "half"
     equal = {"half": [4.2] * 4, "onednn": [4.0] * 4}
-    assert choice(equal, names) == ["half"] * 4
-    assert choice(clear, ("onednn", "plain")) == ["onednn"] * 4
-    assert choice({}, ("plain",)) == ["plain"] * 4
+    assert choice(equal, names) == "half"
+    assert choice(clear, ("onednn", "plain")) == "onednn"
+    assert choice({}, ("plain",)) == "plain"
 
 
 def test_measurements_are_kept_for_this_machine_only(tmp_path):
@@ -122,7 +123,28 @@ def test_a_pinned_choice_is_the_choice(tmp_path):
     path = tmp_path / "results.json"
     path.write_text(json.dumps({"executor": {"microseconds": {f"{shape} float32": slow for shape in shapes}}}))
     executor = parts_of("target.path=shipped:target", f"executor.choices={path}").target.executor
-    assert {tuple(kinds) for kinds in executor.facts()["chosen"].values()} == {("onednn",) * 4}
+    assert {tuple(kinds) for kinds in executor.facts()["chosen"].values()} == {("onednn",)}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_embedding_is_stored_in_16_bits_if_no_value_changes(dtype):
+    config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                         num_attention_heads=2, tie_word_embeddings=True)  # fmt: skip
+    module, text = LlamaForCausalLM(config).eval(), torch.arange(9)[None]
+    whole = copy.deepcopy(module)
+    AutoExecutor(["plain"]).load(whole)
+    assert type(whole.get_input_embeddings()) is nn.Embedding  # its values have 32 bits
+    module.to(dtype).float()
+    stock, embedded = module(text).logits, module.get_input_embeddings()(text)
+    executor = AutoExecutor(["half"])
+    packed = executor.load(module)
+    table = packed.get_input_embeddings()
+    assert table.weight.dtype == dtype and torch.equal(table(text), embedded)
+    torch.testing.assert_close(packed(text).logits, stock)
+    weights = sum(p.numel() for p in packed.parameters())  # of norms
+    numbers = executor.stored(packed).numbers
+    assert executor.stored(packed).held == 2 * (numbers - weights) + 4 * weights
+    assert numbers == AutoExecutor().stored(whole).numbers
 
 
 def loaded(*products: str) -> PretrainedModel:
@@ -144,7 +166,7 @@ def test_a_packed_module_computes_the_stock_modules_logits(kind):
 def test_bytes_read_are_those_of_the_layout():
     half, onednn = loaded("half"), loaded("onednn")
     assert half.operations_per_token == onednn.operations_per_token > 20e6
-    norms = sum(p.numel() for p in half.module.parameters()) - half.module.get_input_embeddings().weight.numel()
+    norms = sum(p.numel() for p in half.module.parameters())
     assert half.step_bytes == 2 * (half.operations_per_token - norms) + 4 * norms
     assert onednn.step_bytes == 4 * onednn.operations_per_token
     assert half.weight_bytes < onednn.weight_bytes
@@ -181,7 +203,7 @@ def test_a_deleted_module_frees_its_weights():
 def test_another_dtype_or_a_weight_that_fits_no_kind_stays_as_it_is():
     module = Attention()  # 32-bit values
     AutoExecutor(["half"]).load(module)
-    assert {type(p) for m in module.modules() if isinstance(m, PackedLinear) for p in m.products} == {Plain}
+    assert {type(m.product) for m in module.modules() if isinstance(m, PackedLinear)} == {Plain}
 
 
 def test_the_sample_of_weights_is_bounded_and_has_every_shape(monkeypatch):

@@ -12,7 +12,7 @@ from decoder_cases import CACHES, jobs_of, verifier_of
 
 pytest.importorskip("triton")
 
-from compile_triton import Job, compiled
+from compile_triton import Job, attend_variants, compiled
 from torch.nn import functional as F
 from triton import knobs, next_power_of_2
 
@@ -24,6 +24,7 @@ from specbench.decoding.timer import Timer
 from specbench.decoding.token_tree import newest, static_tree
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.tree import TreeDrafter
+from specbench.drafters.tree_shapes import FixedTree
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
 from specbench.kernels import attention
@@ -189,7 +190,7 @@ def decode(module, how, cache="static", kind="chain", rows=1, new=6):
     if kind is None:
         return decode_autoregressive(state, target, judge, clock).new_tokens()
     guide = language_model(similar(module), how, cache)
-    drafter = ModelDrafter(guide, 64, 3) if kind == "chain" else TreeDrafter(guide, 64, 3, [2, 2], "best")
+    drafter = ModelDrafter(guide, 64, 3) if kind == "chain" else TreeDrafter(guide, 64, 3, FixedTree([2, 2], "best"))
     return decode_speculative(state, target, drafter, FixedGamma(3), judge, clock).new_tokens()
 
 
@@ -307,6 +308,18 @@ def on_h100(dtype: str, N: int, tree: bool, paged: bool, splits: int = 32) -> Jo
               "TREE": tree, "WINDOW": 0, "ONE_BLOCK": not paged, "SPLITS": splits, "WIDEN": False,
               "PRECISION": "ieee" if dtype == "fp32" else "tf32"}  # fmt: skip
     return Job(attention.__name__, "attend_split", given, warps=warps, stages=2)
+
+
+@pytest.mark.parametrize("shape", [(24, 8, 128), pytest.param((32, 8, 64), marks=pytest.mark.slow)])
+def test_no_length_of_a_prompt_needs_a_kernel_that_warm_up_did_not_run(shape):
+    warm, every = attention.lengths_of_variants(*shape[:2]), range(1, 513)
+    *met, last = attend_variants(shape, 1024, [*warm, *every, warm[0]])
+    known = {kernel for kernels in met[: len(warm)] for kernel in kernels}
+    assert last and known == {kernel for kernels in met for kernel in kernels}
+    assert len(known) < 12
+    # Negative control: without the last of these lengths, prompts need others.
+    fewer = {kernel for kernels in met[: len(warm) - 1] for kernel in kernels}
+    assert fewer < known
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import pytest
 import torch
 from checkpoints import checkpoint, config
 from choosing import slow_unless
+from safetensors.torch import load_file, save_file
 from small_runs import composed, parts_of, small
 from torch import nn
 
@@ -15,6 +16,8 @@ from specbench.executors.autotune import offered
 from specbench.executors.linear_kernels import KINDS, QUANTIZED
 from specbench.executors.packed_linear import PackedLinear
 from specbench.executors.quant_grids import GRIDS, INT4, INT8
+from specbench.models import pretrained
+from specbench.models.pretrained import PretrainedModel, footprint, placed_on
 from specbench.run.run import run
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -113,7 +116,7 @@ def test_a_quantised_target_passes_its_own_verdict(name, tmp_path):
         assert all(output.tokens == list(found.baseline.tokens) for output in found.peers.values())
     if "bfloat16" in name:  # the kernels run, and their bytes are known
         layers = [layer for layer in parts.target.module.modules() if isinstance(layer, PackedLinear)]
-        assert {product.name for layer in layers for product in layer.products} == {grid.name}
+        assert {layer.product.name for layer in layers} == {grid.name}
         embedding = parts.target.module.get_input_embeddings().weight
         bits = 8 * (parts.target.weight_bytes - embedding.nbytes) / sum(layer.numbers for layer in layers)
         assert grid.bits < bits < grid.bits + 1.1  # with its scales
@@ -174,6 +177,25 @@ def test_the_estimate_knows_the_second_set_of_weights():
     overrides = small("logger=none", "executor=eager", "drafter=self_quantized")
     target = build(check(composed(*overrides)), told.append).target
     assert f"weights {size(2 * target.weight_bytes)}," in told[0]
+
+
+def test_the_estimate_of_a_quantised_checkpoint_is_what_its_files_hold(tmp_path):
+    folder = checkpoint(tmp_path)
+    settings = PretrainedModel.Settings(path=str(folder), weights="pretrained", chat_template="never")
+    whole = footprint(settings, "target", torch.float32).weights
+    state = {name: tensor.to(torch.int8) for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    assert footprint(settings, "target", torch.float32).weights == whole  # by its shape: nothing says otherwise
+    config(quantization_config={"quant_method": "gptq", "bits": 8})(folder)
+    found = footprint(settings, "target", torch.float32)
+    assert found.weights == (folder / "model.safetensors").stat().st_size < 0.3 * whole and found.tied == 0
+
+
+def test_weights_go_to_a_gpu_one_by_one_where_accelerate_is_there(monkeypatch):
+    cuda, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert placed_on(cuda) == {"device_map": {"": cuda}} and placed_on(cpu) == {}
+    monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
+    assert placed_on(cuda) == {}
 
 
 def conv1d(folder):

@@ -64,10 +64,11 @@ def read_dflash(path: str, key: str) -> DFlashConfig:
     """The shape of a folder's or hub id's drafter. Raises ConfigError that names what is wrong or not known."""
     config = read_config(path, key)
     with reading(key, path, "config"):
-        return _dflash(config, f"{key}={path}")
+        return parse_dflash(config, f"{key}={path}")
 
 
-def _dflash(config: dict[str, Any], named: str) -> DFlashConfig:
+def parse_dflash(config: dict[str, Any], named: str) -> DFlashConfig:
+    """The shape that the content of a config.json says; `named` is the checkpoint in errors. Raises ConfigError."""
     kind = config.get("speculators_model_type")
     if config.get("quantization_config"):
         raise ConfigError(f"{named} has quantised weights: only 16 and 32 bits can be read")

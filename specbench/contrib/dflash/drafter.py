@@ -20,6 +20,7 @@ from specbench.decoding.state import State
 from specbench.decoding.transfers import counts
 from specbench.drafters.non_autoregressive import ParallelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
+from specbench.models.architecture import column_bytes
 from specbench.models.checkpoint import MODEL, local_path
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
@@ -41,6 +42,15 @@ class DFlashDrafter(ParallelDrafter):
     class Settings(PartSettings, OwnSampling):
         part, must = "path", MODEL
         path: str = setting(required="a folder or hub id of a DFlash checkpoint")
+
+        def own_bytes(self, target: Any, size: Any, itemsize: int) -> tuple[int, int, int]:
+            weights = super().own_bytes(target, size, itemsize)[0]
+            if not weights:
+                return 0, 0, 0
+            config = read_dflash(self.path, "drafter.path")
+            own: Any = config.layers
+            heard = len(config.ids or range(own.num_hidden_layers)) * own.hidden_size
+            return weights, column_bytes(own, itemsize), heard * itemsize
 
     @classmethod
     def refuses(cls, settings: Any, run: Selections) -> str | None:

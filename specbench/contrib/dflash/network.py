@@ -35,7 +35,7 @@ class Markov(nn.Module):
 
 
 class DFlashNetwork(nn.Module):
-    """The drafter's own weights, made without values; embedding and output matrix are set beside them."""
+    """The drafter's own weights, made without values; embedding, output matrix and bias are set beside them."""
 
     embed_tokens: nn.Module
     lm_head: nn.Module
@@ -44,6 +44,7 @@ class DFlashNetwork(nn.Module):
         """`features` is A times the target's H."""
         super().__init__()
         own: Any = config.layers
+        self.markov_head: Markov | None = None
         self.rotary = Qwen3RotaryEmbedding(own)
         self.windows = [own.sliding_window if kind == "sliding_attention" else None for kind in own.layer_types]
         self.causal_windows = config.causal_windows
@@ -62,7 +63,8 @@ class DFlashNetwork(nn.Module):
 
     def forward(self, block: Tensor, context: Tensor, first: Tensor) -> Tensor:
         """Hidden states [b, S, H] of a block of embeddings [b, S, H] at positions from first [b] on, which sees the
-        context [layers, 2, b, K, T, D] at the positions before."""
+        context [layers, 2, b, K, T, D] at the positions before. With first [b, m] it is m blocks, one after another,
+        that do not see each other."""
         angles, layers = self._angles(block, first), cast(Any, self.layers)
         for i, layer in enumerate(layers):
             attention = layer.self_attn
@@ -78,8 +80,9 @@ class DFlashNetwork(nn.Module):
         return normed
 
     def _angles(self, states: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [b, n, D] of positions from first [b] on, for states [b, n, H]."""
-        positions = first[:, None] + torch.arange(states.shape[1], device=first.device)
+        """Cosines and sines [b, n, D] of positions from first [b], or [b, m], on, for states [b, n, H]."""
+        begin = first.view(len(first), -1, 1)  # of each block
+        positions = (begin + torch.arange(states.shape[1] // begin.shape[1], device=first.device)).flatten(1)
         found: tuple[Tensor, Tensor] = self.rotary(states, positions)
         return found
 
@@ -96,12 +99,16 @@ class DFlashNetwork(nn.Module):
         return self._turned(attention.k_norm, attention.k_proj(states), angles), values
 
     def _mask(self, columns: int, block: int, first: Tensor, window: int | None) -> Tensor:
-        """[b, 1, S or 1, T + S] bool: the context before first [b], or its last `window` columns, and the block."""
-        place = torch.arange(columns, device=first.device)
-        seen = place < first[:, None]
+        """[b, 1, S, T + S] bool: the context before first [b], or its last `window` columns, and the block; with first
+        [b, m] that of each of m blocks."""
+        place, begin = torch.arange(columns, device=first.device), first.view(len(first), -1, 1)
+        seen = place < begin
         if window is not None:
-            seen = seen & (place >= first[:, None] - window)
+            seen = seen & (place >= begin - window)
         rows = torch.ones(block, block, dtype=torch.bool, device=first.device)
         rows = rows.tril() if window is not None and self.causal_windows else rows
-        both = (seen[:, None].expand(-1, block, -1), rows.expand(len(first), -1, -1))
+        size = block // begin.shape[1]
+        owner = torch.arange(block, device=first.device) // size
+        rows = rows & (owner[:, None] == owner)
+        both = (seen.repeat_interleave(size, 1), rows.expand(len(first), -1, -1))
         return torch.cat(both, 2)[:, None]

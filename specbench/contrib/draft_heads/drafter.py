@@ -44,9 +44,12 @@ class SpeculatorDrafter(BlockwiseDrafter):
         """`gamma` is the usual gamma, whose shapes an executor optimises."""
         self.target, self.speculator, self.sampling = target, speculator, sampling
         self.vocab_size, self.longest, self.gamma = target.vocab_size, speculator.count, gamma
-        self.own_bytes = sum(weight.nbytes for weight in speculator.parameters())
+        embedding: Any = target.module.get_input_embeddings()
+        speculator.embed = lambda tokens: embedding(target.vocabulary.read(tokens))
+        self.own_bytes = target.executor.stored(speculator).held
         last = [list(part.children())[-1] for part in speculator.children()]  # those that later guesses read
-        self.operations_per_token = sum(layer.weight.numel() for layer in last if isinstance(layer, nn.Linear))
+        products = [layer for layer in last if not isinstance(layer, nn.Embedding | nn.LayerNorm)]
+        self.operations_per_token = sum(target.executor.stored(layer).numbers for layer in products)
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "SpeculatorDrafter":

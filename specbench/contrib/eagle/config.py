@@ -5,17 +5,16 @@ layers have a configuration of their own), and Model-Optimizer's (`eagle_config`
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
-from specbench.models.checkpoint import read_json
 from specbench.models.checkpoint_checks import few
 
 LAYERS: dict[str, Any] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 IDS = "eagle_aux_hidden_state_layer_ids"
+KINDS = ("eagle3", "peagle")  # of speculators
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 PLAIN = {*FLAGS, "draft_vocab_size", "target_hidden_size", "bias", "eagle_config", IDS}
 OPTIMIZER = {IDS, "use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm",
@@ -48,22 +47,26 @@ class EagleConfig:
     fc_norm: bool = False
     norm_output: bool = False
     bias: bool = False  # of EAGLE-1's projection
+    mask_token: int | None = None  # P-EAGLE guesses all tokens of a draft at once, behind masks
 
 
-def read_config(folder: Path, version: int) -> EagleConfig:
-    """The shape that a folder's config.json says. Raises ValueError that names what is wrong or not known."""
-    config = read_json(folder / "config.json")
+def eagle_config(config: Mapping[str, Any], version: int) -> EagleConfig:
+    """The shape that a config.json says. Raises ValueError that names what is wrong or not known."""
     if config.get("quantization_config"):
         raise ValueError("its weights are quantised, and only 16 and 32 bits can be read")
     kind = config.get("speculators_model_type")
     if kind is not None:
-        if version == 1 or kind != "eagle3":
-            raise ValueError(f"its speculators_model_type is {kind}" + (", choose drafter=eagle3" * (kind == "eagle3")))
-        _refuse_unknown(config, SPECULATORS | ANY)
+        if version == 1 or kind not in KINDS:
+            raise ValueError(f"its speculators_model_type is {kind}" + (", choose drafter=eagle3" * (kind in KINDS)))
+        _refuse_unknown(config, SPECULATORS | ANY | ({"mask_token_id"} if kind == "peagle" else set()))
         layers = config.get("transformer_layer_config")
         if not isinstance(layers, dict):
             raise ValueError("it has no transformer_layer_config")
-        return _shape(config, _layers(layers), version)
+        found = _shape(config, _layers(layers), version)
+        mask = config.get("mask_token_id")
+        if kind == "peagle" and not (type(mask) is int and 0 <= mask < found.vocab_size):
+            raise ValueError(f"mask_token_id={mask}, which must be from 0 to {found.vocab_size - 1}")
+        return replace(found, mask_token=mask)
     missing = [name for name in NEEDED if name not in config]
     if missing:
         raise ValueError(f"it has no {few(missing)}")

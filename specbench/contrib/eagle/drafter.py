@@ -4,16 +4,23 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
+
+from torch import Tensor
 
 from specbench.component import Selections
 from specbench.contrib.eagle.config import EagleConfig, feature_layers
-from specbench.contrib.eagle.model import EagleModel
-from specbench.contrib.eagle.weights import inspect, load
+from specbench.contrib.eagle.model import EagleModel, ParallelEagleModel
+from specbench.contrib.eagle.weights import features_of, inspect, load
 from specbench.data.prompts import render
+from specbench.decoding.state import State
+from specbench.decoding.token_tree import Tree
+from specbench.drafters.model import Memory
 from specbench.drafters.mtp import MtpDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
+from specbench.drafters.tree_shapes import TreeSettings
 from specbench.errors import ConfigError, shown
+from specbench.models.architecture import column_bytes
 from specbench.models.checkpoint import MODEL, local_path
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
@@ -28,24 +35,29 @@ TEXTS, TEXT_TOKENS = 4, 256  # prompts, and tokens of each, on which two reading
 class EagleDrafter(MtpDrafter):
     """EAGLE-1 and EAGLE-2: a layer reads the target's last hidden states, and its output has the target's matrix."""
 
-    version: ClassVar[int] = 1
-
     @dataclass
-    class Settings(PartSettings, OwnSampling):
-        part, must = "path", MODEL
+    class Settings(PartSettings, OwnSampling, TreeSettings):
+        part, must, version = "path", MODEL, 1
         path: str = setting(required="a folder or hub id of an EAGLE checkpoint")
 
         def layers(self) -> list[int] | None:
             """The layers in front of which it reads hidden states, if they are given."""
             return None
 
+        def own_bytes(self, target: Any, size: Any, itemsize: int) -> tuple[int, int, int]:
+            weights = super().own_bytes(target, size, itemsize)[0]
+            if not weights:
+                return 0, 0, 0
+            config, _ = inspect("drafter.path", self.path, self.version, self.layers())
+            heard = config.target_hidden_size * (features_of(config, self.layers()) if config.aux else 1)
+            return weights, column_bytes(config.layers, itemsize), heard * itemsize
+
     @classmethod
     def refuses(cls, settings: Any, run: Selections) -> str | None:
-        folder = local_path(settings.path)
-        if not folder.is_dir():
+        if not local_path(settings.path).is_dir():
             return None
         layers = settings.layers()
-        config = inspect("drafter.path", settings.path, folder, cls.version, layers)
+        config, _ = inspect("drafter.path", settings.path, settings.version, layers)
         target = run["target"].settings
         text = load_config(target, "target").get_text_config()
         reason = unfit(config, text, layers)
@@ -54,14 +66,16 @@ class EagleDrafter(MtpDrafter):
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "EagleDrafter":
         key, layers = "drafter.path", settings.layers()
-        module, config, targets = load(settings.path, key, target, cls.version, layers)
+        module, config, targets = load(settings.path, key, target, settings.version, layers)
         if (reason := unfit(config, target.config, layers)) is not None:
             raise ConfigError(f"{key}={settings.path} is not possible with target.path={target.name}: {reason}")
         readings = feature_layers(config, target.config.num_hidden_layers, layers)
         normed = config.norm_output or config.version == 1
-        name, sampling = f"{settings.path}'s EAGLE-{cls.version} layers", settings.own(context).sampling
-        model = EagleModel(module, target, name, sampling, context.gamma, readings[0], normed, targets)
-        drafter = cls(model, target.vocab_size, context.gamma)
+        name, sampling = f"{settings.path}'s EAGLE-{settings.version} layers", settings.own(context).sampling
+        kind, made = (EagleModel, cls) if config.mask_token is None else (ParallelEagleModel, ParallelEagleDrafter)
+        model = kind(module, target, name, sampling, context.gamma, readings[0], normed, targets)
+        drafter = made(model, target.vocab_size, context.gamma, settings.tree_shape(model))
+        drafter.longest = None if config.mask_token is None else context.gamma  # no probe of costs drafts more
         requests = [render(prompt, [], target.tokenizer, target.chat_template) for prompt in context.prompts[:TEXTS]]
         texts = [request.tokens[:TEXT_TOKENS] for request in requests if len(request.tokens) > 1]
         drafter.notes = [choose(model, target, readings, texts)] if len(readings) > 1 and texts else []
@@ -71,10 +85,9 @@ class EagleDrafter(MtpDrafter):
 class Eagle3Drafter(EagleDrafter):
     """EAGLE-3: the hidden states of several of the target's layers, and often a smaller vocabulary."""
 
-    version = 3
-
     @dataclass
     class Settings(EagleDrafter.Settings):
+        version = 3
         feature_layers: str | list[int] = setting(ge=0, default="auto")
 
         def check(self, prefix: str) -> None:
@@ -87,6 +100,23 @@ class Eagle3Drafter(EagleDrafter):
 
         def layers(self) -> list[int] | None:
             return self.feature_layers if isinstance(self.feature_layers, list) else None
+
+
+class ParallelEagleDrafter(Eagle3Drafter):
+    """P-EAGLE: one call gives the logits of all guesses, and q of a guess does not depend on the guesses before it. The
+    memory of a step is the logits of the guesses that are left."""
+
+    def prepare(self, state: State, steps: int) -> tuple[tuple[Any, ...], int]:
+        return super().prepare(state, 2 * self.gamma)
+
+    def read(
+        self, x: Tensor, first: Tensor, memory: Memory, visible: int, tree: Tree | None = None
+    ) -> tuple[Tensor, Memory]:
+        left, behind = memory
+        assert left is not None and isinstance(self.pairs, ParallelEagleModel)
+        if behind is not None:  # hidden states of the target
+            left = self.pairs.block(x, left, first - 1, behind, visible)[:, None]
+        return left[:, :, 0], (left[:, :, 1:], None)
 
 
 def unfit(config: EagleConfig, target: Any, layers: list[int] | None) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from specbench.decoding.sampling import Sampling
@@ -29,6 +30,7 @@ class EagleModel(MtpModel):
         it predicts, None for all."""
         super().__init__(module, target, name, sampling, gamma)
         self.features: Any = self.module.features
+        self.gamma = gamma
         self.own_states = () if normed else (self.config.num_hidden_layers,)
         embedding: Any = target.module.get_input_embeddings()
         self.target_size = int(embedding.weight.shape[1])
@@ -64,3 +66,27 @@ class EagleModel(MtpModel):
             positions += len(text) - 1
         self.free()
         return equal, positions
+
+
+class ParallelEagleModel(EagleModel):
+    """P-EAGLE: behind the pairs of the text stand masks, pairs of `mask_token` and `mask_hidden` [1, 1, A * H] of the
+    module, whose logits are those of the guesses after the first one. They are overwritten as guesses are."""
+
+    def allocate(self, rows: int, columns: int) -> None:
+        super().allocate(rows, columns + 2 * self.gamma)
+
+    def block(self, tokens: Tensor, hidden: Tensor, first: Tensor, behind: Tensor, visible: int) -> Tensor:
+        """Logits [b, gamma, V] of all guesses: behind pair behind [b] of the pairs of tokens [b, N] and the target's
+        hidden states [b, N, A * H], the first of them at position first [b], and behind gamma - 1 masks after it."""
+        module: Any = self.module
+        masked = torch.arange(tokens.shape[1] + self.gamma - 1, device=first.device) > behind[:, None]
+        tokens = F.pad(tokens, (0, self.gamma - 1)).masked_fill(masked, module.mask_token)
+        hidden = torch.where(masked[..., None], module.mask_hidden, F.pad(hidden, (0, 0, 0, self.gamma - 1)))
+        places = behind[:, None] + torch.arange(self.gamma, device=first.device)
+
+        def chosen(values: Tensor) -> Tensor:
+            return values[torch.arange(len(values), device=first.device)[:, None], places]
+
+        with hidden_states(self.module, (), chosen):
+            logits = self.forward(self.join(tokens, self.project(hidden)), first, visible)
+        return logits if logits.shape[1] == self.gamma else chosen(logits)

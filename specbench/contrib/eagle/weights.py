@@ -7,25 +7,22 @@ pairs.
 import copy
 import re
 from collections.abc import Callable, Container, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from specbench.contrib.eagle.config import EagleConfig, read_config
-from specbench.models.checkpoint import check_weights, local_path, reading, weight_files
-from specbench.models.checkpoint_checks import refuse_bad_sizes, refuse_incomplete, refuse_not_finite
+from specbench.contrib.eagle.config import EagleConfig, eagle_config
+from specbench.models.checkpoint import reading
+from specbench.models.checkpoint_checks import refuse_bad_sizes, refuse_not_finite
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import PairInput
-from specbench.models.published import targets_of
+from specbench.models.published import read_config, read_tensors, refuse_others, targets_of
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 MAPS = ("d2t", "t2d")
-STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # as safetensors names them
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 OTHER_NAMES = {"midlayer.": "layers.0.", "aux_norm_low.": "fc_norm.0.", "aux_norm_mid.": "fc_norm.1.",
                "aux_norm_high.": "fc_norm.2."}  # fmt: skip
 
@@ -95,6 +92,9 @@ def skeleton(config: EagleConfig, names: Container[str], count: int) -> Any:
         base.layers[0].input_layernorm = base.norm = nn.Identity()
     else:
         base.layers[0] = FirstLayer(base.layers[0], norm, config)
+        if config.mask_token is not None:
+            module.mask_token = config.mask_token
+            module.mask_hidden = nn.Parameter(torch.empty(1, 1, count * config.target_hidden_size))
         if config.aux:
             module.features = Features(count, norm, config, "fc.bias" in names)
         elif "layers.0.hidden_norm.weight" not in names:
@@ -112,70 +112,36 @@ def known_name(name: str) -> str:
     return next((new + name.removeprefix(old) for old, new in OTHER_NAMES.items() if name.startswith(old)), name)
 
 
-def _own_name(name: str) -> str:
+def own_name(name: str) -> str:
     """As `known_name`, of a tensor of our module."""
     return re.sub(r"^(model|features)\.", "", name.replace("pair_input.projection.", "fc."))
 
 
-def read_tensors(folder: Path, only: Container[str] | None = None) -> dict[str, Tensor]:
-    """The tensors of a folder by `known_name`; those that are not among `only` have no values. Raises ValueError or
-    OSError for files that are damaged."""
-    found: dict[str, Tensor] = {}
-    for file in (folder / name for name in weight_files(folder)):
-        if file.suffix == ".bin":
-            state = torch.load(file, map_location="cpu", weights_only=True)
-            found |= {known_name(name): tensor for name, tensor in state.items()}
-            continue
-        with safe_open(file, framework="pt") as stored:
-            for name in stored.keys():  # noqa: SIM118
-                whole, kept = stored.get_slice(name), only is None or known_name(name) in only
-                dtype = STORED.get(whole.get_dtype(), torch.uint8)
-                empty = torch.empty(whole.get_shape(), device="meta", dtype=dtype)
-                found[known_name(name)] = stored.get_tensor(name) if kept else empty
-    return found
-
-
-def inspect(key: str, path: str, folder: Path, version: int, wanted: list[int] | None) -> EagleConfig:
-    """The shape of a checkpoint, without reading its weights. `wanted` are the layers whose hidden states it reads,
+def inspect(key: str, path: str, version: int, wanted: list[int] | None) -> tuple[EagleConfig, dict[str, Tensor]]:
+    """The shape of a checkpoint, and its tensors by `known_name`. `wanted` are the layers whose hidden states it reads,
     None for those that it says. Raises ConfigError if its config.json and its tensors disagree, or are not known."""
     with reading(key, path, f"EAGLE-{version} weights"):
-        config = read_config(folder, version)
-        check_weights(folder, quantized=False)
-        found = read_tensors(folder, only=MAPS)
-        if not all(tensor.dtype in STORED.values() for name, tensor in found.items() if name not in MAPS):
+        config = eagle_config(read_config(path, key), version)
+        found = {known_name(name): tensor for name, tensor in read_tensors(path, key).items()}
+        if not all(tensor.dtype in FLOATS for name, tensor in found.items() if name not in MAPS):
             raise ValueError("it has weights of 8 bits or of whole numbers, and only 16 and 32 bits can be read")
         refuse_bad_sizes(config.layers, f"{key}={path} has ")
         with torch.device("meta"):
             module = skeleton(config, found, features_of(config, wanted))
-        _refuse_other_tensors(module, found, config, f"{key}={path}")
+        own = {own_name(name): tensor for name, tensor in module.state_dict().items()}
+        if config.version == 1:
+            del own[HEAD]
+        given = {name: tensor for name, tensor in found.items() if config.version == 1 or name not in MAPS}
+        fits = config.target_hidden_size == config.layers.hidden_size  # so that the target's may serve
+        optional = (EMBEDDING, HEAD)[: fits * (1 + (config.draft_vocab_size == config.vocab_size))]
+        refuse_others(own, given, f"{key}={path}", optional)
         draft_targets(found, config)
-    return config
+    return config, found
 
 
 def features_of(config: EagleConfig, wanted: list[int] | None) -> int:
     """A, the number of the target's layers whose hidden states it reads."""
     return len(wanted or config.ids or (0, 0, 0))
-
-
-def _refuse_other_tensors(module: Any, found: Mapping[str, Tensor], config: EagleConfig, named: str) -> None:
-    """Raises ConfigError if tensors are missing, not known, or of another shape than the module's."""
-    own = {_own_name(name): tensor for name, tensor in module.state_dict().items()}
-    optional = {EMBEDDING} | ({HEAD} if config.draft_vocab_size == config.vocab_size else set())
-    if config.target_hidden_size != config.layers.hidden_size:  # the target's are of another width
-        optional = set()
-    if config.version == 1:
-        del own[HEAD]
-    given = {name: tensor for name, tensor in found.items() if config.version == 1 or name not in MAPS}
-    refuse_incomplete(
-        {
-            "missing_keys": own.keys() - given.keys() - optional,
-            "unexpected_keys": given.keys() - own.keys(),
-            "mismatched_keys": [(name, list(given[name].shape), list(own[name].shape))
-                                for name in own.keys() & given.keys() if given[name].shape != own[name].shape],
-            "error_msgs": [],
-        },
-        named,
-    )  # fmt: skip
 
 
 def draft_targets(found: Mapping[str, Tensor], config: EagleConfig) -> Tensor | None:
@@ -188,16 +154,12 @@ def load(
 ) -> tuple[PreTrainedModel, EagleConfig, Tensor | None]:
     """The module of a checkpoint on the target's device, with the target's embedding and output matrix where it has
     none of its own; its shape; and `draft_targets` of it. Raises ConfigError."""
-    named, folder = f"{key}={path}", local_path(path)
+    config, found = inspect(key, path, version, wanted)
     with reading(key, path, f"EAGLE-{version} weights"):
-        if not folder.is_dir():
-            folder = Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.bin"]))
-        config = inspect(key, path, folder, version, wanted)
-        found = read_tensors(folder)
         module = skeleton(config, found, features_of(config, wanted))
         stock: Any = target.stock_module()
         borrowed = [name for name in (EMBEDDING, HEAD) if name not in found]
-        names = {name: _own_name(name) for name in module.state_dict()}
+        names = {name: own_name(name) for name in module.state_dict()}
         state = {name: found[own].to(target.dtype) for name, own in names.items() if own not in borrowed}
         module.load_state_dict(state, strict=False, assign=True)
         targets = draft_targets(found, config)
@@ -207,5 +169,5 @@ def load(
         module.set_output_embeddings(stock.get_output_embeddings())
     module.config.vocab_size = len(module.get_input_embeddings().weight)
     loaded: PreTrainedModel = module.to(target.device).eval()
-    refuse_not_finite(loaded, named, target.dtype)
+    refuse_not_finite(loaded, f"{key}={path}", target.dtype)
     return loaded, config, targets

@@ -33,11 +33,14 @@ def graphs_and_eager(bench: Bench) -> Iterator[Measured]:
     ]
     cases += [((f"cache={c}", f"drafter={d}", "temperature=0", "batch_size=2"), ("executor=eager",)) for c, d in GREEDY]
     for overrides, other in cases:
-        decodes = [_decoded(bench.parts("dtype=float32", *overrides, *way), 4) for way in ((GRAPHS,), other)]
+        parts = [bench.parts("dtype=float32", *overrides, *way) for way in ((GRAPHS,), other)]
+        decodes = [_decoded(each, 4) for each in parts]
         ours, theirs = ([list(request.tokens) for request in decode.requests] for decode in decodes)
         where = ", ".join(overrides)
         differ = sum(a != b for a, b in zip(ours, theirs, strict=True))
         yield Measured(f"texts that differ, {where}", differ, f"of {len(ours)}", NONE)
+        left = parts[0].target.executor.facts()["not_captured"]
+        yield Measured(f"functions that could not be captured, {where}", len(left), "; ".join(left.values()), NONE)
         if other is UNCAPTURED:
             yield Measured(f"largest difference of a beta, {where}", _beta_difference(*decodes), "", ("<=", 1e-4))
 

@@ -102,17 +102,37 @@ class Profile(NamedTuple):
     waits: int  # of the host for the device
 
 
-def profiled(call: Callable[[], Any]) -> Profile:
-    """Profiles one call, on CUDA."""
+class Kernel(NamedTuple):
+    """What PyTorch's profiler saw of the kernels with one name."""
+
+    name: str
+    calls: int
+    seconds: float
+
+
+def events_of(call: Callable[[], Any]) -> tuple[list[Any], list[Any]]:
+    """What the profiler saw of one call on CUDA: all events, and those among them that are kernels."""
     torch.cuda.synchronize()
     with torch.profiler.profile() as profile:  # of the CPU and of CUDA
         call()
         torch.cuda.synchronize()  # which is no `WAITS`
-    events = profile.events()
-    kernels = [
-        event for event in events
-        if event.device_type.name == "CUDA" and not event.name.startswith(("Memcpy", "Memset"))
-    ]  # fmt: skip
+    events = list(profile.events())
+    copies = ("Memcpy", "Memset")
+    return events, [e for e in events if e.device_type.name == "CUDA" and not e.name.startswith(copies)]
+
+
+def kernels_of(call: Callable[[], Any]) -> list[Kernel]:
+    """The kernels of one call by name, those first that take the longest together."""
+    found: dict[str, list[float]] = {}
+    for event in events_of(call)[1]:
+        found.setdefault(event.name, []).append(event.self_device_time_total / 1e6)
+    kernels = [Kernel(name, len(seconds), sum(seconds)) for name, seconds in found.items()]
+    return sorted(kernels, key=lambda kernel: -kernel.seconds)
+
+
+def profiled(call: Callable[[], Any]) -> Profile:
+    """Profiles one call, on CUDA."""
+    events, kernels = events_of(call)
     names = [event.name for event in events]
     took = sum(event.self_device_time_total for event in kernels) / 1e6
     return Profile(len(kernels), took, names.count("cudaGraphLaunch"), sum(name in WAITS for name in names))

@@ -1,12 +1,14 @@
-"""`python -m specbench.gpu_check`: six checks of the CUDA path, in ten minutes. It needs no network."""
+"""`python -m specbench.gpu_check`: checks of the CUDA path, in ten minutes. It needs no network."""
 
 import argparse
 import json
 import subprocess
 import sys
 import time
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,15 @@ from rich.table import Table
 from torch import inference_mode
 
 from specbench.config.devices import pick_device
-from specbench.contrib.gpu_check import agreement, timing
+from specbench.contrib.gpu_check import agreement, decoding, timing
 from specbench.contrib.gpu_check.bench import FAILED, INFO, PASSED, UNCLEAR, Bench, Measured
 from specbench.errors import ConfigError, stop
 from specbench.results.provenance import provenance
 
 NO_CUDA = "no CUDA device is here: these checks measure one, and a CPU needs none of them (device=cpu)"
 COLOURS = {PASSED: "green", FAILED: "red", UNCLEAR: "yellow", INFO: "dim"}
-LOG_END = 600  # characters of the end of a log
+LOG_END = 4000  # characters of the end of a log
+ASKED = (["nvidia-smi"], [sys.executable, "-m", "torch.utils.collect_env"])  # about the machine
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,16 @@ class Check:
 
 
 CHECKS = dict(enumerate((
-    Check("graphs against eager mode", 160, agreement.graphs_and_eager),
     Check("Triton kernels against PyTorch", 40, agreement.kernels_and_torch),
-    Check("one-token step of the 3B shape", 60, timing.step),
-    Check("the step in eager mode, and compiled", 190, timing.compiled_step),
-    Check("waits, graphs and kernels of a round", 100, timing.one_round),
-    Check("events against the host's clock", 40, timing.clocks),
+    Check("graphs against eager mode", 120, agreement.graphs_and_eager),
+    Check("one-token step of the 3B shape", 50, timing.step),
+    Check("tokens per second of the 3B and 1B shapes", 90, decoding.speeds),
+    Check("the longest kernels of a round", 50, decoding.longest_kernels),
+    Check("p in bfloat16", 40, decoding.laws),
+    Check("waits, graphs and kernels of a round", 60, timing.one_round),
+    Check("events against the host's clock", 30, timing.clocks),
+    Check("products", 20, decoding.products),
+    Check("the step in eager mode, and compiled", 100, timing.compiled_step),
 ), 1))  # fmt: skip
 
 
@@ -56,10 +63,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ConfigError as error:
         stop(str(error), 2)
     if options.child is None:
-        sys.exit(check_all(options, provenance(device) | {"cuda": torch.version.cuda}))
+        sys.exit(check_all(options, provenance(device) | {"cuda": torch.version.cuda} | machine()))
     folder = Path(options.out)
     (own := folder / f"phase_{options.child}").mkdir(exist_ok=True)
     measure_into(CHECKS[options.child], Bench(device, own, options.compile), numbers_file(folder, options.child))
+
+
+def machine() -> dict[str, str]:
+    """What programs say of driver, clocks, limits, other processes and packages, by command."""
+    found = {}
+    for command in ASKED:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30)
+            found[" ".join(command[-2:])] = done.stdout
+    return found
 
 
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
@@ -103,8 +120,19 @@ def check_all(options: argparse.Namespace, facts: dict[str, Any]) -> int:
     result = {"command": sys.argv, "seconds": time.monotonic() - began, "verdicts": verdicts, "facts": facts,
               "checks": found}  # fmt: skip
     (folder / "results.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    everything = zip_of(folder)
     console.print(f"{dict(verdicts)}, in {result['seconds']:.0f} s; written to {folder / 'results.json'}")
+    console.print(f"{everything} holds it with all logs, to send to whoever mends what failed")
     return int(set(verdicts) != {PASSED})
+
+
+def zip_of(folder: Path) -> Path:
+    """One file with the results, the numbers and the logs of a folder."""
+    path = folder / "gpu_check.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for file in sorted((*folder.glob("*.json*"), *folder.glob("*.log"))):
+            packed.write(file, file.name)
+    return path
 
 
 def child_command(options: argparse.Namespace, number: int) -> list[str]:

@@ -75,8 +75,8 @@ class OpenVINOExecutor(Executor):
     def share(self, loaded: int) -> None:
         self.compiled_bytes += loaded
 
-    def doubles(self, weights: int, tied: int, device: torch.device, dtype: torch.dtype) -> int:
-        return weights
+    def held(self, weights: int, tied: int, device: torch.device, halves: bool) -> int:
+        return 2 * weights
 
     def bytes(self) -> int:
         """Bytes of weights that OpenVINO holds beside the stock modules'."""

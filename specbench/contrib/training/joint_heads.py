@@ -20,7 +20,6 @@ from specbench.models.language_model import head_inputs
 from specbench.settings import setting
 
 ANCHORS = ("text", "target")
-WARM_UP = 20  # steps
 DECAY = 0.8  # of the weight from one head to the next (Medusa, section 2.2)
 
 
@@ -84,14 +83,14 @@ class JointHeadsStudent(HeadsStudent):
         backbone, heads = self.losses(input_ids)
         return {"loss": backbone + self.settings.share * heads}
 
-    def optimisers(self, learning_rate: float, steps: int) -> tuple[Any, Any]:
+    def optimisers(self, learning_rate: float, steps: int, warmup: int = 20) -> tuple[Any, Any]:
         first = int(self.settings.heads_first * steps)
 
         def cosine(step: int) -> float:
-            return min(1.0, (step + 1) / WARM_UP) * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
+            return min(1.0, (step + 1) / max(1, warmup)) * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
 
         def later(step: int) -> float:
-            return min(1.0, (step - first) / WARM_UP) * cosine(step) if step >= first else 0.0
+            return min(1.0, (step - first) / max(1, warmup)) * cosine(step) if step >= first else 0.0
 
         own = [
             {"params": self.heads.parameters(), "lr": learning_rate},

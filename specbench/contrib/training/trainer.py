@@ -3,30 +3,35 @@
 import json
 import logging
 import math
+import os
 import time
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import torch
 import transformers
 from omegaconf import DictConfig, OmegaConf
-from rich.progress import track
 from torch import Tensor
 
 from specbench.component import chosen_class
 from specbench.config.devices import pick_device
+from specbench.contrib.training.curve import Curve
 from specbench.contrib.training.losses import LOSSES
+from specbench.contrib.training.rows import Rows, answer_parts, read_prompts, text_parts
 from specbench.contrib.training.student import Student, StudentSettings
-from specbench.data.stdlib_corpus import read_modules
-from specbench.data.text_file import read_text
+from specbench.data.json_lines import need_file
 from specbench.errors import ConfigError
-from specbench.models.pretrained import PretrainedModel, load_config, load_module, load_tokenizer
+from specbench.models.pretrained import PretrainedModel, load_config, load_module, load_tokenizer, uses_template
+from specbench.results.atomic_files import write_json
 from specbench.results.provenance import provenance
-from specbench.settings import LARGEST_SEED, BaseSettings, setting, validate
+from specbench.settings import LARGEST_SEED, TEMPERATURE, BaseSettings, setting, validate
 
 log = logging.getLogger(__name__)
-HELD_OUT_ROWS = 64
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MAY_CHANGE = ("resume", "every", "device", "hydra")  # between a training and its continuation
 
 
 @dataclass
@@ -35,52 +40,80 @@ class Training(BaseSettings):
 
     loss: str = setting(choices=LOSSES)
     text: str | None = setting()
+    prompts: str | None = setting()
+    max_new_tokens: int = setting(ge=1, le=10**6)
+    temperature: float = setting(**TEMPERATURE)
     tokens: int = setting(ge=1, le=10**11)
     row: int = setting(ge=8, le=10**6)
     batch_size: int = setting(ge=1, le=10**5)
+    accumulate: int = setting(ge=1, le=10**5)
     epochs: float = setting(ge=1e-6, le=1000)
+    warmup: int = setting(ge=0, le=10**9)
+    precision: str = setting(choices=tuple(PRECISIONS))
+    every: int = setting(ge=1, le=10**9)
+    resume: bool = setting()
     seed: int = setting(ge=0, le=LARGEST_SEED)
     device: str = setting()
 
 
 def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
     """Trains, measures on held-out text, and writes the checkpoint and metrics.json to `out_dir`; returns the metrics.
-    Raises ConfigError."""
+    A training that was interrupted goes on from its last checkpoint there. Raises ConfigError."""
     scalars, target_settings, kind, settings = checked_settings(config)
-    device = pick_device(scalars.device)
-    transformers.set_seed(scalars.seed)
-    texts, held_out = _texts(scalars)
+    first = os.environ.get("RANK", "0") == "0"  # of several processes
+    begun = _last_checkpoint(config, scalars.resume, out_dir, first)
     tokenizer = load_tokenizer(target_settings, "target")
-    rows = text_rows(texts, tokenizer, scalars.row, scalars.tokens, scalars.seed)
-    held_out_rows = text_rows(held_out, tokenizer, scalars.row, HELD_OUT_ROWS * scalars.row)
-    target = load_module(target_settings, "target", device, torch.float32, scalars.seed)
-    model = None
-    if settings.own_model is not None:
-        model = load_module(own_settings(settings), "method", device, torch.float32, scalars.seed)
-    student = kind(target, scalars.loss, settings, model).to(device)
+    student, rows, held_out = _prepared(scalars, target_settings, kind, settings, tokenizer)
+    curve = Curve(student, held_out, out_dir, scalars.precision == "bfloat16")
     started = time.perf_counter()
-    training = _fit(student, rows, scalars, settings.learning_rate, out_dir)
-    training["seconds"] = time.perf_counter() - started
-    unseen = [row.to(device) for row in held_out_rows.split(2)]
-    sums = sum(student.eval().evaluate(row) for row in track(unseen, "held out"))
-    shares = (sums[:, :-1] / sums[:, -1:]).tolist()
-    student.save(out_dir, [guess[1:] for guess in shares])
-    for folder in student.complete(out_dir):
-        tokenizer.save_pretrained(folder)
+    state, status = _fit(student, rows, scalars, settings.learning_rate, out_dir, curve, begun)
+    seconds = time.perf_counter() - started
+    shares, positions = curve.measure()
     metrics = {
         "method": kind.__name__,
         "use": kind.use(settings, out_dir),
         "loss": scalars.loss,
         "alpha_by_guess": [guess[0] for guess in shares],
         "agreement_by_guess": [guess[1] for guess in shares],
-        "held_out_positions": int(sums[0, -1]),
-        "further": student.further(unseen),
-        "training": training,
+        "held_out_positions": positions,
+        "further": student.further(curve.held_out_tokens()),
+        "training": {"status": status, "tokens": rows.tokens.numel(), "seconds": seconds} | _told(state),
         "config": OmegaConf.to_container(config, resolve=True),
-        "provenance": {k: v for k, v in provenance(device).items() if k != "argv"},
+        "provenance": {k: v for k, v in provenance(student.target.device).items() if k != "argv"},
     }
-    (out_dir / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    if first:
+        student.save(out_dir, [guess[1:] for guess in shares])
+        for folder in student.complete(out_dir):
+            tokenizer.save_pretrained(folder)
+        curve.add(state, shares)
+        write_json(out_dir / "metrics.json", metrics)
+        if status == "complete":
+            _forget(out_dir)
     return metrics
+
+
+def _told(state: Any) -> dict[str, Any]:
+    """What the Trainer's state says of a training: how often its tokens were read, steps, and losses."""
+    losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
+    return {"epochs": state.epoch or 0.0, "steps": state.global_step, "losses": losses}
+
+
+def _prepared(
+    scalars: Training, target_settings: Any, kind: Any, settings: Any, tokenizer: Any
+) -> tuple[Student, Rows, Rows]:
+    """The student on its device, and its rows and held-out rows. Raises ConfigError."""
+    device = pick_device(scalars.device)
+    if device.type == "cuda" and "LOCAL_RANK" in os.environ:
+        device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
+    target = load_module(target_settings, "target", device, PRECISIONS[scalars.precision], scalars.seed)
+    rows, held_out = _rows(scalars, tokenizer, uses_template(target_settings, tokenizer, "target"), target)
+    model = None
+    if settings.own_model is not None:
+        model = load_module(own_settings(settings), "method", device, torch.float32, scalars.seed)
+    transformers.set_seed(scalars.seed)
+    student: Student = kind(target, scalars.loss, settings, model)
+    student.prepare(rows.tokens, rows.spans)
+    return student.to(device), rows, held_out
 
 
 def checked_settings(config: DictConfig) -> tuple[Training, Any, Any, Any]:
@@ -93,6 +126,8 @@ def checked_settings(config: DictConfig) -> tuple[Training, Any, Any, Any]:
     kind, settings = chosen_class(config.get("method"), "method", Student, "method=NAME")
     if scalars.row <= settings.ahead:
         raise ConfigError(f"row={scalars.row} is not possible with {settings.ahead} guesses ahead: it must be more")
+    if scalars.prompts is not None:
+        _check_prompts(scalars, kind)
     config_of_target = load_config(target, "target")
     if config_of_target.is_encoder_decoder:
         raise ConfigError(
@@ -103,9 +138,22 @@ def checked_settings(config: DictConfig) -> tuple[Training, Any, Any, Any]:
     longest = getattr(shape, "max_position_embeddings", None)
     if longest is not None and scalars.row > longest:
         raise ConfigError(f"row={scalars.row} is not possible: the context of {target.path} is {longest} tokens")
+    if (reason := kind.unfit(settings, shape)) is not None:
+        raise ConfigError(reason)
     if settings.own_model is not None:
         own_settings(settings).check("method.")
     return scalars, target, kind, settings
+
+
+def _check_prompts(scalars: Training, kind: type[Student]) -> None:
+    """Raises ConfigError if prompts are given that cannot be used."""
+    if scalars.text is not None:
+        raise ConfigError(f"text={scalars.text} and prompts={scalars.prompts} are both set: choose one of them")
+    if not kind.spans:
+        raise ConfigError(f"prompts={scalars.prompts} is not possible with {kind.__name__}: only method=eagle3 and "
+                          "method=dflash learn from answers, use text=FILE")  # fmt: skip
+    need_file(str(scalars.prompts), "prompts")
+    read_prompts(str(scalars.prompts))
 
 
 def own_settings(settings: StudentSettings) -> PretrainedModel.Settings:
@@ -113,57 +161,93 @@ def own_settings(settings: StudentSettings) -> PretrainedModel.Settings:
     return PretrainedModel.Settings(path=str(settings.own_model), weights="pretrained", chat_template="never")
 
 
-def _texts(scalars: Training) -> tuple[list[str], list[str]]:
-    """Training and held-out texts: those of the shipped pair, or nine tenths and the last tenth of a file."""
-    if scalars.text is None:
-        return list(read_modules(held_out=False).values()), list(read_modules(held_out=True).values())
-    text = read_text(scalars.text, "text")
-    cut = len(text) * 9 // 10
-    return [text[:cut]], [text[cut:]]
+def _rows(scalars: Training, tokenizer: Any, chat: bool, target: Any) -> tuple[Rows, Rows]:
+    """Rows of training and held-out ones; the first process decodes answers before the others read them."""
+    if scalars.prompts is None:
+        return text_parts(scalars.text, tokenizer, scalars.row, scalars.tokens, scalars.seed)
+    turns: Any = nullcontext()
+    if "RANK" in os.environ:  # `accelerate launch` and torchrun start several processes
+        from accelerate import PartialState
+
+        turns = PartialState().main_process_first()
+    with turns:
+        return answer_parts(scalars, tokenizer, chat, target)
 
 
-def text_rows(texts: list[str], tokenizer: Any, row: int, tokens: int, seed: int | None = None) -> Tensor:
-    """All texts one after another, cut into rows `[n, row]`; at most `tokens` tokens in all, from random places if
-    there is a seed. Raises ConfigError if the text is shorter than one row."""
-    ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    stream = torch.tensor([token for text in ids for token in (*text, *end)])
-    if len(stream) < row:
-        raise ConfigError(f"row={row} is not possible: a text has only {len(stream)} tokens")
-    rows = stream[: len(stream) // row * row].view(-1, row)
-    if seed is not None:
-        rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
-    return rows[: max(1, tokens // row)]
+# -- Checkpoints -------------------------------------------------------------------------------------------
 
 
-def _fit(student: Student, rows: Tensor, scalars: Training, learning_rate: float, out_dir: Path) -> dict[str, Any]:
-    """Runs the Trainer on rows `[n, row]`, and returns what was done. An interrupted training keeps what it has
-    learned."""
+def _last_checkpoint(config: DictConfig, resume: bool, out_dir: Path, first: bool) -> str | None:
+    """The newest whole checkpoint of an interrupted training in the folder; without one the `first` process clears the
+    folder. Raises ConfigError if it is of a training with other settings."""
+    told: Any = OmegaConf.to_container(config, resolve=True)
+    own = {key: value for key, value in told.items() if key not in MAY_CHANGE}
+    found = [folder for folder in out_dir.glob("checkpoint-*") if _is_whole(folder)] if resume else []
+    if not found:
+        if first:
+            _forget(out_dir)
+            out_dir.mkdir(parents=True, exist_ok=True)
+            write_json(out_dir / "training.json", own)
+        return None
+    before = json.loads((out_dir / "training.json").read_text(encoding="utf-8"))
+    if others := sorted(key for key in {**own, **before} if own.get(key) != before.get(key)):
+        raise ConfigError(f"{out_dir} holds an unfinished training with another {others[0]}: give another folder "
+                          "(hydra.run.dir), or begin anew with resume=false")  # fmt: skip
+    return str(max(found, key=lambda folder: int(folder.name.split("-")[1])))
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a checkpoint was written to its end: its state is written last."""
+    with suppress(OSError, ValueError):
+        return "global_step" in json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+    return False
+
+
+def _forget(out_dir: Path) -> None:
+    for folder in out_dir.glob("checkpoint-*"):
+        rmtree(folder)
+
+
+def _arguments(scalars: Training, learning_rate: float, out_dir: Path, on_cpu: bool) -> Any:
+    """What the Trainer is told. Raises ConfigError."""
     try:
         arguments = transformers.TrainingArguments(
             output_dir=str(out_dir), num_train_epochs=scalars.epochs, seed=scalars.seed,
-            per_device_train_batch_size=scalars.batch_size, learning_rate=learning_rate, warmup_steps=20,
-            lr_scheduler_type="cosine", max_grad_norm=1.0, logging_steps=25, save_strategy="no", report_to="none",
-            remove_unused_columns=False, dataloader_pin_memory=False,
-            use_cpu=next(student.parameters()).device.type == "cpu",
+            per_device_train_batch_size=scalars.batch_size, gradient_accumulation_steps=scalars.accumulate,
+            learning_rate=learning_rate, warmup_steps=scalars.warmup, lr_scheduler_type="cosine", max_grad_norm=1.0,
+            bf16=scalars.precision == "bfloat16", logging_steps=25, report_to="none", save_strategy="steps",
+            save_steps=scalars.every, save_total_limit=1, remove_unused_columns=False, dataloader_pin_memory=False,
+            ddp_find_unused_parameters=False, use_cpu=on_cpu,
         )  # fmt: skip
     except ImportError as error:
         raise ConfigError("training needs accelerate: pip install -e '.[train]'") from error
-    steps = math.ceil(math.ceil(len(rows) / scalars.batch_size) * scalars.epochs)
+    _ = arguments.device
+    arguments._n_gpu = min(1, arguments.n_gpu)  # several devices are used by several processes alone
+    return arguments
+
+
+def _fit(
+    student: Student, rows: Rows, scalars: Training, learning_rate: float, out_dir: Path, curve: Curve,
+    begun: str | None,
+) -> tuple[Any, str]:  # fmt: skip
+    """Runs the Trainer, from the checkpoint `begun` on; returns its state, and "complete" or "interrupted". What was
+    interrupted keeps what it has learned."""
+    arguments = _arguments(scalars, learning_rate, out_dir, next(student.parameters()).device.type == "cpu")
+    batches = math.ceil(len(rows.tokens) / (scalars.batch_size * arguments.world_size))
+    steps = math.ceil(math.ceil(batches / scalars.accumulate) * scalars.epochs)
+    examples: list[dict[str, Tensor]] = [{"input_ids": row} for row in rows.tokens]
+    if student.spans:
+        examples = [{**own, "spans": span} for own, span in zip(examples, rows.spans, strict=True)]
+    curve.tokens_of_step = rows.tokens.numel() / max(1, math.ceil(batches / scalars.accumulate))
     trainer = transformers.Trainer(
-        student, arguments, train_dataset=[{"input_ids": row} for row in rows],
-        optimizers=student.optimisers(learning_rate, steps),
+        student, arguments, train_dataset=examples, optimizers=student.optimisers(learning_rate, steps, scalars.warmup),
+        callbacks=[curve] if arguments.process_index == 0 else None,
     )  # fmt: skip
     status = "complete"
     try:
-        trainer.train()
+        trainer.train(resume_from_checkpoint=begun)
     except KeyboardInterrupt:
         status = "interrupted"
         log.warning("interrupted after %d of %d steps: measuring and writing what is there",
                     trainer.state.global_step, trainer.state.max_steps)  # fmt: skip
-    return {
-        "status": status,
-        "tokens": rows.numel(),
-        "epochs": trainer.state.epoch or 0.0,  # of these tokens
-        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
-    }
+    return trainer.state, status

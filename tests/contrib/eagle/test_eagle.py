@@ -28,7 +28,7 @@ from small_runs import composed, parts_of, small
 
 from specbench.config.build import build
 from specbench.config.validate import check
-from specbench.contrib.eagle.config import feature_layers, read_config
+from specbench.contrib.eagle.config import eagle_config, feature_layers
 from specbench.contrib.eagle.drafter import choose
 from specbench.contrib.eagle.model import EagleModel
 from specbench.decoding.noise import prompt_key
@@ -85,6 +85,16 @@ def from_optimizer(aux=3, without=frozenset(), **options):
     return tensors, tensors, plain(tensors, eagle_config=more)
 
 
+MASK = 77
+
+
+def from_parallel(**flags):
+    """P-EAGLE's tensors and config.json."""
+    tensors, _, config = from_speculators(**flags)
+    tensors = tensors | {"mask_hidden": numbers("mask_hidden", 1, 1, 3 * D)}
+    return tensors, tensors, config | {"speculators_model_type": "peagle", "mask_token_id": MASK}
+
+
 AUX_NAMES = {f"fc_norm.{j}.": f"aux_norm_{name}." for j, name in enumerate(("low", "mid", "high"))}
 CASES = {
     "plain": lambda: from_speculators(),
@@ -102,6 +112,8 @@ CASES = {
     "optimizer": lambda: from_optimizer(),
     "no_aux": lambda: from_optimizer(aux=0, without={"hidden_norm"}),
     "no_last_norm": lambda: from_optimizer(use_last_layernorm=False),
+    "parallel": lambda: from_parallel(norm_before_residual=True),
+    "parallel_normed": lambda: from_parallel(layers=2, fc_norm=True, norm_before_fc=True, without={"embedding"}),
     "eagle1": lambda: (eagle1_tensors(), eagle1_tensors(), plain(eagle1_tensors(), bias=True)),
 }  # fmt: skip
 # The first four logits behind the pairs of `numbers("features", 6, 3 * D)` and TOKENS, by Eagle3DraftModel.forward of
@@ -173,6 +185,22 @@ def test_logits_are_those_of_speculators(name):
     assert np.abs(logits[-1].numpy() - other).max() > 1e-3
 
 
+# As above, of all guesses of "parallel", by PEagleDraftModel.forward with num_depths=4 and all anchors sampled: rows of
+# the last pair's anchor at depths 0 to 3.
+MASKED = [[-0.01964, 1.037, 0.76383, -0.488846], [-0.39795, -0.329987, 0.161139, 0.445626],
+          [-0.079217, 0.241673, 0.25265, -0.060361], [-0.126413, 0.149037, 0.233368, 0.018436]]  # fmt: skip
+
+
+def test_logits_behind_masks_are_those_of_speculators():
+    model, features = own_model("parallel"), numbers("features", len(TOKENS), 3 * D)[None]
+    for behind, close in ((len(TOKENS) - 1, True), (len(TOKENS) - 2, False)):  # the second is a control
+        model.allocate(1, 16)
+        visible, first = model.make_room([0], len(TOKENS) + 3), torch.zeros(1, dtype=torch.long)
+        logits = model.block(torch.tensor([TOKENS]), features, first, torch.tensor([behind]), visible)[0]
+        found = draft_logits(logits, DRAFT_V)[:, :4]
+        assert torch.allclose(found, torch.tensor(MASKED), atol=1e-5, rtol=0) == close
+
+
 # -- Whole drafts ------------------------------------------------------------------------------------
 
 
@@ -224,6 +252,8 @@ def expected_laws(name, text, guesses, layers=None) -> torch.Tensor:
         law = exact if len(exact) == V else torch.zeros(V, dtype=torch.double).index_add(
             0, 5 + 13 * torch.arange(DRAFT_V), exact)  # fmt: skip
         laws.append(law.float())
+        if name.startswith("parallel"):
+            state, guess = reference.feature(reference.W["mask_hidden"][0, 0]), MASK
         features, tokens = [*features, state], [*tokens, guess]
     return torch.stack(laws)
 
@@ -268,8 +298,8 @@ def test_a_position_off_by_one_is_seen(monkeypatch):
     """Negative control: own states stand one column further on."""
     predict = MtpModel.predict
 
-    def shifted(self, tokens, hidden, first, last, visible):
-        return predict(self, tokens, hidden, first if last is not None else first + 1, last, visible)
+    def shifted(self, tokens, hidden, first, last, visible, tree=None):
+        return predict(self, tokens, hidden, first if last is not None else first + 1, last, visible, tree)
 
     monkeypatch.setattr(MtpModel, "predict", shifted)
     assert differ("plain", drafts("plain", gamma=2))
@@ -330,11 +360,10 @@ def test_ids_of_both_conventions():
         ("nested", from_optimizer(eagle_aux_hidden_state_layer_ids=[1, 3, 4])[2], [(2, 4, 5), (1, 3, 4)]),
         ("default", from_speculators()[2], [DEFAULT]),
     ):
-        folder = write(Path(mkdtemp()) / name, {"a": torch.zeros(1)}, config)
-        assert feature_layers(read_config(folder, 3), LAYERS, None) == expected
-    assert feature_layers(read_config(folder, 3), LAYERS, [0, 1]) == [(0, 1)]
+        assert feature_layers(eagle_config(config, 3), LAYERS, None) == expected, name
+    assert feature_layers(eagle_config(config, 3), LAYERS, [0, 1]) == [(0, 1)]
     with pytest.raises(ValueError, match=r"layers \[9\], but the target has 8"):
-        feature_layers(read_config(folder, 3), LAYERS, [9])
+        feature_layers(eagle_config(config, 3), LAYERS, [9])
 
 
 def test_a_run_says_which_reading_it_took(tmp_path):
@@ -349,6 +378,7 @@ def test_a_run_says_which_reading_it_took(tmp_path):
 
 @pytest.mark.parametrize(("name", "cache_name", "batch"), [
     ("plain", "static", 2), ("two_layers", "paged", 2), ("qwen", "dynamic", 1), ("eagle1", "paged", 1),
+    ("parallel", "paged", 2), ("parallel_normed", "dynamic", 1),
 ])  # fmt: skip
 def test_a_run_at_temperature_0_writes_plain_decodings_tokens(name, cache_name, batch, tmp_path):
     own = parts_of(*overrides(name, "verifier=speculative", f"cache={cache_name}", f"batch_size={batch}",
@@ -389,7 +419,10 @@ BAD = {
                       r"fc.weight \[16, 32\] for \[16, 48\]"),
     "an unknown key": (lambda w, c: c.update(parallel=3), "parallel=3, which is not known"),
     "an unknown key of layers": (lambda w, c: c["transformer_layer_config"].update(experts=3), "experts=3"),
-    "another method": (lambda w, c: c.update(speculators_model_type="peagle"), "speculators_model_type is peagle"),
+    "another method": (lambda w, c: c.update(speculators_model_type="dflash"), "speculators_model_type is dflash"),
+    "no mask": (lambda w, c: c.update(speculators_model_type="peagle", mask_token_id=V), f"mask_token_id={V}"),
+    "no hidden state of masks": (lambda w, c: c.update(speculators_model_type="peagle", mask_token_id=3),
+                                 "lacks mask_hidden"),
     "other layers": (lambda w, c: c["transformer_layer_config"].update(model_type="gpt2"), "model_type=gpt2"),
     "d2t out of range": (lambda w, c: w.update(d2t=w["d2t"] + V - 4), "d2t names tokens from 4161 to"),
     "d2t of tokens": (lambda w, c: w.update(d2t=w["d2t"] + torch.arange(DRAFT_V)), "d2t names tokens from 5 to 4191"),
@@ -409,11 +442,12 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_checkpoints_are_refused_before_the_target_loads(name, tmp_path, monkeypatch):
+    words = overrides("plain")
     monkeypatch.setattr("specbench.config.build._make", None)
     what, expected = BAD[name]
     folder = changed(what)(tmp_path / "bad")
     with pytest.raises(ConfigError, match=expected) as error:
-        check(composed(*small(*overrides("plain"), f"drafter.path={folder}")))
+        check(composed(*small(*words, f"drafter.path={folder}")))
     assert str(folder) in str(error.value) or "another target" in name or "not there" in name
     assert "\n" not in str(error.value)
 

@@ -4,6 +4,7 @@ profiler that sees what it is told."""
 import json
 import sys
 import time
+import zipfile
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from cuda_on_cpu import MixedDevicesError, cuda_on_cpu, to_cuda
 
 from specbench.config.compose import compose
 from specbench.config.validate import check
-from specbench.contrib.gpu_check import agreement, bench, command, timing
+from specbench.contrib.gpu_check import agreement, bench, command, decoding, timing
 from specbench.contrib.gpu_check.bench import (
     FAILED,
     GRAPHS,
@@ -20,6 +21,7 @@ from specbench.contrib.gpu_check.bench import (
     UNCAPTURED,
     UNCLEAR,
     Bench,
+    Kernel,
     Measured,
     Profile,
 )
@@ -34,7 +36,13 @@ SMALL = {
     "drafter=llama1b": {"vocab_size": 4096, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
                         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16},
 }  # fmt: skip
-WITHOUT_KERNELS = (5, 6)  # an interpreter, which runs them here, takes most of the time; others decode with them
+WITHOUT_KERNELS = (
+    4,
+    5,
+    6,
+    7,
+    8,
+)  # an interpreter, which runs them here, takes most of the time; others decode with them
 
 
 class CudaBench(Bench):
@@ -42,7 +50,8 @@ class CudaBench(Bench):
 
     def overrides(self, overrides):
         check(compose(super().overrides(overrides)))
-        wanted = [word for given in overrides for word in (UNCAPTURED if given == GRAPHS else (given,))]
+        captured = (GRAPHS, "executor=auto")
+        wanted = [word for given in overrides for word in (UNCAPTURED if given in captured else (given,))]
         shapes = [
             f"{choice.partition('=')[0]}.shape.{key}={value}"
             for choice, shape in SMALL.items() if choice in overrides for key, value in shape.items()
@@ -79,7 +88,16 @@ def seen(monkeypatch):
     monkeypatch.setattr(timing, "NEW_TOKENS", 8)
     monkeypatch.setattr(timing, "TRIES", 1)
     monkeypatch.setattr(timing, "SHARES", {64: 0.85})
-    monkeypatch.setattr(timing, "cuda_roofs", lambda device: Roofs(1.0, 2.0))
+    for module in (timing, decoding):
+        monkeypatch.setattr(module, "cuda_roofs", lambda device: Roofs(1.0, 2.0))
+    monkeypatch.setattr(decoding, "ROWS", (1, 2))
+    monkeypatch.setattr(decoding, "PEERS", ())  # transformers indexes with the host's tensors, which a GPU allows
+    monkeypatch.setattr(decoding, "NEW", 6)
+    monkeypatch.setattr(decoding, "SHAPES", {"o": (16, 8)})
+    monkeypatch.setattr(decoding, "COLD", 512)
+    monkeypatch.setattr(decoding, "TOKENS", (1, 2))
+    monkeypatch.setattr(decoding, "LENGTHS", (9, 12))
+    monkeypatch.setattr(decoding, "kernels_of", lambda call: call() and [Kernel("mm", 4, 1e-3), Kernel("add", 8, 1e-4)])
     return found
 
 
@@ -111,16 +129,23 @@ def measured(number, folder):
 
 
 EXPECTED = {  # numbers of each check, and their verdicts
-    1: {"texts that differ, gamma=5, batch_size=1, temperature=1, attention=sdpa": PASSED,
+    1: {"softmax, largest difference": PASSED, "draws that differ": PASSED, "verdicts that differ": PASSED,
+        "attention 2 x 16, relative difference": PASSED, "attention 2 x 16, kernel": INFO},
+    2: {"texts that differ, gamma=5, batch_size=1, temperature=1, attention=sdpa": PASSED,
+        "functions that could not be captured, gamma=5, batch_size=1, temperature=1, attention=sdpa": PASSED,
         "largest difference of a beta, gamma=5, batch_size=1, temperature=1, attention=sdpa": PASSED,
         "texts that differ, cache=paged, drafter=stdlib, temperature=0, batch_size=2": PASSED},
-    2: {"softmax, largest difference": PASSED, "draws that differ": PASSED, "verdicts that differ": PASSED,
-        "attention 2 x 16, relative difference": PASSED, "attention 2 x 16, kernel": INFO},
     3: {"share of the read roof at 64 columns": PASSED, "kernels a layer at 64 columns": INFO},
-    4: {"kernels a layer at 64 columns, compiled": PASSED, "step at 1,024 columns, eager": INFO},
-    5: {"waits a round, executor=cudagraph, cache=paged": PASSED,
+    4: {"tokens/s, speculative, executor=auto, 1 rows": INFO, "tokens/s, plain, executor=auto, 2 rows": INFO,
+        "captures in the timed part, speculative, executor=cudagraph, 1 rows": PASSED},
+    5: {"all kernels, executor=auto": INFO, "1. mm, executor=auto": INFO, "2. add, executor=eager": INFO},
+    6: {"distance from p of the stock module, executor=auto, quantile 1": INFO,
+        "other likeliest token than p of a call on 2 tokens, executor=eager": INFO},
+    7: {"waits a round, executor=cudagraph, cache=paged": PASSED,
         "graphs a round, executor=cudagraph, cache=paged": INFO},
-    6: {"events / host": PASSED, "round by events": INFO},
+    8: {"events / host": PASSED, "round by events": INFO},
+    9: {"product o, 2 tokens": INFO},
+    10: {"kernels a layer at 64 columns, compiled": PASSED, "step at 1,024 columns, eager": INFO},
 }  # fmt: skip
 
 
@@ -135,7 +160,7 @@ def test_a_check_measures_on_cuda(number, seen, cuda, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "name"), [(4, "kernels a layer"), (5, "waits")])
+@pytest.mark.parametrize(("number", "name"), [(10, "kernels a layer"), (7, "waits")])
 def test_a_profiler_that_sees_nothing_passes_nothing(number, name, seen, cuda, monkeypatch, tmp_path):
     monkeypatch.setattr(ops, "run_on", lambda device: False)
     seen["profile"] = Profile(0, 0.0, 0, 0)
@@ -153,7 +178,7 @@ def test_a_wrong_kernel_fails(seen, cuda, monkeypatch, tmp_path):
 
     monkeypatch.setattr(agreement.kernel_attention, "attend_op", blind)
     monkeypatch.setattr(ops, "race", lambda weights, bits: race(weights, bits) + 1)
-    found = measured(2, tmp_path)
+    found = measured(1, tmp_path)
     assert found["attention 1 x 16, relative difference"]["verdict"] == FAILED
     assert found["draws that differ"]["verdict"] == FAILED and found["softmax, largest difference"]["verdict"] == PASSED
 
@@ -163,7 +188,7 @@ def test_a_tensor_on_the_host_is_noticed(seen, cuda, monkeypatch, tmp_path):
     attend, host = agreement.kernel_attention.attend_op, torch.ones(1, 8, 16, 128, dtype=torch.bfloat16)
     monkeypatch.setattr(agreement.kernel_attention, "attend_op", lambda q, k, v, *others: attend(q, host, v, *others))
     with pytest.raises(MixedDevicesError):
-        measured(2, tmp_path)
+        measured(1, tmp_path)
 
 
 def test_a_number_knows_its_verdict():
@@ -258,7 +283,7 @@ def test_its_own_command_line_is_understood(tmp_path):
     options = command.parsed(command.child_command(given, 3)[3:])
     assert (options.child, options.device, options.out, options.compile) == (3, "cuda:1", str(tmp_path), True)
     assert command.parsed(["--phase", "3", "--phase", "6"]).phase == [3, 6]
-    assert ends(lambda: command.parsed(["--phase", "7"])) == 2
+    assert ends(lambda: command.parsed(["--phase", "11"])) == 2
 
 
 def test_a_process_of_its_own_runs_one_check(cuda, monkeypatch, tmp_path):
@@ -269,3 +294,22 @@ def test_a_process_of_its_own_runs_one_check(cuda, monkeypatch, tmp_path):
     command.main(["--child", "3", "--out", str(tmp_path), "--compile"])
     assert json.loads(numbers_file(tmp_path, 3).read_text())["verdict"] == PASSED
     assert (tmp_path / "phase_3").is_dir()
+
+
+def test_laws_that_differ_are_told():
+    """Distances of laws that are known."""
+    laws = [torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.2, 0.8, 0.0])]
+    others = [torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.6, 0.1, 0.3])]
+    found = {number.name: number.value for number in decoding._distances("another", laws, others)}
+    assert found["distance from another, quantile 1"] == pytest.approx(0.7)
+    assert found["distance from another, quantile 0.5"] == pytest.approx(0.35)
+    assert found["other likeliest token than another"] == 1
+
+
+def test_everything_is_in_one_file_to_send(tmp_path, monkeypatch):
+    script_processes(tmp_path, monkeypatch, {1: (5.0, "raise ValueError('below') from OSError('first')")})
+    checked(tmp_path, 60, 1)
+    with zipfile.ZipFile(tmp_path / "gpu_check.zip") as packed:
+        assert {"results.json", "phase_1.log", "phase_1.jsonl"} <= {*packed.namelist()}
+        log = packed.read("phase_1.log").decode()
+    assert "OSError: first" in log and "ValueError: below" in log

@@ -15,7 +15,8 @@ from specbench.config.build import build
 from specbench.config.validate import check
 from specbench.contrib.training.lookahead import LookAheadStudent
 from specbench.contrib.training.losses import distances, overlap
-from specbench.contrib.training.trainer import text_rows, train
+from specbench.contrib.training.rows import text_rows
+from specbench.contrib.training.trainer import train
 from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
 from specbench.errors import ConfigError
 from specbench.models.pretrained import PretrainedModel, load_module
@@ -31,6 +32,8 @@ DRAFTERS = {  # how what a method saves is used
     "mtp": ["drafter=mtp", "drafter.path={}", "gamma=2"],
     "distill": ["drafter=model", "drafter.path={}", "gamma=2"],
     "boost": ["drafter=multi_draft", 'drafter.paths=["{0}/drafter_1","{0}/drafter_2"]', "gamma=2"],
+    "eagle3": ["drafter=eagle3", "drafter.path={}", "gamma=2"],
+    "dflash": ["drafter=dflash", "drafter.path={}", "gamma=2"],
     "medusa2": ["target=model", "target.path={}/model", "drafter=medusa", "drafter.path={}/heads", "gamma=2"],
 }
 
@@ -152,7 +155,8 @@ def test_the_commands_of_the_readme_compose(arguments):
 
 @pytest.mark.parametrize(("method", "model", "key"), [
     ("medusa", None, "path"), ("blockwise", None, "path"), ("early_exit", None, "head"), ("distill", None, "path"),
-    ("pass", None, "lookahead"), ("pass", "shipped:drafter", "lookahead"),
+    ("pass", None, "lookahead"), ("pass", "shipped:drafter", "lookahead"), ("eagle3", None, "path"),
+    ("dflash", None, "path"),
 ])  # fmt: skip
 def test_what_is_said_of_the_use_composes(method, model, key, tmp_path):
     folder = tmp_path / "a=1,b=shipped_x"

@@ -1,0 +1,78 @@
+"""Trains an EAGLE-3 draft model (2503.01840): it reads the target's hidden states, then its own."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from specbench.contrib.eagle.config import IDS, eagle_config
+from specbench.contrib.eagle.weights import EMBEDDING, own_name, skeleton
+from specbench.contrib.training.features import FeatureStudent, last_norm, layer_sizes
+from specbench.contrib.training.student import quoted
+from specbench.models.language_model import hidden_states
+from specbench.settings import setting
+
+MEASURED = 5  # guesses whose agreement is measured, at least
+
+
+class Eagle3Student(FeatureStudent):
+    """Training-time test (section 3.2): step k makes guess k behind every place at once. It reads the states that the
+    layer itself made in step k - 1, and attends to the pairs of the text up to the place, from step 1, and to the
+    place's own pairs of the steps since."""
+
+    @dataclass
+    class Settings(FeatureStudent.Settings):
+        steps: int = setting(ge=1, le=32)
+
+        @property
+        def ahead(self) -> int:
+            return max(self.steps, MEASURED)
+
+    @classmethod
+    def use(cls, settings: Any, folder: Path) -> list[str]:
+        return ["drafter=eagle3", quoted("drafter.path", folder)]
+
+    def build(self, target: Any) -> None:
+        ids, total = self.settings.feature_layers, target.num_hidden_layers
+        if ids is None and total < 8:  # where 2, n // 2 and n - 3 are not three layers in order
+            ids = [max(1, round(total * i / 3)) for i in (1, 2, 3)]
+        self.layers = ids or [2, total // 2, total - 3]
+        self.config_json = self.speculators(
+            "eagle3", "Eagle3DraftModel", self.settings.steps, layer_sizes(target, "llama", self.settings.layers),
+            norm_before_residual=False, target_hidden_size=None, embed_requires_grad=False, **{IDS: ids},
+        )  # fmt: skip
+        self.network = skeleton(eagle_config(self.config_json, 3), (), len(self.layers))
+        self.network.set_input_embeddings(self.target.get_input_embeddings())
+        self.network.get_output_embeddings().weight.data.copy_(self.head_rows())
+        last_norm(self.target, self.network.model.norm)
+        self.measured = self.settings.ahead
+
+    @property
+    def read_layers(self) -> Sequence[int]:
+        return self.layers
+
+    def guesses(self, tokens: Tensor, features: Tensor, spans: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        pairs, at = tokens.shape[1] - 1, torch.arange(tokens.shape[1], device=tokens.device)
+        embedded = self.target.get_input_embeddings()(tokens)
+        states, cache, seen = self.network.features(features), DynamicCache(), []
+        before_norm = (self.settings.layers,)
+        for k in range(min(self.settings.steps if self.training else self.measured, pairs)):
+            rows = at[: pairs - k]  # pair j of step k + 1 stands at position j + k
+            seen.append(rows)
+            mask = torch.cat([rows[:, None] >= seen[0], *(rows[:, None] == own for own in seen[1:])], 1)
+            with hidden_states(self.network, before_norm) as found:
+                q = self.network(
+                    inputs_embeds=self.network.pair_input(embedded[:, k + 1 :], states[:, : len(rows)]),
+                    attention_mask=mask[None, None], position_ids=(rows + k)[None], past_key_values=cache,
+                ).logits  # fmt: skip
+            states = found[0]
+            yield rows[None], q
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        state = {own_name(name): tensor for name, tensor in self.network.state_dict().items()}
+        del state[EMBEDDING]  # the target's
+        return state

@@ -1,0 +1,157 @@
+"""Rows of tokens to train on: a text cut into pieces, or prompts with the target's own answers."""
+
+import hashlib
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from specbench.data.json_lines import read_json_lines
+from specbench.data.prompts import Prompt, render
+from specbench.data.stdlib_corpus import read_modules
+from specbench.data.text_file import read_text
+from specbench.errors import ConfigError
+from specbench.executors.machine import cache_dir
+from specbench.settings import file_hash
+
+log = logging.getLogger(__name__)
+HELD_OUT_ROWS = 64
+ONE_IN = 10  # of text, or of answers, is held out
+TOGETHER = 16  # answers that are decoded together
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Tokens [n, T]; spans [n, 2] are the first and the last place of a row behind which p counts."""
+
+    tokens: Tensor
+    spans: Tensor
+
+    @classmethod
+    def whole(cls, tokens: Tensor) -> "Rows":
+        """Rows of which every place counts."""
+        return cls(tokens, torch.tensor([[0, tokens.shape[1] - 1]]).repeat(len(tokens), 1))
+
+
+def text_parts(path: str | None, tokenizer: Any, row: int, tokens: int, seed: int) -> tuple[Rows, Rows]:
+    """Rows of training and held-out text: of a file nine tenths and the last tenth, else of the standard library the
+    modules that the shipped pair was trained on, and the others."""
+    if path is None:
+        texts, held_out = (list(read_modules(held_out=held_out).values()) for held_out in (False, True))
+    else:
+        text = read_text(path, "text")
+        cut = len(text) * (ONE_IN - 1) // ONE_IN
+        texts, held_out = [text[:cut]], [text[cut:]]
+    rows = text_rows(texts, tokenizer, row, tokens, seed)
+    return Rows.whole(rows), Rows.whole(text_rows(held_out, tokenizer, row, HELD_OUT_ROWS * row))
+
+
+def text_rows(texts: list[str], tokenizer: Any, row: int, tokens: int, seed: int | None = None) -> Tensor:
+    """All texts one after another, cut into rows `[n, row]`; at most `tokens` tokens in all, from random places if
+    there is a seed. Raises ConfigError if the text is shorter than one row."""
+    ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    stream = torch.tensor([token for text in ids for token in (*text, *end)])
+    if len(stream) < row:
+        raise ConfigError(f"row={row} is not possible: a text has only {len(stream)} tokens")
+    rows = stream[: len(stream) // row * row].view(-1, row)
+    if seed is not None:
+        rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
+    return rows[: max(1, tokens // row)]
+
+
+# -- The target's own answers --------------------------------------------------------------------------
+
+
+def read_prompts(path: str) -> list[str]:
+    """The prompts of a file of JSON lines. Raises ConfigError."""
+    found = []
+    for number, record in read_json_lines(path, "prompts"):
+        text = record.get("prompt")
+        if not isinstance(text, str) or not text.strip():
+            raise ConfigError(f'prompts={path} line {number} has no text: it must be an object with a "prompt"')
+        found.append(text)
+    return found
+
+
+def answer_parts(scalars: Any, tokenizer: Any, chat: bool, target: Any) -> tuple[Rows, Rows]:
+    """Rows of training and held-out prompts with the target's answers, of which the answers count: every tenth one is
+    held out. A row has one prompt, and is cut to `row` tokens. Raises ConfigError."""
+    answers = kept_answers(scalars, tokenizer, chat, target)
+    fitting = [(text[: scalars.row], begin) for text, begin in answers if begin + 2 <= min(len(text), scalars.row)]
+    if len(fitting) < len(answers):
+        log.warning("%d of %d answers do not begin within row=%d tokens: they are left out",
+                    len(answers) - len(fitting), len(answers), scalars.row)  # fmt: skip
+    if len(fitting) < ONE_IN:
+        raise ConfigError(
+            f"prompts={scalars.prompts} gives {len(fitting)} answers within row={scalars.row} tokens: it must give "
+            f"{ONE_IN}, of which one is held out"
+        )
+    held_out = fitting[ONE_IN - 1 :: ONE_IN][:HELD_OUT_ROWS]
+    return _padded([own for i, own in enumerate(fitting, 1) if i % ONE_IN], scalars.row), _padded(held_out, scalars.row)
+
+
+def _padded(answers: Sequence[tuple[Sequence[int], int]], row: int) -> Rows:
+    tokens = torch.zeros(len(answers), row, dtype=torch.long)
+    for i, (text, _) in enumerate(answers):
+        tokens[i, : len(text)] = torch.tensor(text)
+    return Rows(tokens, torch.tensor([[begin - 1, len(text) - 2] for text, begin in answers]))
+
+
+def kept_answers(scalars: Any, tokenizer: Any, chat: bool, target: Any) -> list[tuple[list[int], int]]:
+    """Prompts with their answers, and where each answer begins. What is decoded is kept in a file of the cache folder,
+    which other trainings with the same answers read."""
+    asked = [file_hash(scalars.prompts), target.config._name_or_path, target.config.to_dict(), chat, scalars.row,
+             scalars.max_new_tokens, scalars.temperature, scalars.seed]  # fmt: skip
+    name = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    path = cache_dir() / "answers" / f"{name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    prompts = read_prompts(scalars.prompts)
+    found = _kept(path)
+    missing = range(len(found), len(prompts), TOGETHER)
+    for begin in track(missing, "the target's answers", disable=not missing):
+        texts = [render(Prompt(str(begin + i), (text,)), [], tokenizer, chat).tokens
+                 for i, text in enumerate(prompts[begin : begin + TOGETHER])]  # fmt: skip
+        fitting = [text for text in texts if len(text) + 2 <= scalars.row]
+        answered = iter(decode(target, fitting, scalars, begin) if fitting else ())
+        new = [(next(answered) if len(text) + 2 <= scalars.row else list(text), len(text)) for text in texts]
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps({"tokens": tokens, "begin": start}) + "\n" for tokens, start in new))
+        found += new
+    return found
+
+
+def _kept(path: Path) -> list[tuple[list[int], int]]:
+    """The answers of a file, but for a last line that is not whole, which is cut off."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole, encoding="utf-8")
+    return [(record["tokens"], record["begin"]) for record in map(json.loads, whole.splitlines())]
+
+
+@torch.inference_mode()
+def decode(target: Any, texts: Sequence[Sequence[int]], scalars: Any, number: int) -> list[list[int]]:
+    """Each text with the target's own answer, the end of text included."""
+    width = max(map(len, texts))
+    padded = torch.tensor([[0] * (width - len(text)) + list(text) for text in texts])
+    mask = torch.tensor([[0] * (width - len(text)) + [1] * len(text) for text in texts])
+    torch.manual_seed(scalars.seed + number)
+    drawn = {"do_sample": True, "temperature": scalars.temperature, "top_k": 0, "top_p": 1.0}
+    room = (getattr(target.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize) - width
+    out = target.generate(
+        input_ids=padded.to(target.device), attention_mask=mask.to(target.device), pad_token_id=0, use_cache=True,
+        max_new_tokens=min(room, scalars.max_new_tokens), repetition_penalty=1.0,
+        **(drawn if scalars.temperature else {"do_sample": False}),
+    )[:, width:].tolist()  # fmt: skip
+    stops = target.generation_config.eos_token_id
+    stops = {*stops} if isinstance(stops, list) else {stops}
+    ends = [next((i + 1 for i, token in enumerate(row) if token in stops), len(row)) for row in out]
+    return [[*text, *row[:end]] for text, row, end in zip(texts, out, ends, strict=True)]

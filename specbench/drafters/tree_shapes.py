@@ -1,0 +1,242 @@
+"""Shapes of token trees: a number of children by depth (SpecInfer), or the likeliest nodes by q (EAGLE-2, 2406.16858).
+
+B rows, n guesses of a level, m nodes that are read to draft it, V vocabulary, K width.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.draft import Draft
+from specbench.decoding.noise import PROPOSAL, exponentials, node_bits
+from specbench.decoding.rows import Rows
+from specbench.decoding.sampling import Sampling, draw
+from specbench.decoding.token_tree import (
+    MISSING,
+    ROOT,
+    Tree,
+    branching_tree,
+    depth_of_entries,
+    level_ranges,
+    levels_of,
+    newest,
+    static_parent,
+    tree_of,
+)
+from specbench.decoding.transfers import constant, counts
+from specbench.errors import ConfigError, shown
+from specbench.models.language_model import LanguageModel
+from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
+
+MOST_LEAVES, MOST_NODES, MOST_WIDTH = 1000, 1000, 32
+CHILDREN = ("independent", "distinct", "best")
+
+
+class Nodes(NamedTuple):
+    """Nodes that are read next: the last m entries of `tree`."""
+
+    tokens: Tensor  # [B, m]
+    up: Tensor  # [1 or B, m], the place of each node's parent among the nodes that were read before, or 0
+    tree: Tree
+
+
+# Reads nodes, None for the end of the text, and returns `children` of them, with bits [B, n] if they are drawn.
+Step = Callable[[Nodes | None, Tensor | None], tuple[Tensor, Tensor | None]]
+
+
+class FixedTree:
+    """Every node of depth d - 1 has branching[d - 1] children; one child beyond the list. `kind` says how they are
+    chosen: "independent" draws from q; "distinct" draws without replacement, where q of the second child excludes the
+    first; "best", the most probable tokens by q, as point masses."""
+
+    def __init__(self, branching: list[int], kind: str, stream: int = 0):
+        """Drafters that draft side by side need different numbers `stream`, for independent noise."""
+        self.branching, self.kind, self.stream = branching, kind, stream
+        self.point_masses = kind == "best"
+
+    def parent(self, depth: int) -> tuple[int, ...]:
+        """The parent of each guess of a draft."""
+        return branching_tree(widths(self.branching, depth))
+
+    def reads(self, depth: int) -> int:
+        """How many guesses the drafter itself reads: all but those of the last level."""
+        return level_ranges(levels_of(self.parent(depth)))[-1].start
+
+    def children(
+        self, sampling: Sampling, logits: Tensor, bits: Tensor | None, seen: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Guesses [B, n] after nodes with these logits [B, m, V], and their q [B, n, V] (None for point masses), with
+        bits [B, n]. seen [B, m, V] bool or None."""
+        assert bits is not None
+        each = bits.shape[1] // logits.shape[1]
+        if self.point_masses:
+            return sampling.penalize(logits.float(), seen).topk(each, dim=-1).indices.flatten(1), None
+        q = sampling.probabilities(logits, seen)
+        if self.kind == "independent":
+            q = q.repeat_interleave(each, 1)
+            return draw(q, bits), q
+        return without_replacement(q, bits[:, ::each], each)
+
+    def grow(self, step: Step, rows: Rows, depth: int) -> tuple[Tensor, Tensor | None]:
+        """All guesses [B, N] of a draft, and the q that they were drawn from [B, N, V] or None."""
+        parent, device = self.parent(depth), rows.length.device
+        bits = node_bits(rows.noise[PROPOSAL], rows.length, levels_of(parent), stream=self.stream)
+        guesses: list[Tensor] = []
+        laws: list[Tensor] = []
+        nodes, above = None, range(-1, 0)
+        for level in level_ranges(levels_of(parent)):
+            own = bits[:, level.start : level.stop].clone(memory_format=torch.contiguous_format)  # same strides always
+            tokens, q = step(nodes, own)
+            guesses.append(tokens)
+            laws += [] if q is None else [q]
+            up = constant(static_parent)(tuple(parent[i] - above.start for i in level), device)
+            nodes, above = Nodes(tokens, up, newest(parent[: level.stop], len(level), device)), level
+        return torch.cat(guesses, 1), torch.cat(laws, 1) if laws else None
+
+    def draft(self, grown: Any, gamma: list[int], depth: int) -> tuple[Draft, None]:
+        """The draft of what `grow` returned, at most gamma[b] levels of it for row b."""
+        (tokens, q), parent = grown, self.parent(depth)
+        ends = [0, *(level.stop for level in level_ranges(levels_of(parent)))]
+        count = counts(tuple(ends[g] for g in gamma), tokens.device)
+        return Draft.tree(tokens, parent, q, count, repeats=self.kind == "independent"), None
+
+
+class DynamicTree:
+    """Of each of the `width` best nodes of a level, the `width` likeliest tokens are guesses of the next level. A guess
+    is as good as the product of q along its path. The `nodes` best of all guesses are the draft. They are point masses
+    at every temperature, since none is drawn."""
+
+    point_masses = True
+
+    def __init__(self, nodes: int, width: int):
+        self.most, self.width = nodes, width
+
+    def reads(self, depth: int) -> int:
+        """See `FixedTree.reads`."""
+        return self.width * (depth - 1)
+
+    def children(
+        self, sampling: Sampling, logits: Tensor, bits: Tensor | None, seen: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """See `FixedTree.children`; in place of q, log q of each guess [B, n]."""
+        logits = logits.float()
+        q = sampling.penalize(logits, seen).softmax(-1) if sampling.greedy else sampling.probabilities(logits, seen)
+        best = q.topk(self.width, dim=-1)
+        return best.indices.flatten(1), best.values.log().flatten(1)
+
+    def grow(self, step: Step, rows: Rows, depth: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All P guesses [B, P], their parents [B, P], log q of their paths [B, P], and the entry [B, P + 1] of each
+        entry of the draft among those that were read."""
+        K, root = self.width, torch.full_like(rows.length[:, None], ROOT)
+        last, score = root, torch.zeros_like(root, dtype=torch.float)  # the nodes read next, log q of their paths
+        number = parents = root[:, :0]  # of all nodes that are read: which they are, and their tree
+        guesses: list[Tensor] = []
+        above: list[Tensor] = []
+        scores: list[Tensor] = []
+        nodes: Nodes | None = None
+        for level in range(depth):
+            found, log_q = step(nodes, None)
+            assert log_q is not None
+            begin = K * K * (level - 1) + K if level else 0
+            guesses.append(found)
+            above.append(last.repeat_interleave(K, 1))
+            scores.append(score.repeat_interleave(K, 1) + log_q)
+            if level + 1 == depth:
+                break
+            score, best = scores[-1].topk(K, dim=1)
+            last, up = best + begin, best // K
+            number = torch.cat([number, last], 1)
+            parents = torch.cat([parents, up + K * (level - 1) if level else root.expand_as(up)], 1)
+            whole = tree_of((K,) * (level + 1), parents)
+            nodes = Nodes(found.gather(1, best), up, Tree(whole.depth[:, -K:], whole.sees[:, -K:]))
+        tokens = torch.cat(guesses, 1)
+        read = torch.arange(1, number.shape[1] + 1, device=tokens.device).expand_as(number)
+        place = torch.zeros(len(tokens), tokens.shape[1] + 1, dtype=torch.long, device=tokens.device)
+        return tokens, torch.cat(above, 1), torch.cat(scores, 1), place.scatter(1, number + 1, read)
+
+    def draft(self, grown: Any, gamma: list[int], depth: int) -> tuple[Draft, Tensor]:
+        """See `FixedTree.draft`; returns the last of `grown` too."""
+        tokens, parent, score, place = grown
+        levels = pool(self.width, depth)
+        deep = constant(depth_of_entries)(levels, tokens.device)[1:] > counts(tuple(gamma), tokens.device)[:, None]
+        kept = best_nodes(score.masked_fill(deep, -torch.inf), self.most)
+        count = torch.full_like(tokens[:, 0], tokens.shape[1])
+        return Draft(tokens, levels, torch.where(kept, parent, MISSING), None, count, most=self.most), place
+
+
+Shape = FixedTree | DynamicTree
+
+
+@dataclass(kw_only=True)
+class TreeSettings(BaseSettings):
+    """The shape of drafts: `branching` and `children`, `nodes` and `width`, or chains if `branching` and `nodes` are
+    null."""
+
+    branching: list[int] | None = setting(ge=1, le=MOST_LEAVES, default=None)
+    children: str = setting(choices=CHILDREN, default="distinct")
+    nodes: int | None = setting(ge=1, le=MOST_NODES, default=None)
+    width: int = setting(ge=1, le=MOST_WIDTH, default=4)
+
+    def check(self, prefix: str) -> None:
+        super().check(prefix)
+        if self.branching is None:
+            return
+        if self.nodes is not None:
+            raise ConfigError(f"{prefix}branching={shown(self.branching)} is not possible with {prefix}nodes="
+                              f"{self.nodes}: give null for one of them")  # fmt: skip
+        if len(self.branching) > LARGEST_GAMMA or math.prod(self.branching) > MOST_LEAVES:
+            raise ConfigError(
+                f"{prefix}branching={shown(self.branching)} is not allowed: the product of its numbers, the leaves "
+                f"of the tree, must be at most {MOST_LEAVES}"
+            )
+
+    def tree_shape(self, model: LanguageModel) -> Shape | None:
+        """The shape of drafts of a model, None for chains. Raises ConfigError if it has too few tokens."""
+        if self.branching is None and self.nodes is None:
+            return None
+        key, widest = ("branching", max(self.branching, default=0)) if self.branching else ("width", self.width)
+        if widest > model.vocab_size:
+            raise ConfigError(
+                f"drafter.{key}={getattr(self, key)} is not possible: {model.name} has {model.vocab_size} tokens"
+            )
+        if self.nodes is not None:
+            return DynamicTree(self.nodes, self.width)
+        return FixedTree(self.branching or [], "best" if model.sampling.greedy else self.children)
+
+
+def widths(branching: list[int], gamma: int) -> list[int]:
+    """The number of children of each node by depth, for a tree of depth gamma."""
+    return [*branching, *[1] * gamma][:gamma]
+
+
+def pool(width: int, gamma: int) -> tuple[int, ...]:
+    """The number of guesses by depth that a dynamic tree of depth gamma is chosen from."""
+    return (width, *[width * width] * (gamma - 1)) if gamma else ()
+
+
+def best_nodes(score: Tensor, most: int) -> Tensor:
+    """Which of the nodes [B, P] are the `most` best by score [B, P]; of equal ones the earlier, so that a node's parent
+    is among them. Nodes with a score of -inf are not."""
+    order = score.argsort(dim=1, descending=True, stable=True)[:, :most]
+    return torch.zeros_like(score, dtype=torch.bool).scatter(1, order, True) & score.isfinite()
+
+
+def without_replacement(q: Tensor, bits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Draws `count` different tokens from each q [B, n, V], in the order of an exponential race with bits [B, n].
+    Returns tokens [B, n * count], and the distribution of each given those before it, [B, n * count, V]. If q has too
+    few tokens, the first one is repeated as a point mass; a verifier that has rejected it will reject it again."""
+    order = (q / exponentials(bits, q.shape[-1])).topk(count, dim=-1).indices  # [B, n, count]
+    first = torch.zeros_like(q).scatter_(-1, order[..., :1], 1.0)
+    tokens, laws, rest = [], [], q
+    for k in range(count):
+        left = rest.sum(-1, keepdim=True)
+        enough = (left > 0) & (rest.gather(-1, order[..., k : k + 1]) > 0)
+        token = torch.where(enough, order[..., k : k + 1], order[..., :1])
+        laws.append(torch.where(enough, rest / left, first))
+        tokens.append(token)
+        rest = rest.scatter(-1, token, 0.0)
+    return torch.cat(tokens, -1).flatten(1), torch.stack(laws, 2).flatten(1, 2)

@@ -1,0 +1,180 @@
+"""Trees of EAGLE checkpoints: each node's q, and which nodes there are, by the forward pass in numpy along its path."""
+
+from functools import cache
+
+import pytest
+import torch
+from decoder_cases import shape_of, spare_of
+from small_runs import composed, parts_of, small
+from test_eagle import expected_laws, overrides, parts
+
+from specbench.config.validate import check
+from specbench.decoding.model import Scores
+from specbench.decoding.noise import prompt_key
+from specbench.decoding.queue import Queue
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import Job, State
+from specbench.decoding.timer import Clock
+from specbench.decoding.token_tree import MISSING, Tree
+from specbench.decoding.verify_tree import match
+from specbench.drafters import tree, tree_shapes
+from specbench.errors import ConfigError
+from specbench.policies.gamma.fixed import FixedGamma
+from specbench.run.run import run
+from specbench.verifiers.iterative import IterativeVerifier
+
+GAMMA, NODES, WIDTH = 3, 7, 3  # of `shape_of`
+
+
+class SomePath(IterativeVerifier):
+    """Accepts paths of all lengths and places: guesses have much of the mass that t is drawn from."""
+
+    def accept(self, p, draft, noise):
+        p, (rows, nodes) = p.clone(), draft.exists().nonzero(as_tuple=True)
+        above = draft.parents.expand_as(draft.tokens)[rows, nodes] + 1
+        p[rows, above, draft.tokens[rows, nodes]] += 0.2 + (nodes % 3 == 1)
+        return match(p, draft, noise.bits)
+
+
+def texts_of(draft, row):
+    """The text of each node that a row has, by node."""
+    texts = {-1: ()}
+    for node, above in enumerate(draft.parents.expand_as(draft.tokens)[row].tolist()):
+        if above != MISSING and node < int(draft.count[row]):
+            texts[node] = (*texts[above], int(draft.tokens[row, node]))
+    del texts[-1]
+    return texts
+
+
+def grown(name, kind):
+    """What was drafted for ragged texts in trees: by draft the text before it, the texts of nodes, and their q."""
+    own, found, paths = parts(name), [], set()
+    target, model = own.target, own.drafter.pairs
+    drafter = type(own.drafter)(model, target.vocab_size, GAMMA, shape_of(kind, Sampling()))
+    prompts = [[5, 9, 2, 7, 11, 3, 8], [4, 1, 6]]
+    jobs = [Job(prompt, len(prompt) + 16, prompt_key(0, str(i))) for i, prompt in enumerate(prompts)]
+    state = State.idle(2, 50, [], target.device)
+    target.allocate(2, 50)
+
+    def note(state, scores, draft, verdict, kept):
+        for row, before in enumerate(texts):
+            if state.kept[row] and draft.depth:
+                nodes = texts_of(draft, row)
+                q = None if draft.probs is None else draft.probs[row, list(nodes)].clone()
+                found.append((before, list(nodes.values()), q))
+                paths.add(tuple(verdict.path[row, : verdict.accepted[row]].tolist()))
+
+    texts = []
+    propose = drafter.propose
+
+    def before(state, gamma):
+        texts[:] = [list(text) for text in state.texts]
+        return propose(state, gamma)
+
+    drafter.propose = before
+    queue = Queue(jobs, [target, model], 4, spare_of(kind, GAMMA))
+    decode_speculative(state, target, drafter, FixedGamma(GAMMA), SomePath(False), Clock(), note, feed=queue)
+    assert len(paths) > 4 and {len(path) for path in paths} >= {0, 1, 2}
+    return found
+
+
+@cache
+def law_after(name, text, path):
+    """q [V] of the guess that follows a path of guesses."""
+    return expected_laws(name, list(text), torch.tensor([*path, 0]))[-1]
+
+
+def wrong(name, found):
+    """How many of the drafts are not those of the forward pass in numpy."""
+    return sum(not (same_q(name, *draft) if draft[2] is not None else same_nodes(name, *draft[:2])) for draft in found)
+
+
+def same_q(name, text, nodes, q):
+    """Whether each q is the law after the node's parent without the siblings before it."""
+    for number, (path, own) in enumerate(zip(nodes, q, strict=True)):
+        law = law_after(name, tuple(text), path[:-1]).clone()
+        law[[other[-1] for other in nodes[:number] if other[:-1] == path[:-1]]] = 0
+        if not torch.allclose(own, law / law.sum(), atol=1e-4, rtol=0):
+            return False
+    return True
+
+
+def same_nodes(name, text, nodes):
+    """Whether the nodes are the best of a search in plain Python."""
+    frontier, seen = [((), 0.0)], []
+    for _ in range(max(map(len, nodes))):
+        found = []
+        for path, score in frontier:
+            log_q = law_after(name, tuple(text), path).double().log()
+            found += [((*path, int(x)), score + float(log_q[x])) for x in log_q.topk(WIDTH).indices]
+        seen += found
+        frontier = sorted(found, key=lambda pair: -pair[1])[:WIDTH]
+    return set(nodes) == {path for path, _ in sorted(seen, key=lambda pair: -pair[1])[:NODES]}
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    ("plain", "distinct"), ("two_layers", "dynamic"), ("eagle1", "distinct"), ("qwen", "dynamic"),
+])  # fmt: skip
+def test_trees_are_those_of_the_whole_text(name, kind):
+    """In ragged rows, after paths of all kinds."""
+    found = grown(name, f"eagle_{kind}")
+    assert len(found) > 5 and wrong(name, found[::3]) == 0
+
+
+def seeing_siblings(own):
+    def changed(*given):
+        whole = own(*given)
+        return Tree(whole.depth, torch.ones_like(whole.sees).tril(whole.sees.shape[2] - whole.sees.shape[1]))
+
+    return changed
+
+
+def one_further(own):
+    def changed(*given):
+        whole = own(*given)
+        return Tree(whole.depth + 1, whole.sees)
+
+    return changed
+
+
+CONTROLS = {
+    "keys of siblings": ("eagle_distinct", tree_shapes, "newest", seeing_siblings),
+    "keys of siblings, by row": ("eagle_dynamic", tree_shapes, "tree_of", seeing_siblings),
+    "positions": ("eagle_distinct", tree_shapes, "newest", one_further),
+    "states of another node": ("eagle_distinct", tree, "take_rows", lambda own: lambda values, up: own(values, up * 0)),
+    "states of the target that are not the path's": (
+        "eagle_distinct", Scores, "hidden_along", lambda own: lambda self, verdict: self.hidden[:, : GAMMA + 1]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_what_is_wrong_is_seen(name, monkeypatch):
+    """Negative controls."""
+    kind, owner, part, change = CONTROLS[name]
+    monkeypatch.setattr(owner, part, change(getattr(owner, part)))
+    assert wrong("plain", grown("plain", kind)[:6]) > 0
+
+
+@pytest.mark.parametrize(("name", "shape", "verifier", "cache_name", "batch"), [
+    ("plain", "drafter.nodes=5", "iterative", "paged", 2),
+    ("eagle1", "drafter.branching=[2,2]", "traversal", "static", 2),
+])  # fmt: skip
+def test_a_run_at_temperature_0_writes_plain_decodings_tokens(name, shape, verifier, cache_name, batch, tmp_path):
+    own = parts_of(*overrides(name, shape, f"verifier={verifier}", f"cache={cache_name}", f"batch_size={batch}",
+                              "temperature=0", "gamma=3", "max_new_tokens=8"))  # fmt: skip
+    result, _ = run(own, tmp_path)
+    assert result.lossless.passed and result.counts.drafted > 0 and not result.counts.failed
+
+
+@pytest.mark.parametrize(("more", "expected"), [
+    (["drafter.nodes=8"], "drafts trees: use verifier=iterative, traversal"),
+    (["drafter.nodes=8", "drafter.branching=[2]", "verifier=iterative"], r"branching=\[2\] is not possible"),
+    (["drafter.nodes=8", "gamma_policy=confidence", "verifier=iterative"], "a drafter that is a model, and chains"),
+    (["drafter.branching=[40,40]", "verifier=iterative"], "the leaves of the tree, must be at most 1000"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused_in_a_sentence(more, expected, monkeypatch):
+    monkeypatch.setattr("specbench.config.build._make", None)
+    with pytest.raises(ConfigError, match=expected):
+        check(composed(*small(*overrides("plain"), *more)))

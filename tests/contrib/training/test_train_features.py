@@ -1,0 +1,463 @@
+"""Training of EAGLE-3 and DFlash: the training's forward against the drafter's own steps, losses by hand, resuming,
+the target's own answers, and what speculators reads."""
+
+import csv
+import json
+import math
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from types import SimpleNamespace
+
+import pytest
+import torch
+from checkpoints import checkpoint
+from eagle_cases import numbers
+from safetensors.torch import load_file
+from small_runs import parts_of, training
+from torch.optim import AdamW
+from transformers import AutoModelForCausalLM
+
+from specbench.contrib.training.dflash import DFlashStudent
+from specbench.contrib.training.eagle3 import Eagle3Student
+from specbench.contrib.training.rows import Rows, answer_parts, kept_answers
+from specbench.contrib.training.trainer import checked_settings, train
+from specbench.errors import ConfigError
+
+pytest.importorskip("accelerate")
+TEXT = [5, 9, 2, 7, 11, 3, 8, 1, 30, 4, 77, 12]
+FEWER = 60  # tokens of the draft vocabulary
+COMMON = {"layers": 1, "draft_vocab_size": FEWER, "feature_layers": None, "decay": 0.8, "dtype": "float32",
+          "learning_rate": 3e-3}  # fmt: skip
+OWN = {"eagle3": {"steps": 3}, "dflash": {"block_size": 4, "anchors": 6, "mask_token": None}}
+KINDS = {"eagle3": Eagle3Student, "dflash": DFlashStudent}
+
+
+@pytest.fixture(autouse=True)
+def _gradients():
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+@cache
+def target_folder() -> Path:
+    return checkpoint(Path(mkdtemp()) / "target", num_hidden_layers=8, initializer_range=0.3)
+
+
+def student_of(name: str, **changes):
+    """A student whose training text is TEXT and random tokens, with random weights."""
+    target = AutoModelForCausalLM.from_pretrained(target_folder())
+    torch.manual_seed(0)
+    kind = KINDS[name]
+    student = kind(target, "kl", kind.Settings(**(COMMON | OWN[name] | changes)))
+    tokens = torch.cat([torch.tensor([TEXT * 4]), torch.randint(100, (3, 48))])
+    student.prepare(*vars(Rows.whole(tokens)).values())
+    for weight in filter(lambda weight: weight.requires_grad, student.parameters()):
+        weight.data += 0.3 * torch.randn_like(weight)
+    return student.eval()
+
+
+def guesses_of(student, text=TEXT, features=None) -> dict[tuple[int, int], torch.Tensor]:
+    """The student's logits [V'] of guess k behind place j, by (k, j)."""
+    tokens = torch.tensor([text])
+    with torch.no_grad():
+        if features is None:
+            features = student.read(tokens)[0]
+        spans = torch.tensor([[0, len(text) - 1]])
+        return {
+            (k, j): q[0, i]
+            for k, (places, q) in enumerate(student.guesses(tokens, features, spans), 1)
+            for i, j in enumerate(places[0].tolist())
+        }
+
+
+@cache
+def saved(name: str) -> Path:
+    folder = Path(mkdtemp()) / name
+    student_of(name).save(folder, [])
+    return folder
+
+
+@cache
+def drafter(name: str):
+    """What `drafter=NAME` loads of a student's file, and its target."""
+    own = parts_of("target=model", f"target.path={target_folder()}", f"drafter={name}", f"drafter.path={saved(name)}",
+                   "executor=eager", "gamma=3")  # fmt: skip
+    return own.drafter, own.target
+
+
+def target_states(target, layers) -> torch.Tensor:
+    """Hidden states [1, T, A * H] of the stock module, as transformers gives them."""
+    found = target.stock_module().model(torch.tensor([TEXT]), output_hidden_states=True).hidden_states
+    return torch.cat([found[layer] for layer in layers], -1)
+
+
+# -- EAGLE-3 -------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def eagle_steps(place: int, count: int, late: int = 0) -> list[torch.Tensor]:
+    """The drafter's own steps behind a place: it reads the pairs of the text with the target's hidden states, then the
+    text's tokens with its own states. Logits [V] of each guess. `late` takes hidden states of later tokens."""
+    own, target = drafter("eagle3")
+    model = own.pairs
+    states = target_states(target, model.layers)[:, late : late + place + 1]
+    model.allocate(1, 32)
+    visible = model.make_room([0], len(TEXT) + count)
+    tokens = torch.tensor([TEXT])
+    begin, last = torch.zeros(1, dtype=torch.long), torch.tensor([place])
+    found = []
+    for k in range(count):
+        if k == 0:
+            q, state = model.predict(tokens[:, 1 : place + 2], states, begin, last, visible)
+        else:
+            q, state = model.predict(tokens[:, place + k + 1, None], state, begin + place + k, None, visible)
+        found.append(q[0, 0])
+    return found
+
+
+def eagle_difference(**changes) -> float:
+    """The largest one between the student's logits and those of the drafter's steps, at several places."""
+    student = student_of("eagle3")
+    logits, count = guesses_of(student), 4
+    return max(
+        (logits[k, place] - q[student.targets]).abs().max().item()
+        for place in (0, 3, 6)
+        for k, q in enumerate(eagle_steps(place, count, **changes), 1)
+    )
+
+
+def test_training_sees_what_the_drafter_computes_step_by_step():
+    """Guesses 1 to 4 behind several places: each step at once for all places, against one place after another. Negative
+    control: hidden states of the next token."""
+    assert eagle_difference() < 1e-4
+    assert eagle_difference(late=1) > 1e-2
+
+
+@torch.inference_mode()
+def dflash_difference(late: int = 0) -> float:
+    """As `eagle_difference`, of the blocks that the drafter fills one after another."""
+    own, target = drafter("dflash")
+    student, model, found = student_of("dflash"), own.model, []
+    states = target_states(target, target.feature_layers)
+    trained = guesses_of(student)
+    for place in {place for _, place in trained}:
+        model.allocate(1, 32)
+        model.hear(None, 0, states[:, late : late + place + 1])
+        model.read_prompts()
+        logits = model._logits(SimpleNamespace(tokens=torch.tensor([TEXT]), length=torch.tensor([place + 2])), 32)[0]
+        found += [(logits[k - 1] - trained[k, place]).abs().max().item() for k in (1, 2, 3)]
+    assert len(found) > 12
+    return max(found)
+
+
+def test_training_fills_the_blocks_that_the_drafter_fills():
+    """Many blocks in one pass against one at a time. Negative control: hidden states of the next token."""
+    assert dflash_difference() < 1e-4
+    assert dflash_difference(late=1) > 1e-2
+
+
+def test_a_guess_does_not_see_what_follows_it():
+    """Guess k behind place j knows the tokens up to j + k and hidden states up to j, no more."""
+    student = student_of("eagle3")
+    plain, other = guesses_of(student), list(TEXT)
+    other[7] = 99
+    features = student.read(torch.tensor([TEXT]))[0]
+    changed = guesses_of(student, other, features)
+    for (k, j), q in plain.items():
+        assert torch.equal(q, changed[k, j]) == (j + k < 7), (k, j)
+    features[:, 5] += 1
+    changed = guesses_of(student, TEXT, features)
+    for (k, j), q in plain.items():
+        assert torch.equal(q, changed[k, j]) == (j < 5), (k, j)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_q_of_other_tokens_is_zero(name):
+    """d2t holds differences, and names the most frequent tokens of the rows."""
+    student, (own, _) = student_of(name), drafter(name)
+    stored = load_file(saved(name) / "model.safetensors")
+    targets = torch.arange(FEWER) + stored["d2t"]
+    assert set(TEXT) <= set(targets.tolist()) and torch.equal(targets, student.targets)
+    assert torch.equal(stored["t2d"].nonzero()[:, 0], targets)
+    model = own.pairs if name == "eagle3" else own.model
+    law = model.vocabulary.fit(torch.zeros(1, FEWER)).softmax(-1)[0]
+    assert torch.equal(law.nonzero()[:, 0], targets)
+
+
+# -- speculators ---------------------------------------------------------------------------------------------
+
+# Logits of the first four tokens of guesses 1 to 3 behind place 4 by speculators 0.9.0, from the student's own file
+# (`theirs` below; eager attention, float32, transformers 5.23).
+STORED = {
+    "eagle3": [[1.18538, 0.084453, -1.124773, -0.891633], [-0.26976, 0.606434, 0.70496, -0.100527],
+               [0.26811, -0.161364, -0.383912, -0.114145]],
+    "dflash": [[0.012658, 3.205246, 2.287549, -1.563613], [0.221228, 3.627151, 2.381755, -1.917912],
+               [0.25676, 3.678246, 2.38289, -1.968192]],
+}  # fmt: skip
+
+
+def with_numbers(name: str):
+    """A student with weights, embedding and hidden states [1, T, A * H] that follow from names alone."""
+    student = student_of(name)
+    tensors = {**student.tensors(), "embed_tokens.weight": student.target.get_input_embeddings().weight}
+    for own, tensor in tensors.items():
+        tensor.data.copy_(numbers(own, *tensor.shape))
+    return student, numbers("features", len(TEXT), len(student.read_layers) * 16)[None]
+
+
+def theirs(
+    name: str, folder: Path, embedding: torch.Tensor, features: torch.Tensor
+) -> dict[tuple[int, int], torch.Tensor]:
+    """`guesses_of`, as speculators' own loader and its forward for training give them."""
+    speculators = pytest.importorskip("speculators")
+    config = speculators.SpeculatorModelConfig.from_pretrained(folder)
+    config.transformer_layer_config._attn_implementation = "eager"
+    model = speculators.SpeculatorModel.from_pretrained(folder, config=config)
+    model.embed_tokens.weight.data.copy_(embedding)
+    found, tokens, documents = [], torch.tensor([TEXT]), torch.zeros(1, len(TEXT), dtype=torch.long)
+    model.lm_head.register_forward_hook(lambda module, given, result: found.append(result[0].detach()))
+    if name == "eagle3":
+        model(features[:, :-1], tokens[:, 1:], documents[:, 1:], ttt_steps=3)
+        return {(k, j): found[k - 1][j] for k in (1, 2, 3) for j in range(len(TEXT) - k)}
+    mask = torch.ones(1, len(TEXT))
+    index = model._backbone_forward(features, tokens, mask, features[..., :16], documents, max_anchors=len(TEXT))[-1]
+    blocks = zip(index.view(-1, 4).tolist(), found[0].unflatten(0, (-1, 4)), strict=True)
+    return {(k, at[0] - 1): q[k] for at, q in blocks for k in (1, 2, 3) if at[0] > 0}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_logits_are_those_of_speculators(name):
+    student, features = with_numbers(name)
+    logits = guesses_of(student, TEXT, features)
+    found = torch.stack([logits[k, 4][:4] for k in (1, 2, 3)])
+    torch.testing.assert_close(found, torch.tensor(STORED[name]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_speculators_reads_what_was_written(name, tmp_path):
+    """All guesses, and that it takes the target's embedding for the one that is not stored."""
+    student, features = with_numbers(name)
+    student.save(tmp_path, [])
+    ours = guesses_of(student, TEXT, features)
+    other = theirs(name, tmp_path, student.target.get_input_embeddings().weight, features)
+    both = ours.keys() & other.keys()
+    assert len(both) >= 12
+    assert max((ours[at] - other[at]).abs().max().item() for at in both) < 1e-5
+
+
+# -- Loss and measurement --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["kl", "tv"])
+def test_the_loss_is_that_of_each_guess_by_hand(loss):
+    """Over a padded row of which places 2 to 8 count: guess k behind place j against p behind token j + k."""
+    student = student_of("eagle3")
+    student.loss = loss
+    student.train()
+    tokens = torch.tensor([[*TEXT[:10], 0, 0]])
+    p = student.target(tokens[:, :10]).logits[0].softmax(-1)
+    logits = guesses_of(student, TEXT[:9])
+    total = 0.0
+    for k in (1, 2, 3):
+        found = []
+        for j in range(2, 8 - k + 1):
+            law, q = p[j + k][student.targets], logits[k, j].softmax(-1)
+            share = law.sum()
+            law = law / share
+            distance = (law * (law / q).log()).sum() if loss == "kl" else 0.5 * (law - q).abs().sum()
+            found.append(share * distance)
+        total += 0.8 ** (k - 1) * sum(found) / len(found)
+    expected = total / (1 + 0.8 + 0.64)
+    assert student(tokens, torch.tensor([[2, 8]]))["loss"].item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_beta_and_agreement_are_those_of_the_whole_vocabulary(name):
+    student = student_of(name)
+    tokens = torch.tensor([TEXT])
+    p = student.target(tokens).logits[0].softmax(-1)
+    sums, logits = student.evaluate(tokens, torch.tensor([[0, len(TEXT) - 1]])), guesses_of(student)
+    for k in (1, 3):
+        q = torch.zeros(0, p.shape[1])
+        places = [j for own, j in logits if own == k and j + k < len(TEXT)]
+        q = torch.stack(
+            [torch.zeros(p.shape[1]).index_add(0, student.targets, logits[k, j].softmax(-1)) for j in places]
+        )
+        law = p[[j + k for j in places]]
+        assert sums[k - 1, 0].item() == pytest.approx(torch.minimum(law, q).sum().item(), abs=1e-3)
+        assert sums[k - 1, 1] == (law.argmax(-1) == q.argmax(-1)).sum() and sums[k - 1, -1] == len(places)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_loss_falls_and_the_target_stays(name):
+    student = student_of(name).train()
+    rows = Rows.whole(torch.tensor([TEXT * 2] * 2))
+    before = {key: tensor.clone() for key, tensor in student.target.state_dict().items()}
+    optimiser, losses = AdamW(student.parameters(), lr=0.01), []
+    for _ in range(30):
+        optimiser.zero_grad()
+        losses.append(student(rows.tokens, rows.spans)["loss"])
+        losses[-1].backward()
+        optimiser.step()
+    assert losses[-1] < 0.5 * losses[0]
+    assert all(torch.equal(tensor, before[key]) for key, tensor in student.target.state_dict().items())
+    assert not any("target" in key for key in student.state_dict())
+
+
+# -- Whole trainings ---------------------------------------------------------------------------------------
+
+
+def small_training(name, folder, *overrides, **others):
+    text = folder / "text.txt"
+    text.write_text("def add(a, b):\n    return a + b\n\n\n" * 60)
+    own = {"method.draft_vocab_size": FEWER, "method.layers": 1, "row": 16, "tokens": 256, "batch_size": 2, "every": 3,
+           "method.dtype": "float32", "method.learning_rate": 0.01, "warmup": 0, "device": "cpu"} | others  # fmt: skip
+    return training(f"method={name}", "target=model", f"target.path={target_folder()}", f"text={text}",
+                    *(f"{key}={value}" for key, value in own.items()), *overrides)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_interrupted_training_goes_on_where_it_was(name, tmp_path, monkeypatch):
+    """The same weights and curve as without an interruption; negative control: begun anew with another seed."""
+    whole = train(small_training(name, tmp_path), tmp_path / "whole")
+    plain, calls = KINDS[name].forward, []
+
+    def forward(self, *given, **named):
+        calls.append(1)
+        if len(calls) == 6:
+            raise MemoryError
+        return plain(self, *given, **named)
+
+    monkeypatch.setattr(KINDS[name], "forward", forward)
+    with pytest.raises(MemoryError):
+        train(small_training(name, tmp_path), tmp_path / "cut")
+    with pytest.raises(ConfigError, match="holds an unfinished training with another row: give another folder"):
+        train(small_training(name, tmp_path, row=24), tmp_path / "cut")
+    (tmp_path / "cut" / "checkpoint-6").mkdir()  # one that was not written to its end
+    cut = train(small_training(name, tmp_path), tmp_path / "cut")
+    assert len(calls) == 6 + 5 and cut["training"]["steps"] == 8
+    first, second = (load_file(tmp_path / way / "model.safetensors") for way in ("whole", "cut"))
+    assert all(torch.equal(tensor, second[key]) for key, tensor in first.items())
+    assert (tmp_path / "whole" / "curve.csv").read_text() == (tmp_path / "cut" / "curve.csv").read_text()
+    assert not list((tmp_path / "cut").glob("checkpoint-*"))
+    lines = list(csv.DictReader((tmp_path / "cut" / "curve.csv").open()))
+    assert [line["step"] for line in lines] == ["3", "6", "8"] and lines[-1]["tokens"] == "256"
+    assert float(lines[-1]["agreement_1"]) == pytest.approx(whole["agreement_by_guess"][0], abs=1e-4)
+    monkeypatch.setattr(KINDS[name], "save", None)  # it ends while it is written
+    with pytest.raises(TypeError):
+        train(small_training(name, tmp_path), tmp_path / "late")
+    monkeypatch.undo()
+    train(small_training(name, tmp_path), tmp_path / "late")
+    late = load_file(tmp_path / "late" / "model.safetensors")
+    assert all(torch.equal(tensor, late[key]) for key, tensor in first.items())
+    other = train(small_training(name, tmp_path, seed=1), tmp_path / "other")
+    assert (
+        other["training"]["losses"] != whole["training"]["losses"] or other["alpha_by_guess"] != cut["alpha_by_guess"]
+    )
+
+
+def test_gradients_of_several_batches_make_one_step(tmp_path):
+    """Two batches of one row are one of two rows, as all places count."""
+    ways = {"one": {"batch_size": 2}, "two": {"batch_size": 1, "accumulate": 2}}
+    for way, others in ways.items():
+        found = train(small_training("eagle3", tmp_path, epochs=0.5, **others), tmp_path / way)
+        assert found["training"]["steps"] == 4
+    first, second = (load_file(tmp_path / way / "model.safetensors") for way in ways)
+    assert all(torch.allclose(tensor.float(), second[key].float(), atol=1e-5) for key, tensor in first.items())
+
+
+def test_bfloat16_trains(tmp_path):
+    found = train(small_training("eagle3", tmp_path, precision="bfloat16", tokens=64), tmp_path / "out")
+    assert all(math.isfinite(alpha) and 0 <= alpha <= 1 for alpha in found["alpha_by_guess"])
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert {tensor.dtype for key, tensor in stored.items() if "2" not in key} == {torch.float32}
+
+
+# -- The target's own answers ------------------------------------------------------------------------------
+
+
+def answer_scalars(tmp_path, count=24, *overrides):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"def f{i}(a, b):"}) + "\n" for i in range(count)))
+    config = small_training(
+        "eagle3", tmp_path, f"prompts={path}", "max_new_tokens=6", *overrides, text="null", row=24, tokens=1000
+    )
+    return config, checked_settings(config)[0]
+
+
+def stock():
+    from specbench.models.pretrained import PretrainedModel, load_module, load_tokenizer
+
+    settings = PretrainedModel.Settings(str(target_folder()), weights="pretrained", chat_template="never")
+    return load_tokenizer(settings, "target"), load_module(settings, "target", torch.device("cpu"), torch.float32, 0)
+
+
+def test_answers_are_the_targets_own_and_are_kept(tmp_path, monkeypatch):
+    """Greedy answers in a padded batch, against one token at a time; a file that was cut off is completed."""
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    tokenizer, target = stock()
+    _, scalars = answer_scalars(tmp_path)
+    answers = kept_answers(scalars, tokenizer, False, target)
+    assert len(answers) == 24
+    for tokens, begin in answers[::5]:
+        text = tokenizer.decode(tokens[:begin])
+        assert text.startswith("def f") and text.endswith(":") and len(tokens) == begin + 6
+        for end in range(begin, len(tokens)):
+            assert target(torch.tensor([tokens[:end]])).logits[0, -1].argmax() == tokens[end]
+    (path,) = (tmp_path / "cache" / "answers").glob("*.jsonl")
+    whole = path.read_text()
+    path.write_text(whole[: len(whole) * 9 // 10])
+    assert kept_answers(scalars, tokenizer, False, target) == answers and path.read_text() == whole
+    monkeypatch.setattr(target, "generate", None)
+    assert kept_answers(scalars, tokenizer, False, target) == answers
+    rows, held_out = answer_parts(scalars, tokenizer, False, target)
+    assert len(rows.tokens) == 22 and len(held_out.tokens) == 2
+    tokens, begin = answers[9]
+    assert held_out.tokens[0, : len(tokens)].tolist() == tokens
+    assert held_out.spans[0].tolist() == [begin - 1, len(tokens) - 2]
+
+
+def test_a_training_on_answers(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    config, _ = answer_scalars(tmp_path)
+    found = train(config, tmp_path / "out")
+    assert found["held_out_positions"] == 2 * 5  # of two answers of six tokens, the first of which follows from p alone
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+# -- Mistakes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ("method.draft_vocab_size=5000", "method.draft_vocab_size=5000 is not possible: the target has 4160 tokens"),
+        ("method.draft_vocab_size=3", "draft_vocab_size=3 is not allowed: it must be an integer >= 20 or null"),
+        ("method.feature_layers=[1,9]", "is not possible: the target has 8 layers"),
+        ("method.steps=0", "method.steps=0 is not allowed"),
+        ("method.steps=16 row=16", "row=16 is not possible with 16 guesses ahead"),
+        ("precision=int8", "precision=int8 is not allowed: it must be one of float32, bfloat16"),
+        ("prompts=/nowhere.jsonl text=null", "prompts=/nowhere.jsonl is not a file"),
+        ("prompts={text} text=null", "prompts=.* line 1 is not JSON"),
+        ("prompts={other} text=null", 'prompts=.* line 1 has no text: it must be an object with a "prompt"'),
+        ("prompts={few} text=null", "gives 3 answers within row=16 tokens: it must give 10"),
+        ("prompts={few}", "text=.* and prompts=.* are both set"),
+        ("every=0", "every=0 is not allowed"),
+        ("accumulate=0", "accumulate=0 is not allowed"),
+    ],
+)
+def test_mistakes_are_one_sentence(overrides, told, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "other.jsonl").write_text('{"question": "a"}\n')
+    (tmp_path / "few.jsonl").write_text('{"prompt": "def f():"}\n' * 3)
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("other", "few")} | {"text": tmp_path / "text.txt"}
+    with pytest.raises(ConfigError, match=told) as error:
+        train(small_training("eagle3", tmp_path, *overrides.format(**files).split()), tmp_path / "out")
+    assert "\n" not in str(error.value)
+
+
+def test_prompts_need_a_method_that_learns_from_answers(tmp_path):
+    (tmp_path / "few.jsonl").write_text('{"prompt": "def f():"}\n')
+    with pytest.raises(ConfigError, match="is not possible with HeadsStudent: only method=eagle3 and method=dflash"):
+        train(training(f"prompts={tmp_path / 'few.jsonl'}"), tmp_path / "out")

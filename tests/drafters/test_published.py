@@ -1,0 +1,99 @@
+"""Checkpoints that others publish, of every kind: what they take, and what is refused."""
+
+import re
+
+import pytest
+from checkpoints import WEIGHTS, checkpoint, cut
+from published_cases import CHECKPOINTS, LAYERS, target, written
+from small_runs import composed, run_main, small
+
+from specbench.config.build import build
+from specbench.config.memory import Budget
+from specbench.config.validate import check
+
+# What each reads of the target's hidden states of a prompt's token, and how many layers keep keys and values.
+HEARD = {"eagle": 16, "eagle3": 48, "dflash": 32, "mtp": 16}
+KEPT = {"eagle": 2 * 2 * 4, "eagle3": 2 * 2 * 4, "dflash": 2 * 2 * 2 * 8, "mtp": 2 * 2 * 4}
+
+
+def budget(monkeypatch, *words: str) -> tuple[Budget, object]:
+    """What a run would need, and its parts."""
+    found: list[Budget] = []
+    monkeypatch.setattr(Budget, "check", lambda self: found.append(self))
+    parts = build(check(composed(*small("logger=none", "executor=eager", "batch_size=2", "gamma=2", *words))))
+    return found[-1], parts
+
+
+@pytest.mark.parametrize("kind", CHECKPOINTS)
+def test_the_memory_estimate_counts_them(kind, monkeypatch, tmp_path):
+    """Beside a run whose drafter has no weights: weights as they are loaded, keys and values, and hidden states."""
+    without, parts = budget(monkeypatch, "target=model", f"target.path={target()}", "drafter=random")
+    as_many = ["drafter.size=2"] if kind == "medusa" else []  # guesses
+    found, own = budget(monkeypatch, *written(kind, tmp_path / "drafter"), *as_many)
+    loaded = own.drafter.own_bytes + sum(model.weight_bytes for model in own.drafter.models)
+    maps = 8 * 300 + 4 * 4160 if kind in ("eagle3", "dflash") else 0  # d2t and t2d, counted as weights
+    assert 0 < loaded <= found.weights - without.weights <= loaded + maps + 64
+    column = 4 * KEPT.get(kind, 0)
+    assert (found.kv - without.kv) * without.columns == without.kv // (
+        2 * LAYERS * 2 * 4 * 4
+    ) * column * without.columns
+    longest = max(len(request.tokens) for request in parts.rendered.values())
+    assert found.activations - without.activations == 2 * 2 * longest * 4 * HEARD.get(kind, 0)
+
+
+def without_half(config, tensors):
+    for name in list(tensors)[::2]:
+        del tensors[name]
+
+
+def nan(config, tensors):
+    name = [name for name in tensors if name.endswith("weight")][-1]
+    tensors[name] = tensors[name] / 0 - tensors[name] / 0
+
+
+def beyond(config, tensors):
+    tensors["d2t"] = tensors["d2t"] + 4160
+
+
+NO_MODULE = "holds no multi-token-prediction module"
+FAULTS = {  # what is wrong: what the sentence says, by drafter; another text for those that have their own
+    "a folder of something else": {
+        "eagle": "lacks fc.bias", "eagle3": "lacks", "dflash": "is no DFlash checkpoint",
+        "medusa": "is not a setting", "mlp_speculator": "not mlp_speculator", "mtp": NO_MODULE,
+    },
+    "an empty folder": dict.fromkeys(CHECKPOINTS, "it is empty"),
+    "no weights": dict.fromkeys(CHECKPOINTS, "no weights|holds no"),
+    "half of the tensors": dict.fromkeys(CHECKPOINTS, "lacks ") | {"dflash": "it has no d2t"},
+    "half of the file": dict.fromkeys(CHECKPOINTS, "damaged|could not be loaded"),
+    "another target's width": dict.fromkeys(CHECKPOINTS, "hidden states of 16"),
+    "NaN": dict.fromkeys(CHECKPOINTS, "not finite in float32"),
+    "d2t out of range": dict.fromkeys(("eagle3", "dflash"), "d2t names tokens from"),
+}  # fmt: skip
+
+
+def spoiled(fault: str, kind: str, tmp_path) -> list[str]:
+    """Overrides of a run with a checkpoint that has a fault."""
+    folder = tmp_path / "drafter"
+    if fault == "a folder of something else":
+        return [*written(kind, folder), f"drafter.path={target()}"]
+    change = {"half of the tensors": without_half, "NaN": nan, "d2t out of range": beyond}.get(fault)
+    words = written(kind, folder, change) if change else written(kind, folder)
+    weights = folder / ("medusa_lm_head.pt" if kind == "medusa" else WEIGHTS)
+    if fault == "half of the file":
+        cut(weights.name, 0.5)(folder)
+    if fault in ("no weights", "an empty folder"):
+        weights.unlink()
+    if fault == "an empty folder":
+        (folder / "config.json").unlink()
+    if fault == "another target's width":
+        words.append(f"target.path={checkpoint(tmp_path / 'wider', hidden_size=32, num_hidden_layers=LAYERS)}")
+    return words
+
+
+@pytest.mark.parametrize(("fault", "kind"), [(fault, kind) for fault, told in FAULTS.items() for kind in told])
+def test_bad_checkpoints_are_refused_in_a_sentence(fault, kind, monkeypatch, capsys, tmp_path):
+    words = small("logger=none", "executor=eager", "gamma=2", *spoiled(fault, kind, tmp_path))
+    code, err = run_main(words, monkeypatch, capsys, tmp_path)
+    told = [line for line in err.splitlines() if line.startswith("specbench:")]
+    assert code == 2 and len(told) == 1 and "Traceback" not in err, err
+    assert re.search(FAULTS[fault][kind], told[0]) and re.search(rf"drafter.path=|drafter={kind} ", told[0]), told[0]
