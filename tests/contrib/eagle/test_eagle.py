@@ -267,12 +267,12 @@ def test_q_is_that_of_the_whole_text(name):
         torch.testing.assert_close(q, expected_laws(name, text, guesses), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("shape", "depths"), [
-    (("drafter.branching=[2,1]",), [1, 1, 2, 2, 3, 3]), (("drafter.branching=[2,2]", "drafter.children=distinct"),
-                                                         [1, 1, 2, 2, 2, 2, 3, 3, 3, 3]),
+@pytest.mark.parametrize(("children", "branching", "depths"), [
+    ("independent", "[2,1]", [1, 1, 2, 2, 3, 3]), ("distinct", "[2,2]", [1, 1, 2, 2, 2, 2, 3, 3, 3, 3]),
 ])  # fmt: skip
-def test_q_of_trees_of_parallel_guesses_follows_from_their_depth(shape, depths, tmp_path):
+def test_q_of_trees_of_parallel_guesses_follows_from_their_depth(children, branching, depths, tmp_path):
     """As above; of a second child without replacement it is the rest."""
+    shape = (f"drafter.branching={branching}", f"drafter.children={children}")
     own = parts_of(*overrides("parallel", "verifier=iterative", "gamma=3", "max_new_tokens=8", *shape))
     found, propose = [], own.drafter.propose
 
@@ -288,7 +288,7 @@ def test_q_of_trees_of_parallel_guesses_follows_from_their_depth(shape, depths, 
     for text, q in found[:4]:
         laws = expected_laws("parallel", text, torch.zeros(3, dtype=torch.long))
         for node, depth in enumerate(depths):
-            if "distinct" not in "".join(shape) or node in (0, 2):
+            if children == "independent" or node in (0, 2):
                 torch.testing.assert_close(q[node], laws[depth - 1], atol=1e-5, rtol=0)
 
 
