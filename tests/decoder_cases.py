@@ -29,6 +29,7 @@ from specbench.drafters.blockwise import BlockwiseDrafter, MedusaDrafter
 from specbench.drafters.early_exit import EarlyExitDrafter, SelfQuantizedDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
 from specbench.drafters.layer_skip import LayerParts, LayerSkipDrafter
+from specbench.drafters.lookahead import LookaheadDrafter
 from specbench.drafters.lookup_or_model import LookupOrModelDrafter
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.mtp import MtpDrafter
@@ -80,8 +81,10 @@ TREES = (
     "medusa",
     "own_trees",
     "token_recycling",
+    "lookahead",
     "mtp_distinct",
     "eagle_dynamic",
+    "suffix_tree",
 )
 
 
@@ -198,7 +201,9 @@ def spare_of(kind: str, gamma: int) -> int:
         return 4 * gamma + 1
     if kind.startswith("under_"):
         return gamma + 4  # its inner gamma is 2, of a drafter below too
-    return 7 if kind in ("medusa", "token_recycling") else gamma + 1
+    if kind == "lookahead":
+        return 11
+    return 7 if kind in ("medusa", "token_recycling", "suffix_tree") else gamma + 1
 
 
 def shape_of(kind: str, sampling: Sampling) -> FixedTree | DynamicTree | None:
@@ -234,6 +239,8 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return PromptLookupDrafter(max_match=3, min_match=1)
     if kind == "suffix":
         return SuffixDrafter(8, 1.0, 1.0, 0.1, 0, gamma=5)
+    if kind == "suffix_tree":
+        return SuffixDrafter(8, 1.0, 2.0, 0.05, 0, gamma=5, nodes=6)
     if kind == "rest":
         settings = RestDrafter.Settings(path=text_file, field=None, tokens=10**6, depth=3, min_prob=0.1)
         return RestDrafter(stored(settings, target.tokenizer), settings.min_prob)
@@ -241,6 +248,8 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return LookupOrModelDrafter(SuffixDrafter(8, 1.0, 0.0, 0.1, 0, gamma=5), ModelDrafter(model, V, gamma=5), 0.1)
     if kind == "token_recycling":
         return TokenRecyclingDrafter(V, children=3, size=6, gamma=4)
+    if kind == "lookahead":
+        return LookaheadDrafter(ngram=3, guesses=2, prompt=True, gamma=4)
     if kind == "bigram":
         return BigramDrafter(training_tokens(text_file, target.tokenizer), V, sampling, smoothing=1.0)
     if kind == "unigram":

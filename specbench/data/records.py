@@ -47,7 +47,7 @@ class FileSettings(BaseSettings):
                 f"{prefix}sha256={shown(self.sha256)} is not allowed: it must be 64 hexadecimal digits, or null"
             )
         if self.path is None or not Path(self.path).exists():
-            said = f"{prefix}path is not set" if self.path is None else f"{prefix}path={self.path} is not there"
+            said = f"{prefix}path is not set" if self.path is None else f"{prefix}path={shown(self.path)} is not there"
             raise ConfigError(f"{said}: fetch {self.url} and give its place with {prefix}path=FILE")
 
     def _compare(self, prefix: str, found: str) -> None:

@@ -25,7 +25,7 @@ class Drafter(Component, ABC):
     # Whether it is one model that reads text, which may have a recurrent state and (not inherited) a beam search (A.4).
     searches: ClassVar[bool] = False
     ends_early: ClassVar[bool] = False  # whether a gamma policy may stop a draft after any guess
-    reads_text: ClassVar[bool] = True  # whether q at a position depends only on the text before it
+    reads_text: bool = True  # whether q at a position depends only on the text before it
     mixes_laws: ClassVar[bool] = False  # whether q is a point mass in some rows and rounds only
     fixed_in_round: ClassVar[bool] = False  # whether a round's guesses are looked up in the text before the round
     needs_hidden: ClassVar[bool] = False  # whether `settle` reads the target's hidden states

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,7 +14,11 @@ from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import window
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import State
+from specbench.decoding.token_tree import MISSING, ROOT, Levels
 from specbench.decoding.transfers import counts, move, upload
+
+# Tokens, for each the probability of the path to it and, of several continuations, its parent: ROOT, or an earlier one.
+Guess = tuple[list[int], list[float], list[int]]
 
 
 def committed(state: State) -> list[list[int]]:
@@ -28,6 +33,32 @@ def point_mass_chain(guesses: Sequence[Sequence[int]], state: State) -> Draft:
         return Draft.empty(state.batch_size, device)
     tokens = upload([[*row, *[0] * (width - len(row))] for row in guesses], device)
     return Draft.chain(tokens, None, counts(tuple(map(len, guesses)), device))
+
+
+def point_mass_tree(guesses: Sequence[Guess], state: State, gamma: Sequence[int], levels: Levels | None) -> Draft:
+    """A tree of each row's guesses, at most gamma[b] levels of them, whose q are point masses. `levels`, if given, are
+    those of the draft: no row may have more guesses than each is wide."""
+    placed: list[tuple[int, int, int, int, int]] = []
+    widths = [[0] * max(gamma) for _ in guesses]  # by row, guesses of each depth
+    for row, (tokens, _, parents) in enumerate(guesses):
+        at = {ROOT: (-1, 0)}  # depth of each guess, and its place on that level
+        for node, (token, above) in enumerate(zip(tokens, parents, strict=True)):
+            if above in at and (depth := at[above][0] + 1) < gamma[row]:
+                at[node] = depth, widths[row][depth]
+                placed.append((row, *at[node], token, at[above][1]))
+                widths[row][depth] += 1
+    if not placed:
+        return Draft.empty(state.batch_size, state.tokens.device)
+    found = levels or tuple(width for width in map(max, zip(*widths, strict=True)) if width)
+    begins = [0, *accumulate(found)]
+    nodes = [[[nothing] * begins[-1] for _ in guesses] for nothing in (0, MISSING)]
+    for row, depth, place, token, above in placed:
+        nodes[0][row][begins[depth] + place] = token
+        nodes[1][row][begins[depth] + place] = begins[depth - 1] + above if depth else ROOT
+    x, parent = upload(nodes, state.tokens.device)
+    return Draft(
+        x, found, parent, None, torch.full_like(x[:, 0], begins[-1]), most=None if levels is None else levels[0]
+    )
 
 
 class PointMassDrafter(Drafter):

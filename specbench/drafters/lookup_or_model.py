@@ -13,9 +13,9 @@ from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Scores
 from specbench.decoding.state import State
 from specbench.decoding.transfers import upload
-from specbench.drafters.lookup_base import point_mass_chain
+from specbench.drafters.lookup_base import Guess, point_mass_chain
 from specbench.drafters.model import ModelDrafter, VocabularySettings, load_drafter
-from specbench.drafters.suffix import Guess, SuffixDrafter
+from specbench.drafters.suffix import SuffixDrafter
 from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
@@ -34,7 +34,7 @@ class _Seen:
     tested: float = PRIOR
     hits: float = PRIOR * KEPT  # tokens that the lookup guessed, whether they were drafted or not
     promised: float = PRIOR  # how many they should have been
-    found: Guess = field(default_factory=lambda: ([], []))  # the last lookup
+    found: Guess = field(default_factory=lambda: ([], [], []))  # the last lookup
     by_model: bool = False  # whether the model drafted in the last round
 
     def by_lookup_expected(self, probs: list[float]) -> float:
@@ -54,7 +54,7 @@ class _Seen:
         if self.by_model:
             self.accepted += min(drafted, len(new) - 1)
             self.tested += min(drafted, len(new))
-        tokens, probs = self.found
+        tokens, probs, *_ = self.found
         for token, guess, prob, before in zip(new, tokens, probs, [1.0, *probs], strict=False):
             self.promised += prob / before
             if token != guess:
@@ -111,8 +111,8 @@ class LookupOrModelDrafter(Drafter):
         rest: list[int] = []
         for row, most in enumerate(gamma):
             seen, wanted = self.seen.of(state, row, _Seen()), min(most, self.drafter.gamma)
-            seen.found = self.lookup.guess(state, row) if most else ([], [])
-            tokens, probs = seen.found
+            seen.found = self.lookup.guess(state, row) if most else ([], [], [])
+            tokens, probs, *_ = seen.found
             promised = (1 + seen.by_lookup_expected(probs[:most])) * (1 + wanted * self.cost)
             seen.by_model = not tokens or promised < 1 + seen.by_model_expected(wanted)
             rest.append(wanted if seen.by_model else 0)
