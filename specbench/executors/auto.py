@@ -76,6 +76,7 @@ class AutoExecutor(Executor):
         self.chosen: dict[str, list[str]] = {}  # by shape, the kind, alone in a list; "rounded": inputs are, too
         self.leaves: dict[Callable[..., Any], Leaf] = {}
         self.compiles = type(self).compiles or compile == "true"
+        self.falls_back = not self.compiles
         self.may_compile = compile == "auto" and self.programs.folder is not None
         self.layers = LayerPrograms(self.programs)
         self.decided, self.incomplete = False, 0  # calls of the first warm-up that had no program
@@ -91,8 +92,9 @@ class AutoExecutor(Executor):
             return EagerExecutor()
         fixed = run["cache"].kind.fixed_shapes and run["decoding"].kind.samples
         if device.type == "cuda" and fixed and cls is AutoExecutor and set(settings.products) == {*NAMES}:
-            programs = Programs.stored(identity) if settings.programs else None
-            return CudaGraphExecutor(programs, compiles=settings.compile == "true", falls_back=True)
+            compiles = settings.compile == "true"
+            programs = Programs.stored(identity) if settings.programs else Programs(None) if compiles else None
+            return CudaGraphExecutor(programs, compiles, falls_back=not compiles)
         keeps = settings.programs and run["cache"].kind.fixed_shapes
         machine = machine_name(device)
         programs = Programs.stored(identity, machine) if keeps else Programs(None)
@@ -161,7 +163,7 @@ class AutoExecutor(Executor):
         self.layers.used = False
         self.compiles = self.may_compile = self.fixed_shapes = False
 
-    def run_eagerly(self) -> None:
+    def run_eagerly(self, why: str) -> None:
         self.without_programs()
 
     def telling(self, tell: Callable[[str], None]) -> None:
