@@ -129,7 +129,7 @@ def test_without_one_of_the_programs_none_is_used(module, tmp_path, monkeypatch)
 
 def test_it_pays_only_where_it_saves_more_than_it_takes(module, tmp_path):
     executor, steps = loaded(module, tmp_path / "programs")
-    steps(0, 9)
+    steps(0, 9), steps(9, 1)
     executor.may_compile = True
     executor.ready()
     assert executor.compile_seconds(10**6) == layer_programs.SECONDS
