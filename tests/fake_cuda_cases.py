@@ -188,14 +188,14 @@ def dflash_of_layers(kind, target, place, helper) -> DFlashDrafter:
     config = DFlashConfig(layers, options, (0, 2), causal_windows=False)
     network, markov = DFlashNetwork(config, 2 * CONFIG.hidden_size), Markov(V, 2, V)
     generator = torch.Generator().manual_seed(3)
-    for part in (network, markov):
-        new = {name: torch.randn(w.shape, generator=generator) * 0.3 for name, w in part.named_parameters()}
-        part.load_state_dict({name: w.to(torch.bfloat16) for name, w in new.items()}, strict=False, assign=True)
-        place(part.eval().requires_grad_(False))
+    network.markov_head = markov
+    new = {name: torch.randn(w.shape, generator=generator) * 0.3 for name, w in network.named_parameters()}
+    network.load_state_dict({name: w.to(torch.bfloat16) for name, w in new.items()}, strict=False, assign=True)
+    place(network.eval().requires_grad_(False))
     network.embed_tokens = target.module.get_input_embeddings()
     network.lm_head = target.module.get_output_embeddings()
     target.feature_layers = (0, 2)
-    model = DFlashModel(network, markov, config, VocabMap(V, V), target)
+    model = DFlashModel(network, config, VocabMap(V, V), target)
     return DFlashDrafter(model, target.sampling, V)
 
 

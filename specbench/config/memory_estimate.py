@@ -99,7 +99,7 @@ def checked_sizes(checked: ValidatedConfig, context: Context, data: Data) -> lis
         family.refuse(chosen, footprints, data)
     refuse_encoders(checked, footprints)
     if any(model.recurrent for model in footprints):
-        context.executor.run_eagerly()
+        context.executor.run_eagerly("a model has a recurrent state")
     refuse_more_than_the_target_has(checked, context.gamma, footprints[0])
     return footprints
 

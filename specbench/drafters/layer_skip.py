@@ -2,9 +2,7 @@
 2410.06916). B texts, n tokens of each, V vocabulary, H hidden."""
 
 import copy
-import logging
 import random
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,12 +32,9 @@ from specbench.models.shared_cache import BorrowedCache, view_of, with_layers
 from specbench.settings import setting
 from specbench.verifiers.speculative import SpeculativeVerifier
 
-log = logging.getLogger(__name__)
-PART = re.compile(r"(attention|mlp|layer)\.\d{1,6}")
-PLACES = {
-    **dict.fromkeys(("self_attn", "self_attention", "attention", "attn"), "attention"),
-    **dict.fromkeys(("mlp", "feed_forward", "ffn"), "mlp"),
-}  # by the name that transformers gives to a part of a layer
+# By the name that transformers gives to a part of a layer.
+PLACES = dict.fromkeys(("self_attn", "self_attention", "attention", "attn"), "attention")
+PLACES |= dict.fromkeys(("mlp", "feed_forward", "ffn"), "mlp")
 TEXTS, READ, WRITTEN = 4, 256, 32  # prompts, the last tokens of each, and tokens that the target writes after them
 
 
@@ -55,24 +50,24 @@ class LayerSkipDrafter(EarlyExitDrafter):
         share: float = setting(ge=1e-3, le=0.999)
         trials: int = setting(ge=1, le=100_000)
 
-        def check(self, prefix: str) -> None:
-            if wrong := [name for name in self.skip or [] if not PART.fullmatch(name)]:
-                raise ConfigError(
-                    f"{prefix}skip={shown(wrong[0])} is not allowed: it must be a list of attention.N, mlp.N and "
-                    "layer.N, N a layer from 0 on, or null"
-                )
-
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "LayerSkipDrafter":
         sampling, refused = settings.own(context).sampling, f"is not possible with target.path={target.name}"
+        skip, notes = settings.skip, list[str]()
         try:
-            parts, notes = LayerParts(target.module), list[str]()
-            if missing := [name for name in settings.skip or [] if name not in parts.returned]:
-                raise ConfigError(f"drafter.skip={missing[0]} {refused}: it has {', '.join(parts.returned)}")
-            skip = settings.skip
+            parts = LayerParts(target.module)
             if skip is None:
-                skip, found = search(parts, OwnText(target, context), sampling, settings, context.seed)
-                notes = [found]
+                beta, text = beta_along_own_text(target, context, sampling)
+                count = max(1, round(settings.share * len(parts.names)))
+                skip, most = best_subset(parts.names, count, settings.trials, context.seed,
+                                         lambda skip: beta(parts.without(skip)))  # fmt: skip
+                notes = [
+                    f"the target without {', '.join(skip)} drafts: of {settings.trials} sets of {count} parts these "
+                    f"have the largest mean beta, {most:.3f}, at {text}. No time counts this search, which is before "
+                    "the run"
+                ]
+            if missing := [name for name in skip if name not in parts.returned]:
+                raise ConfigError(f"drafter.skip={shown(missing[0])} {refused}: it has {', '.join(parts.returned)}")
             module = parts.without(skip)
             run(module, {})
         except ConfigError:
@@ -148,50 +143,35 @@ def stand_in(part: Any, returned: Any, make: Callable[[Tensor], Tensor]) -> Any:
     return empty
 
 
-class OwnText:
-    """What the target writes after the first prompts, and its p there."""
+@torch.no_grad()
+def beta_along_own_text(
+    target: LanguageModel, context: Context, sampling: Sampling
+) -> tuple[Callable[[PreTrainedModel], float], str]:
+    """The mean beta of any module that shares the target's layers, along what the target writes after the first
+    prompts, and where that is, in words. The module reads its own keys and values of this text; in a draft it reads the
+    target's up to the last committed token. There is no repetition penalty."""
+    plain = target.shared(context.sampling, StaticCache, EagerExecutor())
+    n, jobs = min(WRITTEN, target.context // 2), list[Job]()
+    for prompt in context.prompts[:TEXTS]:
+        tokens = render(prompt, [], target.tokenizer, target.chat_template).tokens[-min(READ, target.context - n) :]
+        jobs.append(Job(tokens, len(tokens) + n, prompt_key(context.seed, f"{prompt.id} layer_skip")))
+    state = State.start(jobs, target.stop_tokens, 1, target.device)
+    plain.allocate(len(jobs), state.tokens.shape[1])
+    plain.prefill(state)
+    decode_autoregressive(state, plain, SpeculativeVerifier(context.sampling), Clock())
+    starts = [len(job.tokens) - 1 for job in jobs]
+    begin = torch.tensor(starts, device=target.device)
+    x = window(state.tokens, begin, n)  # [B, n], each in front of one that was written
+    known = begin[:, None] + torch.arange(n, device=target.device) < state.length[:, None] - 1  # [B, n]
+    p = context.sampling.probabilities(plain.logits(x, starts))  # [B, n, V]
 
     @torch.no_grad()
-    def __init__(self, target: LanguageModel, context: Context):
-        self.target = target.shared(context.sampling, StaticCache, EagerExecutor())
-        n, jobs = min(WRITTEN, target.context // 2), list[Job]()
-        for prompt in context.prompts[:TEXTS]:
-            tokens = render(prompt, [], target.tokenizer, target.chat_template).tokens[-min(READ, target.context - n) :]
-            jobs.append(Job(tokens, len(tokens) + n, prompt_key(context.seed, f"{prompt.id} layer_skip")))
-        state = State.start(jobs, target.stop_tokens, 1, target.device)
-        self.target.allocate(len(jobs), state.tokens.shape[1])
-        self.target.prefill(state)
-        decode_autoregressive(state, self.target, SpeculativeVerifier(context.sampling), Clock())
-        self.starts = [len(job.tokens) - 1 for job in jobs]
-        begin = torch.tensor(self.starts, device=target.device)[:, None]
-        self.tokens = window(state.tokens, begin[:, 0], n)  # [B, n], each in front of one that was written
-        self.known = begin + torch.arange(n, device=target.device) < state.length[:, None] - 1  # [B, n]
-        self.p = self._law(self.target, context.sampling)
-
-    def _law(self, model: LanguageModel, sampling: Sampling) -> Tensor:
-        """[B, n, V]: what a model says of each token that was written, without a repetition penalty."""
-        return sampling.probabilities(model.logits(self.tokens, self.starts))
-
-    @torch.no_grad()
-    def beta(self, module: PreTrainedModel, sampling: Sampling) -> float:
-        """The mean beta of a module that shares the target's layers. Behind the prompt it reads its own keys and
-        values, where in a draft it reads the target's up to the last committed token."""
-        model = BorrowedCache(module, self.target, "a trial", sampling)
+    def beta(module: PreTrainedModel) -> float:
+        model = BorrowedCache(module, plain, "a trial", sampling)
         model.borrow()
-        betas = torch.minimum(self.p, self._law(model, sampling)).sum(-1)
-        return float(betas[self.known].mean())
+        return float(torch.minimum(p, sampling.probabilities(model.logits(x, starts))).sum(-1)[known].mean())
 
-
-def search(parts: LayerParts, text: OwnText, sampling: Sampling, settings: Any, seed: int) -> tuple[list[str], str]:
-    """The best `share` of the parts that was found, and how, in a sentence."""
-    count = min(len(parts.names), max(1, round(settings.share * len(parts.names))))
-    skip, beta = best_subset(parts.names, count, settings.trials, seed,
-                             lambda skip: text.beta(parts.without(skip), sampling))  # fmt: skip
-    return skip, (
-        f"the target without {', '.join(skip)} drafts: of {settings.trials} sets of {count} parts these have the "
-        f"largest mean beta, {beta:.3f}, at {int(text.known.sum())} tokens that the target wrote after the first "
-        f"{len(text.starts)} prompts. No time counts this search, which is before the run"
-    )
+    return beta, f"{int(known.sum())} tokens that the target wrote after the first {len(jobs)} prompts"
 
 
 def best_subset(

@@ -45,7 +45,7 @@ class MtpDrafter(TreeDrafter):
         path: str | None = setting()
 
         def own_bytes(self, target: Any, size: Any, itemsize: int) -> tuple[int, int, int]:
-            weights, hidden = numbers_of(self.path or target.path)
+            weights, hidden = numbers_of(self.path or target.path) or (0, 0)
             return weights * itemsize, weights and size.column // size.layers, hidden * itemsize
 
     @classmethod

@@ -20,7 +20,6 @@ from specbench.data.json_lines import LINES, need_file, read_json_lines
 from specbench.data.records import field_of, text_of
 from specbench.data.sources import place_of
 from specbench.data.text_file import TEXT, read_text
-from specbench.decoding.state import State
 from specbench.drafters.lookup_base import PointMassDrafter
 from specbench.executors.machine import cache_dir
 from specbench.models.context import Context
@@ -64,10 +63,6 @@ class RestDrafter(PointMassDrafter):
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "RestDrafter":
         return cls(stored(settings, target.tokenizer), settings.min_prob)
 
-    def texts(self, state: State) -> list[list[int]]:
-        rows = zip(state.texts, state.lengths, strict=True)
-        return [text[max(0, length - self.store.depth) : length] for text, length in rows]
-
     def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
         after, found = self.store.following(tokens, gamma), list[int]()
         least = self.min_prob * len(after)
@@ -90,20 +85,14 @@ class Datastore:
     def following(self, text: Sequence[int], count: int) -> Tokens:
         """The tokens [m, count] behind m of the places of the longest suffix of a text that occurs: all, or some at
         equal distances in their order. END, and what comes then, stands where there are no more."""
-        wanted = list(text[: -self.depth - 1 : -1])
-        at = bisect_left(self.order, wanted, key=lambda place: self._from(place, self.depth))
-        near = [
-            zip(wanted, self._from(place, self.depth), strict=False) for place in self.order[max(0, at - 1) : at + 1]
-        ]
+        wanted, back = list(text[: -self.depth - 1 : -1]), self.back
+        at = bisect_left(self.order, wanted, key=lambda place: back[place : place + self.depth].tolist())
+        near = (zip(wanted, back[place:], strict=False) for place in self.order[max(0, at - 1) : at + 1])
         same = max(([a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)] for pairs in near), key=len)
-        begin = bisect_left(self.order, same, key=lambda place: self._from(place, len(same)))
-        end = bisect_right(self.order, same, key=lambda place: self._from(place, len(same)))
+        begin = bisect_left(self.order, same, key=lambda place: back[place : place + len(same)].tolist())
+        end = bisect_right(self.order, same, key=lambda place: back[place : place + len(same)].tolist())
         places = self.order[begin : end if same else begin : -(-(end - begin) // PLACES)]
-        found: Tokens = self.back[(places[:, None] - 1 - np.arange(count)).clip(0)]
-        return found
-
-    def _from(self, place: int, size: int) -> list[int]:
-        found: list[int] = self.back[place : place + size].tolist()
+        found: Tokens = back[(places[:, None] - 1 - np.arange(count)).clip(0)]
         return found
 
 

@@ -10,7 +10,7 @@ import copy
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import safe_open
@@ -34,7 +34,7 @@ from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import PairInput
 from specbench.models.published import read_config
 
-SINGLE = "model.safetensors"
+SINGLE, PART = "model.safetensors", "multi-token-prediction module"
 LAYERS = "transformer_layer_config"  # of a config.json of speculators
 PARTS = ("embedding_norm", "hidden_norm", "projection", "norm")
 LAYER = {"enorm": "embedding_norm", "hnorm": "hidden_norm", "eh_proj": "projection", "shared_head.norm": "norm",
@@ -84,60 +84,49 @@ def without_modules(names: Iterable[str], layers: int) -> list[str]:
 def missing_in(path: str, key: str) -> str | None:
     """Why no module can be read from a local folder, as `Component.refuses` says it; None for hub ids, and for folders
     that cannot be read, which another check refuses."""
+    found = numbers_of(path)
+    return None if found is None or found[0] else f"with {key}={path}, which holds no {PART}: {ADVICE}"
+
+
+def numbers_of(path: str) -> tuple[int, int] | None:
+    """How many numbers the first module in a local folder has, and its hidden size; None as in `missing_in`."""
     try:
-        layers = _shape(path)["num_hidden_layers"]
-        found = [mtp_place(name, layers) for name in _files(path)]
+        config = read_json(local_path(path) / "config.json")
+        config = config.get("text_config") or config.get(LAYERS) or config
+        parts, _ = _read(source_of(path), config["num_hidden_layers"])
+        return sum(tensor.numel() for tensor in parts.values()), config["hidden_size"]
     except Exception:
         return None
-    return None if any(found) else f"with {key}={path}, which holds no multi-token-prediction module: {ADVICE}"
-
-
-def numbers_of(path: str) -> tuple[int, int]:
-    """How many numbers the first module in a local folder has, and its hidden size; zeros as `missing_in`."""
-    try:
-        shape = _shape(path)
-        parts, _ = _read(source_of(path), shape["num_hidden_layers"])
-        return sum(tensor.numel() for tensor in parts.values()), shape["hidden_size"]
-    except Exception:
-        return 0, 0
-
-
-def _shape(path: str) -> dict[str, Any]:
-    """The sizes that the config.json of a local folder names. Raises OSError or ValueError."""
-    config = read_json(local_path(path) / "config.json")
-    found: dict[str, Any] = config.get("text_config") or config.get(LAYERS) or config
-    return found
 
 
 def load_mtp(path: str, key: str, target: LanguageModel) -> PreTrainedModel:
     """The first module of a checkpoint as a model of the target's class with one layer, the target's embedding and
     output matrix, and a `pair_input`. Raises ConfigError if there is none for this target."""
     stock: Any = target.module
-    named, part = f"{key}={path}", "multi-token-prediction module"
-    with reading(key, path, part):
+    named = f"{key}={path}"
+    with reading(key, path, PART):
         source = source_of(path)
         if Path(source).is_dir():
             weight_files(Path(source))  # an error if there are none
         config = _config(read_config(path, key), source, target)
         parts, before_norm = _read(source, config.num_hidden_layers)
         if not parts:
-            raise ConfigError(f"{named} holds no {part}: {ADVICE}")
+            raise ConfigError(f"{named} holds no {PART}: {ADVICE}")
         if before_norm:
             parts["norm.weight"] = stock.get_decoder().norm.weight.detach().cpu()
         if config.hidden_size != target.config.hidden_size:
             sizes = f"{config.hidden_size}, but {target.name} has {target.config.hidden_size}"
-            raise ConfigError(f"{named} has a {part} for hidden states of {sizes}")
+            raise ConfigError(f"{named} has a {PART} for hidden states of {sizes}")
         stored = {tensor.dtype for tensor in parts.values()}
         if not all(dtype.is_floating_point and dtype.itemsize > 1 for dtype in stored):
             names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in stored))
-            raise ConfigError(f"{named} holds its {part} in {names}: only 16 and 32 bits can be read")
+            raise ConfigError(f"{named} holds its {PART} in {names}: only 16 and 32 bits can be read")
         module: Any = _built(parts, config, target, named)
         module.before_norm = before_norm
     refuse_not_finite(module, named, target.dtype)
     module.set_input_embeddings(stock.get_input_embeddings())
     module.set_output_embeddings(stock.get_output_embeddings())
-    loaded: PreTrainedModel = module
-    return loaded
+    return cast(PreTrainedModel, module)
 
 
 def _config(given: Mapping[str, Any], source: str, target: LanguageModel) -> PretrainedConfig:
@@ -175,8 +164,7 @@ def _read(source: str, layers: int) -> tuple[dict[str, Tensor], bool]:
         with safe_open(cached_file(source, file), framework="pt") as tensors:
             found |= {places[name]: tensors.get_tensor(name) for name in places if files[name] == file}
     if any(name.startswith(HIDDEN_FIRST) for name in places) and "projection.weight" in found:
-        halves = found["projection.weight"].chunk(2, 1)
-        found["projection.weight"] = torch.cat(halves[::-1], 1)
+        found["projection.weight"] = torch.cat(found["projection.weight"].chunk(2, 1)[::-1], 1)
     return found, any(name.startswith(BEFORE_NORM) for name in places)
 
 

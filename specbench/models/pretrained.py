@@ -119,9 +119,9 @@ class PretrainedModel(LanguageModel):
             if obstacle is not None and not context.executor.falls_back:
                 raise ConfigError(f"{key} is not possible with this executor: {obstacle}")
             if obstacle is not None or plain.decoder.counts_positions:
-                context.executor.run_eagerly()
+                context.executor.run_eagerly(f"{settings.path} counts its positions itself")
         elif not context.executor.runs_encoders:
-            context.executor.run_eagerly()
+            context.executor.run_eagerly(f"{settings.path} is an encoder-decoder")
         trees = checks.reads_trees(plain, key)
         super().__init__(
             module,

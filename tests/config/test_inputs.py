@@ -86,7 +86,7 @@ REFUSED = {  # overrides: what the sentence holds
     "drafter=tree drafter.branching=[2,0]": "drafter.branching=0 is not allowed",
     "drafter=early_exit drafter.layers=3 drafter.head=null": "drafter.layers=3 is not allowed: it must be from 1 to 2",
     "drafter=early_exit drafter.layers=2": "it was trained for 1 layers",
-    "drafter=layer_skip drafter.skip=[attention.1,norm.0]": "drafter.skip=norm.0 is not allowed: it must be a list of",
+    "drafter=layer_skip drafter.skip=[attention.1,norm.0]": "drafter.skip=norm.0 is not possible with",
     "drafter=layer_skip drafter.skip=[mlp.3]": "drafter.skip=mlp.3 is not possible with target.path=shipped:target: it",
     "drafter=layer_skip drafter.share=1": "drafter.share=1.0 is not allowed: it must be a number >= 0.001",
     "drafter=rest": "drafter.path is not set: give a text file, or with drafter.field a file of JSON lines",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specbench.contrib.dflash.config import DFlashConfig
-from specbench.contrib.dflash.network import DFlashNetwork, Markov
+from specbench.contrib.dflash.network import DFlashNetwork
 from specbench.decoding.rows import Rows
 from specbench.decoding.state import State
 from specbench.models.language_model import LanguageModel
@@ -22,16 +22,14 @@ class DFlashModel:
     """`module` runs with the target's executor. Column i of the context belongs to position i of the text; those of
     positions whose hidden states are not known yet hold nothing that is seen."""
 
-    def __init__(self, module: DFlashNetwork, markov: Markov | None, config: DFlashConfig, vocabulary: VocabMap,
-                 target: LanguageModel):  # fmt: skip
+    def __init__(self, module: DFlashNetwork, config: DFlashConfig, vocabulary: VocabMap, target: LanguageModel):
         """The target tells what it reads of prompts from now on."""
-        self.module, self.markov, self.config, self.vocabulary = module, markov, config, vocabulary
+        self.module, self.markov, self.config, self.vocabulary = module, module.markov_head, config, vocabulary
         self.executor, self.name = target.executor, target.name
         stock: Any = target.module
         theirs = (stock.get_input_embeddings(), stock.get_output_embeddings())
-        parts = {**dict(module.named_children()), "markov": markov}
-        own = {name: target.executor.stored(part) for name, part in parts.items()
-               if part is not None and not any(part is other for other in theirs)}  # fmt: skip
+        own = {name: target.executor.stored(part) for name, part in module.named_children()
+               if not any(part is other for other in theirs)}  # fmt: skip
         self.weight_bytes = sum(stored.held for stored in own.values())
         self.weights = sum(stored.numbers for name, stored in own.items() if name not in ("embed_tokens", "lm_head"))
         self.context = torch.empty(0)

@@ -35,7 +35,7 @@ class Markov(nn.Module):
 
 
 class DFlashNetwork(nn.Module):
-    """The drafter's own weights, made without values; embedding and output matrix are set beside them."""
+    """The drafter's own weights, made without values; embedding, output matrix and bias are set beside them."""
 
     embed_tokens: nn.Module
     lm_head: nn.Module
@@ -44,6 +44,7 @@ class DFlashNetwork(nn.Module):
         """`features` is A times the target's H."""
         super().__init__()
         own: Any = config.layers
+        self.markov_head: Markov | None = None
         self.rotary = Qwen3RotaryEmbedding(own)
         self.windows = [own.sliding_window if kind == "sliding_attention" else None for kind in own.layer_types]
         self.causal_windows = config.causal_windows

@@ -1,7 +1,7 @@
 """The tensors of a DFlash checkpoint: their names, and the drafter that they make for a target."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from specbench.models.vocabulary import DraftVocabulary, VocabMap
 
 MARKOV = "markov_head."
 UNUSED = "confidence_head."  # DSpark's estimate of acceptance
-OUTSIDE = ("lm_head.weight", "embed_tokens.weight", "d2t", "t2d")
+MAPS = ("d2t", "t2d")
 
 
 def load_dflash(path: str, key: str, config: DFlashConfig, target: LanguageModel) -> DFlashModel:
@@ -30,26 +30,25 @@ def load_dflash(path: str, key: str, config: DFlashConfig, target: LanguageModel
     tensors, size = named_tensors(read_tensors(path, key), config), target.vocab_size
     with reading(key, path, "weights"):
         targets = targets_of(tensors, config.options.draft_vocab_size or size, size)
-    network = DFlashNetwork(config, len(layers) * text.hidden_size)
-    fill(network, {n: t for n, t in tensors.items() if n not in OUTSIDE and not n.startswith(MARKOV)}, named)
-    markov = None
-    if config.options.markov_rank:
-        with torch.device("meta"):
-            predicted = config.options.draft_vocab_size or target.vocab_size
-            markov = Markov(target.vocab_size, config.options.markov_rank, predicted)
-        fill(markov, {n.removeprefix(MARKOV): t for n, t in tensors.items() if n.startswith(MARKOV)}, named)
-        place(markov, named, target)
+    network, stock = DFlashNetwork(config, len(layers) * text.hidden_size), cast(Any, target.module)
+    width, predicted = config.layers.hidden_size, config.options.draft_vocab_size or size
+    with torch.device("meta"):
+        if "embed_tokens.weight" in tensors:
+            network.embed_tokens = nn.Embedding(size, width)
+        if "lm_head.weight" in tensors or predicted != size:
+            network.lm_head = nn.Linear(width, predicted, bias=False)
+        if config.options.markov_rank:
+            network.markov_head = Markov(size, config.options.markov_rank, predicted)
+    fill(network, {name: tensor for name, tensor in tensors.items() if name not in MAPS}, named)
     place(network, named, target)
     network = with_products(network, target.executor)
     network.rotary = Qwen3RotaryEmbedding(config.layers).to(target.device)  # its frequencies stay in 32 bits
-    stock: Any = target.module
-    network.embed_tokens, network.lm_head = stock.get_input_embeddings(), stock.get_output_embeddings()
-    for name, part in (("embed_tokens", nn.Embedding), ("lm_head", nn.Linear)):
-        if (own := tensors.get(f"{name}.weight")) is not None:
-            setattr(network, name, _matrix(part, own, name, config, target, named))
+    ends = {"embed_tokens": stock.get_input_embeddings(), "lm_head": stock.get_output_embeddings()}
+    for name in ends.keys() - dict(network.named_children()).keys():
+        network.add_module(name, ends[name])
     target.feature_layers = layers
     vocabulary = VocabMap(size, size) if targets is None else DraftVocabulary(targets.to(target.device), size, size)
-    return DFlashModel(network, markov, config, vocabulary, target)
+    return DFlashModel(network, config, vocabulary, target)
 
 
 def refuse_unfit(config: DFlashConfig, named: str, target: str, text: Any) -> None:
@@ -80,16 +79,3 @@ def named_tensors(tensors: Mapping[str, Tensor], config: DFlashConfig) -> dict[s
         else:
             found[MARKOV + name if name.startswith("markov_w") else name] = tensor
     return found
-
-
-def _matrix(
-    kind: type[nn.Module], weight: Tensor, name: str, config: DFlashConfig, target: LanguageModel, named: str
-) -> nn.Module:
-    """An embedding or output matrix of the checkpoint's own."""
-    rows = target.vocab_size if kind is nn.Embedding else config.options.draft_vocab_size or target.vocab_size
-    shape = (rows, config.layers.hidden_size)
-    with torch.device("meta"):
-        made = kind(*shape) if kind is nn.Embedding else kind(shape[1], shape[0], bias=False)
-    fill(made, {"weight": weight}, f"{named}, {name},")
-    place(made, named, target)
-    return with_products(nn.ModuleList([made]), target.executor).get_submodule("0")

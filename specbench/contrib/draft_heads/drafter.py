@@ -44,6 +44,8 @@ class SpeculatorDrafter(BlockwiseDrafter):
         """`gamma` is the usual gamma, whose shapes an executor optimises."""
         self.target, self.speculator, self.sampling = target, speculator, sampling
         self.vocab_size, self.longest, self.gamma = target.vocab_size, speculator.count, gamma
+        embedding: Any = target.module.get_input_embeddings()
+        speculator.embed = lambda tokens: embedding(target.vocabulary.read(tokens))
         self.own_bytes = target.executor.stored(speculator).held
         last = [list(part.children())[-1] for part in speculator.children()]  # those that later guesses read
         products = [layer for layer in last if not isinstance(layer, nn.Embedding | nn.LayerNorm)]

@@ -1,10 +1,12 @@
-"""IBM's MLP speculator (Wertheimer et al., 2404.19124), and Snowflake Arctic's LSTM in the same checkpoint format.
+"""IBM's MLP speculator (Wertheimer et al., 2404.19124), Snowflake Arctic's LSTM in its format, and Hydra heads (Ankner
+et al., 2402.05109).
 
 Guess k follows from a state and the token before it, and the first state is the target's last hidden state: an
 autoregressive drafter without attention or cache. B rows, H hidden of the target, M inner width, V vocabulary.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specbench.errors import ConfigError
-from specbench.models.published import checked, fill, read_config, read_tensors
+from specbench.models.checkpoint import reading
+from specbench.models.published import FILES, checked, fill, read_config, read_tensors
 from specbench.settings import BaseSettings, setting
 
 GATES = ("forget", "input", "output", "cell")
@@ -42,6 +45,17 @@ class SpeculatorConfig(BaseSettings):
             setattr(self, name, width)
 
 
+@dataclass
+class HydraConfig(BaseSettings):
+    """Keys of config.json; heads of other kinds attend to the text, or do not read guesses."""
+
+    hydra_num_heads: int = setting(ge=1, le=1000)
+    hydra_num_layers: int = setting(ge=1, le=1000, default=1)
+    hydra_head_arch: str = setting(choices=("mlp",))
+    grounded_heads: bool = setting(choices=(True,))
+    hidden_state_offset: int = setting(choices=(0,), default=0)
+
+
 def rms_norm(x: Tensor) -> Tensor:
     """x [..., M] divided by its root mean square."""
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
@@ -57,6 +71,8 @@ class Norm(nn.LayerNorm):
 
 class Speculator(nn.Module):
     """Base class. A state is a tuple of tensors [B, ...]; of the first one, s, the logits are."""
+
+    embed: Callable[[Tensor], Tensor]  # the target's embeddings [B, H] of tokens [B]; the drafter sets it
 
     def __init__(self, config: SpeculatorConfig):
         super().__init__()
@@ -117,9 +133,43 @@ class LstmSpeculator(Speculator):
         return self.head[0](s), (s, c)
 
 
+class Block(nn.Module):
+    """R x + silu(L x); without R its width stays."""
+
+    def __init__(self, width: int, hidden: int):
+        super().__init__()
+        self.linear = nn.Linear(width, hidden)
+        self.res_connection = nn.Identity() if width == hidden else nn.Linear(width, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, width] to [B, hidden]."""
+        found: Tensor = self.res_connection(x) + F.silu(self.linear(x))
+        return found
+
+
+class HydraSpeculator(Speculator):
+    """Head k reads the target's hidden state and its embeddings of the k + 1 tokens after it, side by side: a state."""
+
+    def __init__(self, config: HydraConfig, V: int, H: int):
+        super().__init__(SpeculatorConfig(config.hydra_num_heads, V, str(H)))
+        widths = [[(head + 2) * H] + [H] * (config.hydra_num_layers - 1) for head in range(self.count)]
+        self.hydra_mlp = nn.ModuleList(nn.Sequential(*(Block(width, H) for width in own)) for own in widths)
+        self.hydra_lm_head = nn.ModuleList(nn.Linear(H, V) for _ in widths)
+
+    def step(self, number: int, state: tuple[Tensor, ...], last: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        joined = torch.cat([state[0], self.embed(last)], 1)
+        return self.hydra_lm_head[number](self.hydra_mlp[number](joined)), (joined,)
+
+
 def read_speculator(path: str, key: str) -> Speculator:
-    """The speculator in a folder or of a hub id. Raises ConfigError."""
+    """The speculator, or Hydra heads, in a folder or of a hub id. Raises ConfigError."""
     named, given = f"{key}={path}", read_config(path, key)
+    if "hydra_num_heads" in given:
+        tensors, settings = read_tensors(path, key, FILES), checked(HydraConfig, given, named)
+        with reading(key, path, "weights"), torch.device("meta"):  # without heads the names of what is there are told
+            heads = HydraSpeculator(settings, *tensors.get("hydra_lm_head.0.weight", torch.empty(1, 1)).shape)
+        fill(heads, tensors, named)
+        return heads
     if given.get("model_type") != "mlp_speculator" and "method" not in given:
         raise ConfigError(f"{named} has model_type={given.get('model_type')} in its config.json, not mlp_speculator")
     config = checked(SpeculatorConfig, given, named)

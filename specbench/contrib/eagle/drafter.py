@@ -18,7 +18,7 @@ from specbench.decoding.token_tree import Tree
 from specbench.drafters.model import Memory
 from specbench.drafters.mtp import MtpDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
-from specbench.drafters.tree_shapes import Shape, TreeSettings
+from specbench.drafters.tree_shapes import TreeSettings
 from specbench.errors import ConfigError, shown
 from specbench.models.architecture import column_bytes
 from specbench.models.checkpoint import MODEL, local_path
@@ -75,6 +75,7 @@ class EagleDrafter(MtpDrafter):
         kind, made = (EagleModel, cls) if config.mask_token is None else (ParallelEagleModel, ParallelEagleDrafter)
         model = kind(module, target, name, sampling, context.gamma, readings[0], normed, targets)
         drafter = made(model, target.vocab_size, context.gamma, settings.tree_shape(model))
+        drafter.longest = None if config.mask_token is None else context.gamma  # no probe of costs drafts more
         requests = [render(prompt, [], target.tokenizer, target.chat_template) for prompt in context.prompts[:TEXTS]]
         texts = [request.tokens[:TEXT_TOKENS] for request in requests if len(request.tokens) > 1]
         drafter.notes = [choose(model, target, readings, texts)] if len(readings) > 1 and texts else []
@@ -104,10 +105,6 @@ class Eagle3Drafter(EagleDrafter):
 class ParallelEagleDrafter(Eagle3Drafter):
     """P-EAGLE: one call gives the logits of all guesses, and q of a guess does not depend on the guesses before it. The
     memory of a step is the logits of the guesses that are left."""
-
-    def __init__(self, model: EagleModel, vocab_size: int, gamma: int, shape: Shape | None = None):
-        super().__init__(model, vocab_size, gamma, shape)
-        self.longest = gamma  # no probe of costs drafts more
 
     def prepare(self, state: State, steps: int) -> tuple[tuple[Any, ...], int]:
         return super().prepare(state, 2 * self.gamma)

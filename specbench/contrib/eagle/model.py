@@ -30,6 +30,7 @@ class EagleModel(MtpModel):
         it predicts, None for all."""
         super().__init__(module, target, name, sampling, gamma)
         self.features: Any = self.module.features
+        self.gamma = gamma
         self.own_states = () if normed else (self.config.num_hidden_layers,)
         embedding: Any = target.module.get_input_embeddings()
         self.target_size = int(embedding.weight.shape[1])
@@ -70,12 +71,6 @@ class EagleModel(MtpModel):
 class ParallelEagleModel(EagleModel):
     """P-EAGLE: behind the pairs of the text stand masks, pairs of `mask_token` and `mask_hidden` [1, 1, A * H] of the
     module, whose logits are those of the guesses after the first one. They are overwritten as guesses are."""
-
-    def __init__(
-        self, module: PreTrainedModel, target: LanguageModel, name: str, sampling: Sampling, gamma: int, *others: Any
-    ):
-        super().__init__(module, target, name, sampling, gamma, *others)
-        self.gamma = gamma
 
     def allocate(self, rows: int, columns: int) -> None:
         super().allocate(rows, columns + 2 * self.gamma)

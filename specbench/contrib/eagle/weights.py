@@ -132,16 +132,11 @@ def inspect(key: str, path: str, version: int, wanted: list[int] | None) -> tupl
         if config.version == 1:
             del own[HEAD]
         given = {name: tensor for name, tensor in found.items() if config.version == 1 or name not in MAPS}
-        refuse_others(own, given, f"{key}={path}", optional_in(config))
+        fits = config.target_hidden_size == config.layers.hidden_size  # so that the target's may serve
+        optional = (EMBEDDING, HEAD)[: fits * (1 + (config.draft_vocab_size == config.vocab_size))]
+        refuse_others(own, given, f"{key}={path}", optional)
         draft_targets(found, config)
     return config, found
-
-
-def optional_in(config: EagleConfig) -> set[str]:
-    """The tensors that a checkpoint may lack, because the target's serve."""
-    if config.target_hidden_size != config.layers.hidden_size:  # the target's are of another width
-        return set()
-    return {EMBEDDING} | ({HEAD} if config.draft_vocab_size == config.vocab_size else set())
 
 
 def features_of(config: EagleConfig, wanted: list[int] | None) -> int:

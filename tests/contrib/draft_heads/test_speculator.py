@@ -26,6 +26,7 @@ from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
 from specbench.models.context import Context
 from specbench.models.pretrained import PretrainedModel
+from specbench.models.published import load_network
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.verifiers.speculative import SpeculativeVerifier
 
@@ -151,6 +152,91 @@ def test_logits_are_those_of_a_plain_implementation(kind, tmp_path):
 def test_logits_are_those_of_the_published_programs(kind, tmp_path):
     _, found = of_module(written(tmp_path / "s", KINDS[kind]))
     assert np.abs(found[:, -1, :2] - np.array(PUBLISHED[kind])).max() < 1e-5
+
+
+HYDRA = {"hydra_num_heads": 3, "hydra_num_layers": 2, "hydra_head_arch": "mlp", "grounded_heads": True,
+         "base_model_name_or_path": "one", "hidden_state_offset": 0}  # fmt: skip
+
+
+def hydra(folder: Path, V: int = VOCABULARY, **changes) -> tuple[str, dict[str, torch.Tensor]]:
+    """A folder of Hydra heads, and its tensors."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for head in range(COUNT):
+        width = (head + 2) * HIDDEN
+        for part in ("linear", "res_connection"):
+            shapes |= {
+                f"hydra_mlp.{head}.0.{part}.weight": (HIDDEN, width),
+                f"hydra_mlp.{head}.0.{part}.bias": (HIDDEN,),
+            }
+        shapes |= {f"hydra_mlp.{head}.1.linear.weight": (HIDDEN, HIDDEN), f"hydra_mlp.{head}.1.linear.bias": (HIDDEN,)}
+        shapes |= {f"hydra_lm_head.{head}.weight": (V, HIDDEN), f"hydra_lm_head.{head}.bias": (V,)}
+    state = {name: values(number, *shapes[name]) for number, name in enumerate(sorted(shapes))}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(HYDRA | changes))
+    torch.save(state, folder / "hydra_lm_head.pt")
+    return str(folder), state
+
+
+def plain_hydra(state, hidden, embeddings) -> np.ndarray:
+    """Logits [K, V] of guesses k = 0, 1, ... of one row, in float64: head k reads the first k + 1 embeddings."""
+    W, found = {name: tensor.double().numpy() for name, tensor in state.items()}, []
+    for k in range(len(embeddings)):
+        x = np.concatenate([hidden, *embeddings[: k + 1]])
+        for block in range(2):
+            own = f"hydra_mlp.{k}.{block}"
+            z = W[f"{own}.linear.weight"] @ x + W[f"{own}.linear.bias"]
+            x = x if block else W[f"{own}.res_connection.weight"] @ x + W[f"{own}.res_connection.bias"]
+            x = x + z / (1 + np.exp(-z))
+        found.append(W[f"hydra_lm_head.{k}.weight"] @ x + W[f"hydra_lm_head.{k}.bias"])
+    return np.array(found)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_q_of_hydra_heads_follows_from_hidden_state_and_tokens(temperature, target, tmp_path):
+    """In ragged rows, by a plain implementation. Control: embeddings in another order."""
+    path, state = hydra(tmp_path / "hydra", 4160)
+    model = target.shared(Sampling(temperature), StaticCache, EagerExecutor())
+    drafts = SpeculatorDrafter(model, load_network(read_speculator, path, "drafter.path", model), model.sampling, 3)
+    errors, controls, propose = [], [], drafts.propose
+    jobs = [Job([5, 8, 11, 7][:n], 9 + n, key) for key, n in enumerate((1, 2, 4))]
+    begun = State.start(jobs, [], 4, model.device)
+    table = target.module.get_input_embeddings().weight.double().numpy()
+
+    def compared(state_, gamma):
+        draft = propose(state_, gamma)
+        for row, count in enumerate(draft.count.tolist()):
+            text = state_.tokens[row : row + 1, : state_.lengths[row]]
+            if count and state_.active[row]:
+                hidden = target.module(text, output_hidden_states=True).hidden_states[-1][0, -2].double().numpy()
+                guesses = draft.tokens[row, :count].tolist()
+                read = [table[token] for token in [int(text[0, -1]), *guesses][:count]]
+                for order, to in ((read, errors), (read[::-1], controls)):
+                    logits = torch.from_numpy(plain_hydra(state, hidden, order))
+                    if draft.probs is None:
+                        taken = logits.gather(1, torch.tensor(guesses)[:, None])[:, 0]
+                        to.append(float((logits.amax(-1) - taken).max()))
+                    else:
+                        to.append(float((draft.probs[row, :count] - logits.softmax(-1)).abs().max()))
+        return draft
+
+    drafts.propose = compared
+    model.allocate(len(jobs), begun.tokens.shape[1])
+    with torch.inference_mode():
+        model.prefill(begun)
+        verifier = verifier_of(SpeculativeVerifier, model.sampling)
+        decode_speculative(begun, model, drafts, FixedGamma(3), verifier, Clock())
+    assert len(errors) > 6 and max(errors) < 1e-5 < max(controls)
+
+
+@pytest.mark.parametrize(("changes", "told"), [
+    ({"hydra_head_arch": "prefix-mlp"}, "hydra_head_arch=prefix-mlp is not allowed"),
+    ({"grounded_heads": False}, "grounded_heads=(False|false) is not allowed"),
+    ({"hydra_num_heads": 4}, "lacks hydra_lm_head.3.bias"), ({"hydra_num_layers": 1}, "hydra_mlp.0.1.linear.bias"),
+])  # fmt: skip
+def test_other_hydra_heads_are_refused(changes, told, tmp_path):
+    path, _ = hydra(tmp_path / "hydra", **changes)
+    with pytest.raises(ConfigError, match=told):
+        read_speculator(path, "drafter.path")
 
 
 def test_copies_of_tied_tensors_are_left_out(tmp_path):

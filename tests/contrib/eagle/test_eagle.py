@@ -185,6 +185,22 @@ def test_logits_are_those_of_speculators(name):
     assert np.abs(logits[-1].numpy() - other).max() > 1e-3
 
 
+# As above, of all guesses of "parallel", by PEagleDraftModel.forward with num_depths=4 and all anchors sampled: rows of
+# the last pair's anchor at depths 0 to 3.
+MASKED = [[-0.01964, 1.037, 0.76383, -0.488846], [-0.39795, -0.329987, 0.161139, 0.445626],
+          [-0.079217, 0.241673, 0.25265, -0.060361], [-0.126413, 0.149037, 0.233368, 0.018436]]  # fmt: skip
+
+
+def test_logits_behind_masks_are_those_of_speculators():
+    model, features = own_model("parallel"), numbers("features", len(TOKENS), 3 * D)[None]
+    for behind, close in ((len(TOKENS) - 1, True), (len(TOKENS) - 2, False)):  # the second is a control
+        model.allocate(1, 16)
+        visible, first = model.make_room([0], len(TOKENS) + 3), torch.zeros(1, dtype=torch.long)
+        logits = model.block(torch.tensor([TOKENS]), features, first, torch.tensor([behind]), visible)[0]
+        found = draft_logits(logits, DRAFT_V)[:, :4]
+        assert torch.allclose(found, torch.tensor(MASKED), atol=1e-5, rtol=0) == close
+
+
 # -- Whole drafts ------------------------------------------------------------------------------------
 
 
