@@ -61,11 +61,11 @@ class SimulatedGraphs(CudaGraphExecutor):
 
         return replay
 
-    def give_up(self, function, error):
+    def give_up(self, captured, error):
         """A test fails if a function is not captured, unless that is what it is about."""
         if not self.forgives:
             raise error
-        super().give_up(function, error)
+        super().give_up(captured, error)
 
     def pool_bytes(self):
         return sum(t.nbytes for tape in self.tapes for t in tape.made)

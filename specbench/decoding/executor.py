@@ -135,9 +135,9 @@ class Executor(Component):
     def without_programs(self, why: str = "") -> None:
         """From now on no program is used or made: called after a warm-up, `why` being a sentence for the notes."""
 
-    def run_eagerly(self) -> None:
+    def run_eagerly(self, why: str) -> None:
         """From now on functions run as they are: called before models are loaded that neither programs nor graphs can
-        run."""
+        run, for the reason `why`."""
 
     def telling(self, tell: Callable[[str], None]) -> None:
         """From now on `tell` is called with what is going on while programs are made."""

@@ -22,6 +22,7 @@ from specbench.executors.compile_cache import Programs, decide
 from specbench.executors.compiled_function import Leaf
 from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.executors.eager import EagerExecutor
+from specbench.executors.layer_programs import SECONDS, LayerPrograms
 from specbench.executors.linear_kernels import KINDS, QUANTIZED, HalfWeight, Plain, Product, scale_of
 from specbench.executors.machine import machine_name
 from specbench.executors.packed_linear import (
@@ -75,7 +76,9 @@ class AutoExecutor(Executor):
         self.chosen: dict[str, list[str]] = {}  # by shape, the kind, alone in a list; "rounded": inputs are, too
         self.leaves: dict[Callable[..., Any], Leaf] = {}
         self.compiles = type(self).compiles or compile == "true"
+        self.falls_back = not self.compiles
         self.may_compile = compile == "auto" and self.programs.folder is not None
+        self.layers = LayerPrograms(self.programs)
         self.decided, self.incomplete = False, 0  # calls of the first warm-up that had no program
         self.decision: str | None = None
         self.left_out: str | None = None  # why programs that were there are not used
@@ -89,8 +92,9 @@ class AutoExecutor(Executor):
             return EagerExecutor()
         fixed = run["cache"].kind.fixed_shapes and run["decoding"].kind.samples
         if device.type == "cuda" and fixed and cls is AutoExecutor and set(settings.products) == {*NAMES}:
-            programs = Programs.stored(identity) if settings.programs else None
-            return CudaGraphExecutor(programs, compiles=settings.compile == "true", falls_back=True)
+            compiles = settings.compile == "true"
+            programs = Programs.stored(identity) if settings.programs else Programs(None) if compiles else None
+            return CudaGraphExecutor(programs, compiles, falls_back=not compiles)
         keeps = settings.programs and run["cache"].kind.fixed_shapes
         machine = machine_name(device)
         programs = Programs.stored(identity, machine) if keeps else Programs(None)
@@ -128,6 +132,7 @@ class AutoExecutor(Executor):
     def ready(self) -> bool:
         """Decides after the first warm-up: without one of the programs that it asked for none is used, so that all ways
         of decoding run alike."""
+        self.layers.settle()
         if not self.decided and not self.compiles:
             self.decided = True
             if self.missing:
@@ -136,22 +141,29 @@ class AutoExecutor(Executor):
 
     def compile_seconds(self, weights: int) -> float | None:
         open_question = self.may_compile and self.decided and not self.fixed_shapes
-        return weights * self.programs.seconds_per_weight if open_question else None
+        if not open_question or self.layers.running:
+            return None
+        return SECONDS if self.layers.missed else weights * self.programs.seconds_per_weight
 
     def decide(self, seconds: float, least: float, weights: int) -> bool:
         self.may_compile = False
-        pays, self.decision = decide(seconds, least, weights * self.programs.seconds_per_weight)
+        one_by_one = self.layers.missed > 0
+        taken = SECONDS if one_by_one else weights * self.programs.seconds_per_weight
+        pays, self.decision = decide(seconds, least, taken)
         log.info("executor.compile=auto: %s", self.decision)
-        if pays:
+        if pays and one_by_one:
+            self.layers.start()
+        elif pays:
             self.compiles = self.fixed_shapes = True
             self.incomplete, self.leaves, self.programs.found = 0, {}, 0
         return pays
 
     def without_programs(self, why: str = "") -> None:
         self.programs, self.leaves, self.left_out = Programs(None), {}, why or None
+        self.layers.used = False
         self.compiles = self.may_compile = self.fixed_shapes = False
 
-    def run_eagerly(self) -> None:
+    def run_eagerly(self, why: str) -> None:
         self.without_programs()
 
     def telling(self, tell: Callable[[str], None]) -> None:
@@ -188,13 +200,16 @@ class AutoExecutor(Executor):
         for group in groups:  # one after the other, so that no more than one exists twice meanwhile
             replace(group, self._product(*stacked(group), exact))
         pack_embedding(module)
+        if self.programs.folder is not None and not self.compiles:
+            self.layers.attach(module)
         return module
 
-    def loaded(self) -> dict[str, list[str]]:
-        return dict(self.chosen)
+    def loaded(self) -> tuple[dict[str, list[str]], LayerPrograms]:
+        return dict(self.chosen), self.layers
 
-    def share(self, loaded: dict[str, list[str]]) -> None:
-        self.chosen |= loaded
+    def share(self, loaded: tuple[dict[str, list[str]], LayerPrograms]) -> None:
+        chosen, self.layers = loaded
+        self.chosen |= chosen
 
     def _sample(self, groups: Sequence[LinearGroup], exact: bool) -> autotune.Weights:
         """Weights and biases to time, in the order of a forward: up to SAMPLE_BYTES, and one at least of every shape
@@ -253,7 +268,8 @@ class AutoExecutor(Executor):
         shapes = {shape.partition(",")[0] for shape in self.chosen}
         times = {shape: self.table.shapes[shape] for shape in shapes if shape in self.table.shapes}
         kept = self.programs
-        programs = {"used": self.fixed_shapes, "found": kept.found, "made": kept.made, "seconds": kept.seconds,
+        used = self.fixed_shapes or self.layers.running
+        programs = {"used": used, "found": kept.found, "made": kept.made, "seconds": kept.seconds,
                     "decision": self.decision, "left_out": self.left_out,
                     "missed": self.missing or self.incomplete}  # fmt: skip
         return {"machine": self.table.machine, "rows": list(ROWS), "microseconds": times, "chosen": self.chosen,

@@ -62,7 +62,7 @@ class CudaGraphExecutor(Executor):
         self.capture_seconds = 0.0  # of all, with the calls and compilations before each
         self.functions: dict[Callable[..., Any], Captured] = {}
         self.places: set[int] = set()  # addresses of results, which stay where they are
-        self.pool: Any = None
+        self.pools: list[Any] = []  # the last one is used; others hold graphs from before a capture that failed
         self.ahead: dict[str, str] = {}  # whether rounds are launched ahead, by decoder
         self.stream: Any = None  # of captures and of the calls before them: each stream keeps workspaces of its own
 
@@ -105,6 +105,7 @@ class CudaGraphExecutor(Executor):
         return self.functions[function]
 
     def runs_ahead(self, decoder: str, obstacle: str | None) -> bool:
+        obstacle = obstacle if self.captures_graphs else "nothing is captured"
         self.ahead[decoder] = "yes" if obstacle is None else f"no: {obstacle}"
         return obstacle is None
 
@@ -122,23 +123,26 @@ class CudaGraphExecutor(Executor):
     def ready(self) -> bool:
         """If a program was missing and none is made, all graphs are captured again without programs."""
         self.warm = True
-        lacking = not self.compiles and any(leaf.missed for leaf in self.leaves.values())
+        lacking = 0 if self.compiles else sum(leaf.missed for leaf in self.leaves.values())
         if lacking:
-            self.without_programs()
-        return lacking
+            self.without_programs(
+                f"{lacking} calls had no compiled program, so none was used: executor=cudagraph makes them"
+            )
+        return lacking > 0
 
     def without_programs(self, why: str = "") -> None:
         self.programs, self.leaves, self.functions, self.compiles = None, {}, {}, False
         self.places, self.left_out = set(), why or None
 
-    def run_eagerly(self) -> None:
+    def run_eagerly(self, why: str) -> None:
         self.captures_graphs = self.fixed_shapes = False
-        self.without_programs()
+        self.without_programs(f"nothing was captured as a CUDA graph: {why}")
 
-    def give_up(self, function: Callable[..., Any], error: RuntimeError) -> None:
+    def give_up(self, captured: "Captured", error: Exception) -> None:
         """Notes that a function could not be captured, with the whole chain of errors in the log."""
-        name = getattr(function, "__qualname__", type(function).__name__)
-        self.not_captured[name] = causes(error)
+        self.late += self.warm
+        name = " of ".join([captured.name, *(str(getattr(model, "name", "")) for model in captured.models)])
+        self.not_captured[name] = ("after warm-up: " if self.warm else "") + causes(error)
         log.warning("%s runs eagerly, since it could not be captured: %s", name, self.not_captured[name])
         log.info("the errors in full", exc_info=error)
 
@@ -202,21 +206,22 @@ class CudaGraphExecutor(Executor):
         it raises, the current stream is what it was, and later captures use a pool of their own."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
-            with no_garbage_collection(), torch.cuda.graph(graph, pool=self.pool, stream=self.side_stream()):
+            pool = self.pools[-1] if self.pools else None
+            with no_garbage_collection(), torch.cuda.graph(graph, pool=pool, stream=self.side_stream()):
                 function()
         except BaseException:
             torch.cuda.set_stream(stream)  # the end of a failed capture raises before it leaves its own
-            self.pool = self.stream = None
+            self.pools, self.stream = [*self.pools, torch.cuda.graph_pool_handle()], None
             raise
-        self.pool = self.pool or graph.pool()
+        self.pools = self.pools or [graph.pool()]
         return graph.replay
 
     def pool_bytes(self) -> int:
-        """Bytes that the pool has of the device."""
-        if self.pool is None:
+        """Bytes that the pools have of the device."""
+        if not self.pools:
             return 0
-        segments = torch.cuda.memory_snapshot()
-        return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == tuple(self.pool))
+        own = {tuple(pool) for pool in self.pools}
+        return sum(s["total_size"] for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) in own)
 
 
 @contextmanager
@@ -246,7 +251,8 @@ class Captured:
 
     def __init__(self, function: Callable[..., Any], models: Sequence[HasCache], executor: CudaGraphExecutor):
         self.function, self.models, self.executor = function, models, executor
-        self.eager = False  # since it could not be captured
+        self.name = str(getattr(getattr(function, "function", function), "__qualname__", function))
+        self.given_up = False  # since it could not be captured, or memory for more graphs is lacking
         self.graphs: dict[Any, Graph] = {}
         self.buffers: dict[int, list[Tensor]] = {}  # by number of the result's tensor, bytes for it
 
@@ -255,7 +261,7 @@ class Captured:
         function itself if it cannot be captured, and as long as a cache has no tensors: it takes its shape from a first
         forward."""
         caches = [model.cache_tensors() for model in self.models]
-        graph = self._graph(arguments, caches) if all(caches) and not self.eager else None
+        graph = self._graph(arguments, caches) if all(caches) else None
         if graph is None:
             with self.executor.whole():
                 return self.function(*arguments)
@@ -273,6 +279,8 @@ class Captured:
                  for t, own in zip(tensors, stays, strict=True)]  # fmt: skip
         key = (spec, *kinds, *((t.shape, t.dtype, t.data_ptr()) for t in stored))
         graph = self.graphs.get(key)
+        if graph is None and self.given_up:
+            return None
         if graph is None:
             for function in self.executor.functions.values():
                 function.forget_stale()
@@ -281,9 +289,11 @@ class Captured:
             try:
                 graph = self.graphs[key] = self._capture(spec, tensors, stays, alive)
                 self.executor.capture_seconds += time.perf_counter() - began
-            except RuntimeError as error:
-                self.eager, self.graphs = True, {}
-                self.executor.give_up(self.function, error)
+            except Exception as error:  # of CUDA, of Triton, of a compiler that is not there
+                self.given_up = True
+                if not isinstance(error, torch.OutOfMemoryError):
+                    self.graphs = {}
+                self.executor.give_up(self, error)
                 return None
         for number, own in graph.copied:
             own.copy_(tensors[number])

@@ -27,6 +27,10 @@ CHOICES = ("auto", "sdpa", "triton")
 UNUSUAL = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices")
 PLAIN = {"full_attention", "sliding_attention"}  # kinds of layers
 TEXT = {"cuda": 700, "cpu": 40}  # tokens of the text on which the kernel is checked; a CPU interprets it
+TREES: dict[str, list[tuple[int, ...]]] = {
+    "cuda": [(-1, -1, 0, 0, 1), (-1,) * 63],
+    "cpu": [(-1, -1, 0, 0, 1)],
+}  # parents of the nodes of trees behind it
 MORE = (40, 5, 1)  # tokens that are read behind it, one group after the other
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}  # of the largest value
 
@@ -173,18 +177,18 @@ def check_kernel(attention: str, model: Any) -> bool:
 def worst_error(model: Any) -> float:
     """The largest distance of the kernel from plain attention in any layer, as a share of the layer's largest value, on
     a text, on a few tokens behind it and on a tree. The model must have no cache yet."""
-    device, tree = model.device, static_tree((-1, -1, 0, 0, 1), model.device)
-    behind = [*MORE, tree.sees.shape[1]]
+    device = model.device
+    trees = [static_tree(parents, device) for parents in TREES[device.type]]
+    behind = [*MORE, *(tree.sees.shape[1] for tree in trees)]
     text = max(1, min(TEXT[device.type], model.context - sum(behind)))
     columns, begin = text + sum(behind), 0
     ids = torch.arange(columns, device=device)[None] % model.own_vocab_size
     model.cache, model.kernel_errors = StaticCache(1, columns), []
     try:
         with torch.inference_mode():
-            for count in (text, *behind):
-                shape = tree if begin + count == columns else None
+            for count, tree in zip((text, *behind), (None, *(None for _ in MORE), *trees), strict=True):
                 first = torch.tensor([begin], device=device)
-                model.forward(ids[:, begin : begin + count], first, columns, tree=shape, keep_logits=1)
+                model.forward(ids[:, begin : begin + count], first, columns, tree=tree, keep_logits=1)
                 begin += count
             return float(torch.stack(model.kernel_errors).max())
     finally:

@@ -119,9 +119,9 @@ class PretrainedModel(LanguageModel):
             if obstacle is not None and not context.executor.falls_back:
                 raise ConfigError(f"{key} is not possible with this executor: {obstacle}")
             if obstacle is not None or plain.decoder.counts_positions:
-                context.executor.run_eagerly()
+                context.executor.run_eagerly(f"{settings.path} counts its positions itself")
         elif not context.executor.runs_encoders:
-            context.executor.run_eagerly()
+            context.executor.run_eagerly(f"{settings.path} is an encoder-decoder")
         trees = checks.reads_trees(plain, key)
         super().__init__(
             module,
@@ -258,7 +258,7 @@ def load_module(
             with torch.device(device):
                 module: Any = loader.from_config(copy.copy(config), **options)
             for weight in module.parameters() if config.dtype in HALVES else ():
-                weight.data = weight.data.to(config.dtype).to(dtype)
+                weight.data.copy_(weight.data.to(config.dtype))
         else:
             module = _read_weights(settings, config, loader, options | placed_on(device), key)
         loaded: PreTrainedModel = (module if settings.divided() else module.to(device)).eval()

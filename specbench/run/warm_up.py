@@ -12,7 +12,7 @@ from specbench.decoding import processes
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
-from specbench.errors import causes
+from specbench.errors import ConfigError, causes
 from specbench.policies.gamma.fixed import WatchedGamma
 from specbench.run.batching import Batch
 from specbench.run.decoder import Session
@@ -65,10 +65,12 @@ def warm_up(session: Session, wanted: Batch) -> None:
 
 @contextmanager
 def going_on(what: str) -> Iterator[None]:
-    """Inside, an error of the device is logged, and the run goes on: a prompt will fail too, and be recorded."""
+    """Inside, an error of the device or of a compiler is logged, and the run goes on: a prompt will fail too."""
     try:
         yield
-    except RuntimeError as error:
+    except ConfigError:
+        raise
+    except Exception as error:
         processes.current.fail_if_distributed(error)
         log.warning("%s failed: %s", what, causes(error))
 

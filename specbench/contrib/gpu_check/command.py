@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -64,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         stop(str(error), 2)
     if options.child is None:
         sys.exit(check_all(options, provenance(device) | {"cuda": torch.version.cuda} | machine()))
+    logging.basicConfig(level=logging.INFO)  # for whole errors
     folder = Path(options.out)
     (own := folder / f"phase_{options.child}").mkdir(exist_ok=True)
     measure_into(CHECKS[options.child], Bench(device, own, options.compile), numbers_file(folder, options.child))

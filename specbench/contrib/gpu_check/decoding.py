@@ -7,8 +7,9 @@ from itertools import count, cycle
 import torch
 from torch.nn import functional as F
 
+from specbench.config.components import Components
 from specbench.contrib.gpu_check.bench import GRAPHS, Bench, Measured, jobs_of, kernels_of, time_call
-from specbench.contrib.gpu_check.timing import PAIR, TARGET, round_ends, score_call
+from specbench.contrib.gpu_check.timing import PAIR, TARGET, score_call
 from specbench.run.decoder import Session
 from specbench.run.machine_watch import cuda_roofs
 from specbench.stats.records import DecodeResult
@@ -35,9 +36,9 @@ def speeds(bench: Bench) -> Iterator[Measured]:
             where = f"{', '.join(way)}, {rows} rows"
             for speculative in (False, True):
                 session.decode(jobs, speculative, columns)
-                before = parts.target.executor.facts().get("captures", 0)
+                before = captures_of(parts)
                 found = session.decode(jobs, speculative, columns)
-                captures = parts.target.executor.facts().get("captures", 0) - before
+                captures = captures_of(parts) - before
                 name = f"{'speculative' if speculative else 'plain'}, {where}"
                 yield Measured(f"tokens/s, {name}", tokens_per_second(found), "", None, f"{found.calls} calls")
                 yield Measured(f"captures in the timed part, {name}", captures, "", ("<=", 0.0))
@@ -49,17 +50,26 @@ def speeds(bench: Bench) -> Iterator[Measured]:
                 yield Measured(f"tokens/s, {name} of transformers, {rows} rows", output.decoded / output.decode_seconds)
 
 
+def captures_of(parts: Components) -> int:
+    """Graphs that were captured so far."""
+    return int(parts.target.executor.facts().get("captures", 0))
+
+
 def tokens_per_second(found: DecodeResult) -> float:
     """Of all rows together, without the reading of prompts."""
     return sum(len(request.tokens) for request in found.requests) / found.decode_seconds
 
 
 def longest_kernels(bench: Bench) -> Iterator[Measured]:
-    """The kernels that take most of a round, by the profiler."""
+    """The kernels that take most of a round, by the profiler; those that read the prompt's first token are among
+    them."""
     for way in (AUTO, EAGER):
-        decode = round_ends(bench.parts(*PAIR, *way))
-        rounds, where = len(decode()), ", ".join(way)
-        found = kernels_of(decode)
+        parts, where = bench.parts(*PAIR, *way), ", ".join(way)
+        session, jobs, columns = Session(parts), jobs_of(parts, 1, 2, NEW), 2 + NEW + parts.spare
+        rounds = [session.decode(jobs, True, columns) for _ in range(2)][-1].calls
+        before = captures_of(parts)
+        found = kernels_of(lambda: session.decode(jobs, True, columns))  # noqa: B023
+        yield Measured(f"captures in the profiled part, {where}", captures_of(parts) - before, "", ("<=", 0.0))
         total, calls = sum(f.seconds for f in found), sum(f.calls for f in found)
         yield Measured(
             f"all kernels, {where}", total / rounds * 1e6, "us a round", None, f"{calls / rounds:.0f} of them"

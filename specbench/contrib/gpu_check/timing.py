@@ -12,9 +12,10 @@ from specbench.decoding.draft import Draft
 from specbench.decoding.speculative import RoundHook, decode_speculative, ignore
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Lap, Timer, decoding_seconds
-from specbench.run.decoder import untimed
+from specbench.run.decoder import Session, untimed
 from specbench.run.machine_watch import cuda_roofs
 from specbench.run.recorder import Recorder, round_numbers
+from specbench.stats.records import DecodeResult
 
 # Llama 3.2 1B drafts for 3B: real shapes, random weights, guesses accepted at a given rate.
 PAIR = ("target=llama3b", "drafter=llama1b", "target.weights=random", "drafter.weights=random", "gamma=5",
@@ -75,10 +76,11 @@ def _step(
 def one_round(bench: Bench) -> Iterator[Measured]:
     """Waits of the host, graphs and kernels of a round. A few waits at the start of a text are allowed for."""
     for overrides in (*CHAINS, *OTHERS):
-        decode, rounds = round_ends(bench.parts("target=stdlib", *overrides)), list[float]()
-        decode()
-        found = profiled(lambda decode=decode, rounds=rounds: rounds.extend(decode()))  # type: ignore[misc]
-        where, count = ", ".join(overrides), len(rounds)
+        parts, decoded = bench.parts("target=stdlib", *overrides), list[DecodeResult]()
+        session, jobs, columns = Session(parts), jobs_of(parts, 1, 32, NEW_TOKENS), 32 + NEW_TOKENS + parts.spare
+        session.decode(jobs, True, columns)
+        found = profiled(lambda: decoded.append(session.decode(jobs, True, columns)))  # noqa: B023
+        where, count = ", ".join(overrides), decoded[0].calls
         waits = found.waits / count if found.waits > 0 else None
         remark = "" if waits else "none was seen, and one is needed"
         yield Measured(f"waits a round, {where}", waits, "", ("<=", 1.5) if overrides in CHAINS else None, remark)

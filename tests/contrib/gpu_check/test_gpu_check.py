@@ -5,6 +5,7 @@ import json
 import sys
 import time
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,6 @@ from specbench.contrib.gpu_check.bench import (
     GRAPHS,
     INFO,
     PASSED,
-    UNCAPTURED,
     UNCLEAR,
     Bench,
     Kernel,
@@ -28,6 +28,7 @@ from specbench.contrib.gpu_check.bench import (
 from specbench.contrib.gpu_check.command import CHECKS, Check, measure_into, numbers_file
 from specbench.kernels import ops
 from specbench.models import pretrained
+from specbench.run.decoder import Session
 from specbench.run.machine_watch import Roofs
 
 SMALL = {
@@ -51,7 +52,8 @@ class CudaBench(Bench):
     def overrides(self, overrides):
         check(compose(super().overrides(overrides)))
         captured = (GRAPHS, "executor=auto")
-        wanted = [word for given in overrides for word in (UNCAPTURED if given in captured else (given,))]
+        graphs = (GRAPHS, "executor._target_=graph_memory.Rerun", "executor.compile=false")  # run their functions again
+        wanted = [word for given in overrides for word in (graphs if given in captured else (given,))]
         shapes = [
             f"{choice.partition('=')[0]}.shape.{key}={value}"
             for choice, shape in SMALL.items() if choice in overrides for key, value in shape.items()
@@ -313,3 +315,27 @@ def test_everything_is_in_one_file_to_send(tmp_path, monkeypatch):
         assert {"results.json", "phase_1.log", "phase_1.jsonl"} <= {*packed.namelist()}
         log = packed.read("phase_1.log").decode()
     assert "OSError: first" in log and "ValueError: below" in log
+
+
+def test_captures_in_a_timed_part_fail(seen, cuda, monkeypatch, tmp_path):
+    """Negative control: rows at other addresses in each decode."""
+    monkeypatch.setattr(ops, "run_on", lambda device: False)
+    monkeypatch.setattr(decoding, "ROWS", (1,))
+    decode, states = Session.decode, []
+
+    def anew(self, *args, **more):
+        states.append(self._state)  # so that its memory is not used again
+        self._state = None
+        return decode(self, *args, **more)
+
+    monkeypatch.setattr(Session, "decode", anew)
+    found = measured(4, tmp_path)
+    assert found["captures in the timed part, speculative, executor=auto, 1 rows"]["verdict"] == FAILED
+
+
+def test_kernels_of_one_name_are_added_up(monkeypatch):
+    def event(name, microseconds):
+        return SimpleNamespace(name=name, self_device_time_total=microseconds)
+
+    monkeypatch.setattr(bench, "events_of", lambda call: ([], [event("a", 2.0), event("b", 3.0), event("a", 4.0)]))
+    assert bench.kernels_of(lambda: None) == [Kernel("a", 2, pytest.approx(6e-6)), Kernel("b", 1, pytest.approx(3e-6))]

@@ -445,6 +445,8 @@ def test_a_training_on_answers(tmp_path, monkeypatch):
         ("prompts={few}", "text=.* and prompts=.* are both set"),
         ("every=0", "every=0 is not allowed"),
         ("accumulate=0", "accumulate=0 is not allowed"),
+        ("method=dflash method.mask_token=4160", "method.mask_token=4160 is not possible: the target has 4160 tokens"),
+        ("method=dflash method.block_size=1", "method.block_size=1 is not allowed: it must be an integer >= 2"),
     ],
 )
 def test_mistakes_are_one_sentence(overrides, told, tmp_path, monkeypatch):

@@ -1,0 +1,197 @@
+"""One compiled program for all decoder layers that are alike, called once for each.
+
+A model of many small layers spends its steps in calls, not in reading weights. Compiling all of its layers takes
+minutes, compiling one takes seconds. Caches are those of `specbench.cache`. b rows, N new tokens, T columns.
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.nn.utils.stateless import _reparametrize_module
+from transformers import PreTrainedModel
+
+from specbench.errors import first_line
+from specbench.executors.compile_cache import CompiledProgram, Programs, program_name
+from specbench.executors.compiled_function import OPTIONS, UNCHECKED, AsModule
+from specbench.executors.pytree import flatten_arguments, rebuild
+
+log = logging.getLogger(__name__)
+LEAST_LAYERS = 8  # of one class: with fewer, calls are little of a step
+MOST_TOKENS = 64  # of a forward: with more, products take the time
+SECONDS = 24.0  # to make the programs of a model: an assumption
+ROUNDING = 1e-3  # of the largest result: what a program may differ by from the layer as it is written
+MOST_SIZE = 10**6
+PLAIN = (bool, int, float, str, tuple, torch.dtype)
+
+
+class LayerPrograms:
+    """The programs of a module's decoder layers: one for a single new token, one for several."""
+
+    def __init__(self, kept: Programs):
+        """Programs are found in `kept`; those that are missing are made while `compiles` is set."""
+        self.kept, self.used, self.compiles, self.attached = kept, True, False, False
+        self.missed = 0  # calls without a program
+        self.found: dict[Any, CompiledProgram | None] = {}
+
+    def attach(self, module: nn.Module) -> None:
+        """From now on the layers of a causal module of transformers run as programs, if there are enough."""
+        for layers in module.modules() if isinstance(module, PreTrainedModel) else ():
+            if isinstance(layers, nn.ModuleList) and len(layers) >= LEAST_LAYERS and len({*map(type, layers)}) == 1:
+                places = [_place(layer) for layer in layers]
+                if any(weight.dim() > 2 for weight in layers.parameters()):  # experts, whose calls are counted
+                    continue
+                if len({*places}) == len(layers) and None not in places:
+                    self.attached = True
+                    for layer, place in zip(layers, places, strict=True):
+                        layer.forward = LayerCall(layer, place, self)
+
+    @property
+    def running(self) -> bool:
+        """Whether layers run as programs."""
+        return self.used and any(program is not None for program in self.found.values())
+
+    def start(self) -> None:
+        """Missing programs are made from now on, until `settle`."""
+        self.used, self.compiles, self.missed = True, True, 0
+        self.found = {key: program for key, program in self.found.items() if program is not None}
+
+    def settle(self) -> None:
+        """After a warm-up: all calls run alike, so that without one of the programs none is used."""
+        self.used, self.compiles = self.used and not self.missed, False
+
+
+class LayerCall:
+    """Stands for `forward` of one layer."""
+
+    def __init__(self, layer: nn.Module, place: Any, programs: LayerPrograms):
+        """`place` is what the layer calls itself in the cache."""
+        self.layer, self.place, self.programs = layer, place, programs
+        self.weights = dict([*layer.named_parameters(), *layer.named_buffers()])
+        self.kind = (_described(layer), *((name, t.shape, t.dtype) for name, t in self.weights.items()))
+        self.checked: set[Any] = set()
+
+    def __call__(self, hidden_states: Tensor, **given: Any) -> Any:
+        """The layer's result for hidden states [b, N, H]; by a program, if they are of one row and its cache and mask
+        are of the usual form."""
+        hidden, mask, programs = hidden_states, given.get("attention_mask"), self.programs
+        cache: Any = given.get("past_key_values")
+        usual = programs.used and getattr(cache, "in_place", False) and self.place in cache.numbers and len(hidden) == 1
+        usual = usual and isinstance(mask, Tensor) and mask.shape[-1] > 1 and hidden.shape[1] <= MOST_TOKENS
+        if not usual or torch.compiler.is_compiling():
+            return self.run(hidden, given)
+        number = cache.numbers[self.place]
+        rest = {name: value for name, value in given.items() if value is not cache}
+        spec, tensors = flatten_arguments((hidden, *rest.values()))
+        stored, tensors = cache.pools[2 * number : 2 * number + 2], [t.contiguous() for t in tensors]
+        span, shapes = cache.span, tuple(t.shape for t in stored)
+        key = (self.kind, spec, (*rest,), min(hidden.shape[1], 2), shapes, span.start, span.stop)
+        if key not in programs.found:
+            programs.found[key] = self._find(key, cache, number, tensors)
+        program = programs.found[key]
+        if program is None:
+            programs.missed += 1
+            return self.run(hidden, given)
+        code, result = program
+        found = rebuild(result, code(*tensors, cache.slots, *stored, *self.weights.values()))
+        return found if key in self.checked else self._check(key, found, self.run(hidden, given))
+
+    def run(self, hidden: Tensor, given: Any) -> Any:
+        """The layer as it is written."""
+        return type(self.layer).forward(self.layer, hidden, **given)
+
+    def _check(self, key: Any, found: Any, written: Any) -> Any:
+        """Compares a program's first result with that of the layer as it is written, which it returns."""
+        pairs = zip(flatten_arguments(found)[1], flatten_arguments(written)[1], strict=True)
+        if all((ours - own).abs().max() <= ROUNDING * own.abs().max() for ours, own in pairs):
+            self.checked.add(key)
+        else:
+            log.warning("a program of layer %s gave another result than the layer: it is not used", self.place)
+            self.programs.found[key] = None
+        return written
+
+    def _find(self, key: Any, cache: Any, number: int, tensors: Sequence[Tensor]) -> CompiledProgram | None:
+        """The program for a key: from the disk, or compiled."""
+        programs = self.programs
+        configuration = str(getattr(next(self.layer.children()), "config", ""))
+        name = program_name("layer", *map(str, key), configuration, torch.is_inference_mode_enabled())
+        found = programs.kept.find(name)
+        if found is None and programs.compiles:
+            try:
+                with programs.kept.making(len(self.weights)):
+                    found = self._compile(name, key, cache, number, tensors)
+            except Exception as error:  # what cannot be traced for any number of columns runs as it is
+                log.info("layers of %s are not compiled: %s", type(self.layer).__name__, first_line(error))
+        return found
+
+    def _compile(
+        self, name: str | None, key: Any, cache: Any, number: int, tensors: Sequence[Tensor]
+    ) -> CompiledProgram:
+        """Traces the layer for any number of columns and, unless it is one, of new tokens; compiles and keeps it."""
+        _, spec, names, count, *_ = key
+        results: list[Any] = []
+
+        def call(*every: Tensor) -> tuple[Tensor, ...]:
+            (slots, keys, values), weights = every[len(tensors) :][:3], every[len(tensors) + 3 :]
+            hidden, *rest = rebuild(spec, every[: len(tensors)])
+            given = dict(zip(names, rest, strict=True)) | {"past_key_values": cache}
+            named = dict(zip(self.weights, weights, strict=True))
+            held = _held(cache, number, slots, [keys, values], given["attention_mask"].shape[-1])
+            with held, _reparametrize_module(self.layer, named):
+                result, found = flatten_arguments(self.run(hidden, given))
+            results.append(result)
+            return tuple(found)
+
+        fixed = [*cache.pools[2 * number : 2 * number + 2], *self.weights.values()]
+        # Numbers that no other size has: equal ones would be taken for one.
+        others = {size for tensor in (*tensors, *fixed) for size in tensor.shape}
+        tokens = 1 if count == 1 else next(n for n in range(5, MOST_SIZE) if n not in others)
+        columns = next((n for n in range(cache.capacity - 1, tokens, -1) if n not in others), 0)
+        if not columns:
+            raise ValueError(f"the cache has {cache.capacity} columns")
+        inputs, free = [], []
+        for tensor in (*tensors, cache.slots):
+            sizes = {1: tokens} if tensor.dim() < 4 else {2: tokens, 3: columns}
+            inputs.append(tensor.new_zeros([sizes.get(d, n) for d, n in enumerate(tensor.shape)]))
+            free.append({d: Dim.DYNAMIC for d, n in sizes.items() if n != 1})
+        shapes = {"tensors": (*free, *[None] * len(fixed))}
+        exported = torch.export.export(AsModule(call), (*inputs, *fixed), dynamic_shapes=shapes, strict=False)
+        if any(entry.target is not None for entry in exported.graph_signature.input_specs):
+            raise ValueError("it needs tensors that are no weights")
+        with torch._inductor.config.patch(UNCHECKED | OPTIONS[fixed[0].device.type]):
+            artifact = torch._inductor.standalone_compile(exported.graph_module, [*inputs, *fixed])
+        self.programs.kept.keep(name, artifact, results[-1])
+        return artifact, results[-1]
+
+
+@contextlib.contextmanager
+def _held(cache: Any, number: int, slots: Tensor, stored: list[Tensor], visible: Any) -> Iterator[None]:
+    """Inside this context a layer's tensors in the cache, and the placed columns, are these."""
+    before = cache.slots, cache.visible, cache.pools
+    cache.slots, cache.visible = slots, visible
+    cache.pools = [*before[2][: 2 * number], *stored, *before[2][2 * number + 2 :]]
+    try:
+        yield
+    finally:
+        cache.slots, cache.visible, cache.pools = before
+
+
+def _place(layer: nn.Module) -> Any:
+    """What a layer calls itself in the cache, None if its parts do not say, or differ."""
+    found = {part.layer_idx for part in layer.modules() if hasattr(part, "layer_idx")}
+    return found.pop() if len(found) == 1 else None
+
+
+def _described(layer: nn.Module) -> tuple[Any, ...]:
+    """What the code of a layer may depend on besides tensors: the plain attributes of its parts."""
+    parts = []
+    for name, part in layer.named_modules():
+        own = {key: value for key, value in vars(part).items() if isinstance(value, PLAIN) and key != "layer_idx"}
+        shared = getattr(part, "shared", None)
+        own |= {} if shared is None else {"widths": (*shared.widths,)}
+        parts.append((name, type(part).__qualname__, str(sorted(own.items()))))
+    return tuple(parts)

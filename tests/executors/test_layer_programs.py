@@ -1,0 +1,164 @@
+"""One program for all layers: found or made once, compared with each layer, and left out where calls would differ."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from specbench.cache.static import StaticCache
+from specbench.executors import layer_programs
+from specbench.executors.auto import AutoExecutor
+from specbench.executors.compile_cache import Programs
+from specbench.executors.layer_programs import LayerCall, LayerPrograms
+from specbench.models.shared_cache import view_of
+
+SIZES = dict(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=8, num_attention_heads=4)
+
+
+@pytest.fixture
+def module():
+    torch.manual_seed(0)
+    config = LlamaConfig(**SIZES, num_key_value_heads=2, initializer_range=0.3)
+    return LlamaForCausalLM(config).to(torch.bfloat16).float().eval()
+
+
+class Steps:
+    """Forwards of a module in a cache of 64 columns."""
+
+    def __init__(self, module):
+        self.module, self.cache = module, StaticCache(1, 64)
+
+    @torch.inference_mode()
+    def __call__(self, begin: int, count: int):
+        """Logits of `count` tokens from position `begin` on."""
+        slots = torch.arange(begin, begin + count)[None]
+        self.cache.place(slots, begin + count)
+        mask = (torch.arange(begin + count) <= slots[:, :, None])[:, None]
+        given = dict(attention_mask=mask, position_ids=slots, past_key_values=self.cache, use_cache=True)
+        return self.module(input_ids=(slots * 7) % 50, **given).logits.clone()
+
+
+def loaded(module, folder):
+    executor = AutoExecutor(["half", "plain"], programs=Programs(folder))
+    return executor, Steps(executor.load(module))
+
+
+@pytest.mark.slow
+def test_one_program_serves_all_layers_and_all_lengths_and_is_found_by_the_next_process(module, tmp_path):
+    stock = Steps(copy.deepcopy(module))
+    executor, steps = loaded(module, tmp_path / "programs")
+    layers = executor.layers
+    steps(0, 20), steps(20, 1)
+    executor.ready()
+    assert layers.missed and not layers.used and layers.attached  # nothing is there yet
+    layers.start()
+    for begin, count in ((20, 1), (20, 5)):
+        steps(begin, count)
+    executor.ready()
+    assert layers.running and layers.kept.made == 2
+    stock(0, 20), steps(0, 20)
+    for begin, count in (
+        (20, 1),
+        (20, 2),
+        (21, 9),
+        (30, 1),
+        (31, 20),
+        (40, 1),
+        (3, 5),
+        (63, 1),
+        (0, 9),
+        (0, 20),
+        (9, 55),
+    ):
+        torch.testing.assert_close(steps(begin, count), stock(begin, count), rtol=1e-4, atol=1e-4)
+    assert not layers.missed
+    again, others = loaded(copy.deepcopy(stock.module), tmp_path / "programs")
+    others(0, 20)
+    for begin, count in ((20, 1), (20, 5)):
+        torch.testing.assert_close(others(begin, count), stock(begin, count), rtol=1e-4, atol=1e-4)
+    assert again.layers.running and again.layers.kept.found == 2 and not again.layers.kept.made
+
+
+def fake(factor: float, module):
+    """Stands for compiling: a program that finds the layer by its first weight, or a wrong program."""
+
+    def compiled(self, name, key, cache, number, tensors):
+        def code(*given):
+            first = given[len(tensors) + 3]
+            call = next(
+                layer.forward
+                for layer in module.model.layers
+                if any(first is own for own in layer.forward.weights.values())
+            )
+            hidden, *rest = layer_programs.rebuild(key[1], given[: len(tensors)])
+            words = dict(zip(key[2], rest, strict=True)) | {"past_key_values": cache}
+            return [factor * call.run(hidden, words)]
+
+        return code, layer_programs.flatten_arguments(torch.zeros(1))[0]
+
+    return compiled
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_a_program_that_gives_another_result_is_not_used(factor, module, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(LayerCall, "_compile", fake(factor, module))
+    stock = Steps(copy.deepcopy(module))
+    executor, steps = loaded(module, tmp_path / "programs")
+    executor.layers.start()
+    stock(0, 20), steps(0, 20)
+    for _ in range(2):
+        torch.testing.assert_close(steps(20, 1), stock(20, 1), rtol=1e-4, atol=1e-4)
+    executor.ready()
+    assert executor.layers.used == (factor == 1.0) and ("another result" in caplog.text) == (factor != 1.0)
+
+
+def test_without_one_of_the_programs_none_is_used(module, tmp_path, monkeypatch):
+    monkeypatch.setattr(LayerCall, "_compile", fake(1.0, module))
+    executor, steps = loaded(module, tmp_path / "programs")
+    steps(0, 20)
+    executor.layers.start()
+    steps(20, 1)
+    executor.layers.settle()
+    assert executor.layers.running
+    steps(20, 5)  # of a length for which no program was made while that was possible
+    executor.layers.settle()
+    assert not executor.layers.running
+
+
+def test_it_pays_only_where_it_saves_more_than_it_takes(module, tmp_path):
+    executor, steps = loaded(module, tmp_path / "programs")
+    steps(0, 9), steps(9, 1)
+    executor.may_compile = True
+    executor.ready()
+    assert executor.compile_seconds(10**6) == layer_programs.SECONDS
+    assert not executor.decide(seconds=30.0, least=10.0, weights=10**6) and not executor.layers.compiles
+    assert executor.decide(seconds=100.0, least=10.0, weights=10**6) and executor.layers.compiles
+    assert not executor.fixed_shapes and not executor.compiles
+
+
+def test_layers_whose_code_differs_share_no_program(module, tmp_path):
+    layers = LayerPrograms(Programs(tmp_path / "programs"))
+    layers.attach(module)
+    calls = [layer.forward for layer in module.model.layers]
+    assert len({call.kind for call in calls}) == 1
+    module.model.layers[3].self_attn.sliding_window = 4
+    assert LayerCall(module.model.layers[3], 3, layers).kind != calls[0].kind
+
+
+def test_a_view_of_a_layer_runs_itself(module, tmp_path):
+    """Drafters that skip parts of layers exchange the children of views."""
+    LayerPrograms(Programs(tmp_path / "programs")).attach(module)
+    layer, x = module.model.layers[0], torch.randn(1, 3, 32)
+    view = view_of(layer)
+    view._modules["mlp"] = nn.Identity()
+    angles = module.model.rotary_emb(x, torch.arange(3)[None])
+    assert not torch.equal(view(x, position_embeddings=angles), layer(x, position_embeddings=angles))
+
+
+def test_few_layers_run_as_they_are(tmp_path):
+    few = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50))
+    layers = LayerPrograms(Programs(tmp_path / "programs"))
+    layers.attach(few)
+    assert not layers.attached
