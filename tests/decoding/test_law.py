@@ -110,7 +110,9 @@ def covering():
             yield slow_unless(False, kind, own, cache)
             cache = ("static", "dynamic")[place % 2]
         for name in able:
-            fast = (name == own or kind in WITH_ALL) and kind != "under_under_model"
+            fast = (
+                name == own or kind in WITH_ALL or (kind, name) == ("mtp_distinct", "traversal")
+            ) and kind != "under_under_model"
             yield slow_unless(fast, kind, name, cache if name == own else "static")
 
 
