@@ -62,7 +62,7 @@ REFUSED = {  # overrides: what the sentence holds
     "executor=compiled cache=dynamic": "use cache=static or cache=paged",
     "batch_size=1000000": "use a smaller batch_size or max_new_tokens",
     "drafter=llama8b target=llama70b target.weights=random drafter.weights=random dtype=float32":
-        "use a smaller model, dtype=bfloat16, executor=eager",
+        "use a smaller model, dtype=bfloat16, verdict_tokens=0",
     "cache=paged cache.blocks=2 data.limit=1": "cache.blocks holds in all",
     "drafter=tree verifier=block":
         "verifier=block is not possible with drafter=tree, which drafts trees: use verifier=iterative",
