@@ -258,7 +258,7 @@ def load_module(
             with torch.device(device):
                 module: Any = loader.from_config(copy.copy(config), **options)
             for weight in module.parameters() if config.dtype in HALVES else ():
-                weight.data = weight.data.to(config.dtype).to(dtype)
+                weight.data.copy_(weight.data.to(config.dtype))
         else:
             module = _read_weights(settings, config, loader, options | placed_on(device), key)
         loaded: PreTrainedModel = (module if settings.divided() else module.to(device)).eval()
