@@ -89,19 +89,19 @@ def _write(file: Path, folder: Path, named: str) -> None:
     tensors = {tensor.name: tensor for tensor in GGUFReader(file).tensors}
     dtype = _dtype_of(tensors)
     _refuse_without_room(sum(int(t.n_elements) for t in tensors.values()) * dtype.itemsize, folder.parent, named)
-    source: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    config = transformers.AutoConfig.from_pretrained(**source)
+    place, options = str(file.parent), {"gguf_file": file.name}
+    config = transformers.AutoConfig.from_pretrained(place, **options)
     loader: Any = getattr(transformers, loader_of(config))
+    whole: dict[str, Any] = {"dtype": dtype, **options, **WHOLE}
     if hasattr(transformers, "GgufConfig"):  # else it may keep the file's own blocks, for kernels of another package
-        source["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    module, info = loader.from_pretrained(dtype=dtype, **source, **WHOLE)
+        whole["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    module, info = loader.from_pretrained(place, **whole)
     refuse_incomplete(info, named)
     _restore_frequencies(module.config, tensors)
     module.hf_quantizer = None
     vars(module.config).pop("quantization_config", None)
     module.save_pretrained(folder)
-    source.pop("quantization_config", None)
-    transformers.AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(place, **options).save_pretrained(folder)
     _compare(folder, tensors)
 
 
