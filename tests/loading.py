@@ -21,12 +21,12 @@ def is_shipped(key: str) -> bool:
     return key.partition("=")[2].startswith("shipped:")
 
 
-def tokenizer_of(source, **options):
-    key = str(source), repr(options)
+def tokenizer_of(pretrained_model_name_or_path, *given, **options):
+    key = str(pretrained_model_name_or_path), repr((given, options))
     if not key[0].startswith(str(SHIPPED)):
-        return make_tokenizer(source, **options)
+        return make_tokenizer(pretrained_model_name_or_path, *given, **options)
     if key not in tokenizers:
-        tokenizers[key] = make_tokenizer(source, **options)
+        tokenizers[key] = make_tokenizer(pretrained_model_name_or_path, *given, **options)
     return copy.copy(tokenizers[key])
 
 
