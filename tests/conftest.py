@@ -29,21 +29,15 @@ if not torch.cuda.is_available():  # before Triton is imported: its kernels run 
     os.environ.setdefault("TRITON_INTERPRET", "1")
     interpreted.look_once()
 
+import brief
+import loading
 from checkpoints import checkpoint
 from decoder_cases import V
 from tabular import by_class, random_table
 
-from specbench.config import components
-from specbench.executors import autotune as choose
-from specbench.run import machine_watch, warm_up
-
-# Untimed decoding is most of a run of few tokens: here as little as shows what depends on it.
-components.WARM_UP_TOKENS, warm_up.PROBE_TOKENS = 1, 8
-machine_watch.CPU_BYTES, machine_watch.SIZE = 2**20, 32  # nothing here depends on how much the machine's probes read,
-choose.SECONDS, choose.CACHE_BYTES = 0.02, 1e6  # or on which of the exact products is the fastest
-
-
+brief.install()
 composing.install()
+loading.install()
 
 
 def pytest_collection_finish() -> None:

@@ -31,24 +31,28 @@ from specbench.run.decoder import Session
 
 FOLDER, KEPT = Path(__file__).resolve().parent, Path("outputs/trees")
 NODES, PROMPTS, NEW_TOKENS, ROWS, SAMPLES = 16, 32, 64, 8, 10_000
-# The most guesses that 16 nodes allow: by depth, children of each guess.
-FIXED = [([1], 16), ([1], 8), ([2, 1], 8), ([2, 2, 1], 4), ([2, 2, 2], 3), ([3, 1], 5), ([3, 2], 3), ([4, 1], 4),
-         ([5, 1], 3), ([4, 3], 2), ([8, 1], 2), ([2, 2], 2)]  # fmt: skip
-DYNAMIC = [(2, 6), (4, 4), (4, 6), (4, 8), (8, 6)]  # width, gamma
+# Children of each guess by depth, and gamma: at most 16 guesses.
+FIXED = [([1], 16), ([1], 8), ([2, 1], 8), ([3, 1], 5), ([4, 1], 4), ([2, 2, 1], 4), ([3, 2], 3), ([2, 2, 2], 3),
+         ([4, 3], 2)]  # fmt: skip
+BEST = ([3, 1], [4, 3])  # those whose children are the likeliest tokens at temperature 1 too
+# By temperature: width, gamma, and the temperature of the drafter, whose q says how good a guess is.
+DYNAMIC = {0: [(2, 8, None), (4, 8, None), (3, 10, 0.6), (3, 12, 0.4)], 1: [(4, 6, None), (8, 4, None)]}
 
 
 def cases() -> Iterator[Row]:
     """What is measured. At temperature 0 children are the likeliest tokens, and all verifiers judge alike."""
     for temperature in (0, 1):
-        for width, gamma in DYNAMIC:
-            yield {"temperature": temperature, "tree": f"dynamic, width {width}", "children": "best",
-                   "verifier": "iterative", "gamma": gamma, "nodes": NODES,
-                   "words": ["drafter=dynamic_tree", f"drafter.nodes={NODES}", f"drafter.width={width}"]}  # fmt: skip
+        for width, gamma, own in DYNAMIC[temperature]:
+            sharp = "" if own is None else f", q at {own}"
+            words = ["drafter=dynamic_tree", f"drafter.nodes={NODES}", f"drafter.width={width}",
+                     f"drafter.temperature={'null' if own is None else own}"]  # fmt: skip
+            yield {"temperature": temperature, "tree": f"dynamic, width {width}{sharp}", "children": "best",
+                   "verifier": "iterative", "gamma": gamma, "nodes": NODES, "words": words}  # fmt: skip
         for branching, gamma in FIXED:
             width = [*branching, *[1] * gamma][:gamma]
             nodes = sum(accumulate(width, int.__mul__))
             for children, verifier in [("best", "iterative"), ("distinct", "iterative"), ("distinct", "traversal")]:
-                if temperature or children == "best":
+                if (children == "best") == (not temperature) or (temperature and branching in BEST):
                     shape = str(branching).replace(" ", "")
                     words = ["drafter=tree", f"drafter.branching={shape}", f"drafter.children={children}"]
                     yield {"temperature": temperature, "tree": shape, "children": children, "verifier": verifier,

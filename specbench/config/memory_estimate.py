@@ -20,7 +20,6 @@ from specbench.run_config import RunConfig
 from specbench.stats.position_stats import CHUNK
 from specbench.stats.verdict_records import LAW_BYTES
 
-HEARD = 2  # hidden states of prompts stand beside those that are read
 MOST_START_TOKENS = 4  # of an encoder-decoder's text: the start, a language, a task, and that no times are wanted
 
 
@@ -78,7 +77,7 @@ def memory_budget(
         inputs=inputs,
         processes=max(beside, ranks),
     )
-    heard = HEARD * root.batch_size * longest * drafts[2]
+    heard = 2 * root.batch_size * longest * drafts[2]  # they stand beside those that are read
     budget = dataclasses.replace(budget, kv=budget.kv + slots * drafts[1], activations=budget.activations + heard)
     if chosen["target"].settings.divided() and ranks == 1:  # on all GPUs
         devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]

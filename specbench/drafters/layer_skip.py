@@ -63,14 +63,14 @@ class LayerSkipDrafter(EarlyExitDrafter):
                                          lambda skip: beta(parts.without(skip)))  # fmt: skip
                 notes = [
                     f"the target without {', '.join(skip)} drafts: of {settings.trials} sets of {count} parts these "
-                    f"have the largest mean beta, {most:.3f}, at {text}. No time counts this search, which is before "
-                    "the run"
+                    f"have the largest mean beta, {most:.3f}, at {text}, which the run may measure too, so that alpha "
+                    "is larger than on others. No time counts this search, which is before the run"
                 ]
             if missing := [name for name in skip if name not in parts.returned]:
                 raise ConfigError(f"drafter.skip={shown(missing[0])} {refused}: it has {', '.join(parts.returned)}")
             module = parts.without(skip)
             run(module, {})
-        except ConfigError:
+        except (ConfigError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # as of layers that use what others have computed
             raise ConfigError(f"drafter=layer_skip {refused}: {type(error).__name__}, {first_line(error)}") from error

@@ -143,14 +143,15 @@ class AutoExecutor(Executor):
         open_question = self.may_compile and self.decided and not self.fixed_shapes
         if not open_question or self.layers.running:
             return None
-        return SECONDS if self.layers.attached else weights * self.programs.seconds_per_weight
+        return SECONDS if self.layers.missed else weights * self.programs.seconds_per_weight
 
     def decide(self, seconds: float, least: float, weights: int) -> bool:
         self.may_compile = False
-        taken = SECONDS if self.layers.attached else weights * self.programs.seconds_per_weight
+        one_by_one = self.layers.missed > 0
+        taken = SECONDS if one_by_one else weights * self.programs.seconds_per_weight
         pays, self.decision = decide(seconds, least, taken)
         log.info("executor.compile=auto: %s", self.decision)
-        if pays and self.layers.attached:
+        if pays and one_by_one:
             self.layers.start()
         elif pays:
             self.compiles = self.fixed_shapes = True
@@ -261,7 +262,11 @@ class AutoExecutor(Executor):
         )
 
     def held(self, weights: int, tied: int, device: torch.device, halves: bool) -> int:
-        return (weights + tied) // (1 + halves) if device.type == "cpu" else weights
+        if device.type != "cpu":
+            return weights
+        some = torch.zeros(1, 1)  # a processor without FBGEMM offers no HalfWeight
+        offers = any(issubclass(kind, HalfWeight) and kind.offers(some) for kind in self.kinds)
+        return (weights + tied) // (1 + (halves and offers))
 
     def facts(self) -> dict[str, Any]:
         shapes = {shape.partition(",")[0] for shape in self.chosen}

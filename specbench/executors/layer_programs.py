@@ -76,10 +76,11 @@ class LayerCall:
         self.checked: set[Any] = set()
 
     def __call__(self, hidden_states: Tensor, **given: Any) -> Any:
-        """The layer's result for hidden states [b, N, H]; by a program, if its cache and mask are of the usual form."""
+        """The layer's result for hidden states [b, N, H]; by a program, if they are of one row and its cache and mask
+        are of the usual form."""
         hidden, mask, programs = hidden_states, given.get("attention_mask"), self.programs
         cache: Any = given.get("past_key_values")
-        usual = programs.used and getattr(cache, "in_place", False) and self.place in cache.numbers
+        usual = programs.used and getattr(cache, "in_place", False) and self.place in cache.numbers and len(hidden) == 1
         usual = usual and isinstance(mask, Tensor) and mask.shape[-1] > 1 and hidden.shape[1] <= MOST_TOKENS
         if not usual or torch.compiler.is_compiling():
             return self.run(hidden, given)
@@ -88,7 +89,7 @@ class LayerCall:
         spec, tensors = flatten_arguments((hidden, *rest.values()))
         stored, tensors = cache.pools[2 * number : 2 * number + 2], [t.contiguous() for t in tensors]
         span, shapes = cache.span, tuple(t.shape for t in stored)
-        key = (self.kind, spec, (*rest,), min(hidden.shape[1], 2), len(hidden), shapes, span.start, span.stop)
+        key = (self.kind, spec, (*rest,), min(hidden.shape[1], 2), shapes, span.start, span.stop)
         if key not in programs.found:
             programs.found[key] = self._find(key, cache, number, tensors)
         program = programs.found[key]

@@ -230,7 +230,7 @@ def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype)
         if settings.weights == "random" or not quantization_of(config) or not folder.is_dir():
             return size
         files = (folder / name for name in weight_files(folder))  # packed, as the quantiser stores them
-        return dataclasses.replace(size, weights=sum(file.stat().st_size for file in files), tied=0)
+        return dataclasses.replace(size, weights=sum(file.stat().st_size for file in files), tied=0, halves=False)
 
 
 def quantization_of(config: PretrainedConfig) -> Any:
@@ -258,7 +258,7 @@ def load_module(
             with torch.device(device):
                 module: Any = loader.from_config(copy.copy(config), **options)
             for weight in module.parameters() if config.dtype in HALVES else ():
-                weight.data = weight.data.to(config.dtype).to(dtype)
+                weight.data.copy_(weight.data.to(config.dtype))
         else:
             module = _read_weights(settings, config, loader, options | placed_on(device), key)
         loaded: PreTrainedModel = (module if settings.divided() else module.to(device)).eval()

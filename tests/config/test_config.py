@@ -89,14 +89,13 @@ def other(tmp_path_factory) -> Path:
 
 def test_different_tokenizers_are_refused_by_name_with_advice_that_works(other, monkeypatch, capsys, tmp_path):
     arguments = [f"drafter.path={other}", "logger=none", "executor=eager"]
-    code, err = run_main(arguments, monkeypatch, capsys, tmp_path)
+    code, err = run_main(small(*arguments), monkeypatch, capsys, tmp_path)
     assert code == 2
     assert "target.path=shipped:target" in err and f"drafter.path={other}" in err and "must share one" in err
     advice = f"drafter=model drafter.path={other} drafter.vocabulary=intersection"
     assert advice in " ".join(err.split())
-    code, err = run_main(
-        small("logger=none", "executor=eager", "data.limit=1", *advice.split()), monkeypatch, capsys, tmp_path
-    )
+    words = ("logger=none", "executor=eager", "data.limit=1", "target.path=shipped:drafter", *advice.split())
+    code, err = run_main(small(*words), monkeypatch, capsys, tmp_path)
     assert code == 0, err
 
 

@@ -44,7 +44,7 @@ REFUSED = {  # overrides: what the sentence holds
     "lenience=0": "lenience=0.0 is not allowed: it must be a number >= 1e-06 and <= 1",
     "dtype=int8": "dtype=int8 is not allowed: it must be one of auto, float32",
     "drafter=ngram drafter.min_order=5": "drafter.min_order=5 is not allowed",
-    "drafter=model": "drafter.path is not set: give a local folder or a hub id",
+    "drafter=model": "drafter.path is not set: give a local folder, a GGUF file or a hub id",
     "drafter=model drafter.path=a=b": 'needs quotes: \'drafter.path="a=b"\'',
     "drafter=model drafter.path=./nowhere": "drafter.path=./nowhere is not a model",
     "target=model target.path=nobody/nothing": "target.weights=random",

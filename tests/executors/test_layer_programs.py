@@ -59,7 +59,19 @@ def test_one_program_serves_all_layers_and_all_lengths_and_is_found_by_the_next_
     executor.ready()
     assert layers.running and layers.kept.made == 2
     stock(0, 20), steps(0, 20)
-    for begin, count in ((20, 1), (20, 2), (21, 9), (30, 1), (31, 20), (40, 1), (3, 5), (63, 1)):
+    for begin, count in (
+        (20, 1),
+        (20, 2),
+        (21, 9),
+        (30, 1),
+        (31, 20),
+        (40, 1),
+        (3, 5),
+        (63, 1),
+        (0, 9),
+        (0, 20),
+        (9, 55),
+    ):
         torch.testing.assert_close(steps(begin, count), stock(begin, count), rtol=1e-4, atol=1e-4)
     assert not layers.missed
     again, others = loaded(copy.deepcopy(stock.module), tmp_path / "programs")
@@ -117,7 +129,7 @@ def test_without_one_of_the_programs_none_is_used(module, tmp_path, monkeypatch)
 
 def test_it_pays_only_where_it_saves_more_than_it_takes(module, tmp_path):
     executor, steps = loaded(module, tmp_path / "programs")
-    steps(0, 9)
+    steps(0, 9), steps(9, 1)
     executor.may_compile = True
     executor.ready()
     assert executor.compile_seconds(10**6) == layer_programs.SECONDS

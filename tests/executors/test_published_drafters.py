@@ -18,10 +18,9 @@ def texts(folder: Path) -> list[str]:
     return [json.loads(line)["output"] for line in (folder / "prompts.jsonl.part").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("kind", "temperature"), [
-    slow_unless(temperature == 1 and kind in ("eagle3", "dspark"), kind, temperature)
-    for kind in ("eagle3", "z-lab", "speculators", "dspark") for temperature in (0, 1)
-])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("kind", ["eagle3", "z-lab", "speculators", "dspark"])
 def test_programs_write_the_tokens_of_eager_mode(kind, temperature, traced, monkeypatch, tmp_path):
     """Programs are traced and not compiled; all are there before anything is timed. Control: another seed."""
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))

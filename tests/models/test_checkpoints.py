@@ -254,6 +254,19 @@ def test_a_shape_that_no_model_has_is_refused(value):
     assert SHAPES[value] in sentence, sentence
 
 
+def test_random_weights_have_the_digits_of_the_shape_s_dtype():
+    tiny = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 4}  # fmt: skip
+    words = [f"target.shape.{name}={size}" for name, size in tiny.items()]
+    target = parts_of("target=llama3b", "target.weights=random", "drafter=random", "verifier=synthetic", *words).target
+    assert target.random_weights and target.dtype == torch.float32
+    weights = [*target.stock_module().parameters()]
+    assert all(torch.equal(weight, weight.bfloat16().float()) for weight in weights)
+    assert any(weight.std() > 0 for weight in weights)
+    once, tied = sum(weight.nbytes for weight in weights), target.stock_module().lm_head.weight.nbytes
+    assert target.weight_bytes == pytest.approx((once + tied) / 2, rel=0.01)  # held in 16 bits, a tied one twice
+
+
 def test_weights_that_overflow_in_the_run_s_dtype_are_refused(changed):
     sentence = refusal("target=model", "drafter=random", "dtype=float16", target=changed(put(NORM, 3, 1e5)))
     assert f"not finite in float16, in {NORM}: use dtype=float32" in sentence

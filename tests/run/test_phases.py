@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from brief import whole_warm_up
 from decoder_cases import CACHES, VERIFIERS, V, make_drafter, tabular_model, verifier_of
 from small_runs import parts_of
 
@@ -21,6 +22,7 @@ from specbench.results.report.run_sections import phases as in_words
 from specbench.run import interleave as member
 from specbench.run import phase_timer as clock
 from specbench.run import recorder
+from specbench.run.batching import Requests
 from specbench.run.decoder import Session
 from specbench.run.phase_timer import Phases
 from specbench.run.run import run
@@ -225,6 +227,24 @@ def test_a_run_keeps_p_probes_other_gammas_and_stores_its_phases(tmp_path, monke
         assert list(ours.speculative.tokens) == list(theirs.speculative.tokens)
         for name in ("speculative_laws", "baseline_laws"):
             assert np.allclose(columns(getattr(ours, name)), columns(getattr(theirs, name)), atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("overrides", [
+    (), ("drafter=tree",), ("drafter=prompt_lookup", "batch_size=2"), ("lenience_policy=load", "lenience=0.5"),
+], ids=str)  # fmt: skip
+def test_a_warm_up_meets_every_gamma_both_ways(overrides, monkeypatch, caplog):
+    """The whole one, of which other tests have the largest gamma alone (`tests/brief.py`)."""
+    parts = parts_of("gamma=3", *overrides)
+    gammas, plain = [], Session.decode
+
+    def decode(self, jobs, speculative, *others, policy=None, **options):
+        gammas.append(policy.largest if speculative else None)
+        return plain(self, jobs, speculative, *others, policy=policy, **options)
+
+    monkeypatch.setattr(Session, "decode", decode)
+    wanted = next(iter(Requests(parts, parts.spare).groups()))
+    whole_warm_up(Session(parts), wanted)
+    assert {*gammas} == {None, 0, *parts.gammas} and {1, 2, 3} <= {*gammas} and not caplog.records
 
 
 @pytest.mark.parametrize(("probe", "groups"), [(1, 1), (2, 2)])

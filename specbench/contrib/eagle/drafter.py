@@ -115,8 +115,9 @@ class ParallelEagleDrafter(Eagle3Drafter):
         left, behind = memory
         assert left is not None and isinstance(self.pairs, ParallelEagleModel)
         if behind is not None:  # hidden states of the target
-            left = self.pairs.block(x, left, first - 1, behind, visible)[:, None]
-        return left[:, :, 0], (left[:, :, 1:], None)
+            left = self.pairs.block(x, left, first - 1, behind, visible).flatten(1)[:, None]
+        each = left.unflatten(2, (-1, self.vocab_size))
+        return each[:, :, 0], (each[:, :, 1:].flatten(2), None)
 
 
 def unfit(config: EagleConfig, target: Any, layers: list[int] | None) -> str | None:

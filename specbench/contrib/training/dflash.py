@@ -18,8 +18,11 @@ from specbench.settings import setting
 
 
 class DFlashStudent(FeatureStudent):
-    """`anchors` blocks of a row are filled in one pass, which do not see each other; they begin at random places, when
-    it is measured at even distances. Embedding and output matrix are the target's own, and stay."""
+    """Layers that fill a block of masks in one pass.
+
+    `anchors` blocks of a row, which do not see each other, are filled at once. They begin at random places, when it is
+    measured at even distances. Embedding and output matrix are the target's own, and stay.
+    """
 
     head: Tensor  # [V', H]
 

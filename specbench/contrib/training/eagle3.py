@@ -20,9 +20,11 @@ MEASURED = 5  # guesses whose agreement is measured, at least
 
 
 class Eagle3Student(FeatureStudent):
-    """Training-time test (section 3.2): step k makes guess k behind every place at once. It reads the states that the
-    layer itself made in step k - 1, and attends to the pairs of the text up to the place, from step 1, and to the
-    place's own pairs of the steps since."""
+    """A layer that reads the target's hidden states, then its own (EAGLE-3, training-time test, section 3.2).
+
+    Step k makes guess k behind every place at once. It reads the states that the layer itself made in step k - 1, and
+    attends to the pairs of the text up to the place, from step 1, and to the place's own pairs of the steps since.
+    """
 
     @dataclass
     class Settings(FeatureStudent.Settings):

@@ -267,6 +267,31 @@ def test_q_is_that_of_the_whole_text(name):
         torch.testing.assert_close(q, expected_laws(name, text, guesses), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(("children", "branching", "depths"), [
+    ("independent", "[2,1]", [1, 1, 2, 2, 3, 3]), ("distinct", "[2,2]", [1, 1, 2, 2, 2, 2, 3, 3, 3, 3]),
+])  # fmt: skip
+def test_q_of_trees_of_parallel_guesses_follows_from_their_depth(children, branching, depths, tmp_path):
+    """As above; of a second child without replacement it is the rest."""
+    shape = (f"drafter.branching={branching}", f"drafter.children={children}")
+    own = parts_of(*overrides("parallel", "verifier=iterative", "gamma=3", "max_new_tokens=8", *shape))
+    found, propose = [], own.drafter.propose
+
+    def noted(state, gamma):
+        draft = propose(state, gamma)
+        if draft.probs is not None and state.active[0] and min(gamma) == 3:
+            found.append((list(state.texts[0]), draft.probs[0].clone()))
+        return draft
+
+    own.drafter.propose = noted
+    result, _ = run(own, tmp_path)
+    assert result.counts.drafted > 0 and not result.counts.failed and found
+    for text, q in found[:4]:
+        laws = expected_laws("parallel", text, torch.zeros(3, dtype=torch.long))
+        for node, depth in enumerate(depths):
+            if children == "independent" or node in (0, 2):
+                torch.testing.assert_close(q[node], laws[depth - 1], atol=1e-5, rtol=0)
+
+
 def accepted(found) -> set[int]:
     """The numbers of guesses that were accepted between two drafts for one text."""
     texts = [text for text, _, _ in found]
