@@ -49,9 +49,10 @@ def conf_dir() -> Path:
 
 
 def hub_or_package(hub_id: str, file: str) -> str:
-    """`package:FILE` if its Python package is installed and the hub id is not in the local cache; else the hub id."""
+    """`package:FILE` if its Python package is installed and the local cache lacks the hub id's weights; else the hub
+    id."""
     package = f"{PACKAGE}{file}"
-    here = place_of(package) != package and of_hub(hub_id, None, "model", "config.json").startswith(UNKNOWN)
+    here = place_of(package) != package and of_hub(hub_id, None, "model", "model.safetensors").startswith(UNKNOWN)
     return package if here else hub_id
 
 

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from specbench.settings import file_hash
 
@@ -51,6 +52,13 @@ def of_hub(name: str, revision: str | None, kind: str, file: str) -> str:
     except ValueError:  # no hub id
         found = None
     return f"commit {Path(found).parent.name}" if isinstance(found, str) else f"{UNKNOWN}{revision or 'main'}"
+
+
+def of_tokenizer(tokenizer: Any) -> str:
+    """A hash of a tokenizer's rules, or of its vocabulary where there are no rules to be read."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    names = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str()
+    return hashlib.sha256(repr(names).encode()).hexdigest()
 
 
 def of_python() -> str:

@@ -18,7 +18,7 @@ from rich.progress import track
 
 from specbench.data.json_lines import LINES, need_file, read_json_lines
 from specbench.data.records import field_of, text_of
-from specbench.data.sources import place_of
+from specbench.data.sources import of_tokenizer, place_of
 from specbench.data.text_file import TEXT, read_text
 from specbench.drafters.lookup_base import PointMassDrafter
 from specbench.executors.machine import cache_dir
@@ -109,9 +109,7 @@ def order_of(back: Tokens, depth: int) -> Tokens:
 
 def stored(settings: Any, tokenizer: Any) -> Datastore:
     """The datastore of a file, which is kept on disk for later runs with this tokenizer. Raises ConfigError."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    names = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str()
-    known = settings.sources()["path"], settings.field, settings.tokens, settings.depth, names
+    known = settings.sources()["path"], settings.field, settings.tokens, settings.depth, of_tokenizer(tokenizer)
     path = cache_dir() / "datastores" / f"{hashlib.sha256(repr(known).encode()).hexdigest()[:24]}.npz"
     with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
         found = np.load(path)

@@ -262,7 +262,11 @@ class AutoExecutor(Executor):
         )
 
     def held(self, weights: int, tied: int, device: torch.device, halves: bool) -> int:
-        return (weights + tied) // (1 + halves) if device.type == "cpu" else weights
+        if device.type != "cpu":
+            return weights
+        some = torch.zeros(1, 1)  # a processor without FBGEMM offers no HalfWeight
+        offers = any(issubclass(kind, HalfWeight) and kind.offers(some) for kind in self.kinds)
+        return (weights + tied) // (1 + (halves and offers))
 
     def facts(self) -> dict[str, Any]:
         shapes = {shape.partition(",")[0] for shape in self.chosen}

@@ -131,7 +131,7 @@ class ModelSize:
     recurrent: bool = False  # whether some of its layers carry a state
     family: Family = NO_FAMILY
     divisible: int = 0  # bytes of the weights that ranks would share
-    halves: bool = False  # whether the checkpoint holds them in 16 bits
+    halves: bool = False  # whether the checkpoint holds them in 16 bits, none of them quantised
 
     @staticmethod
     def of(config: Any, dtype: torch.dtype, module: Any) -> "ModelSize":

@@ -230,7 +230,7 @@ def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype)
         if settings.weights == "random" or not quantization_of(config) or not folder.is_dir():
             return size
         files = (folder / name for name in weight_files(folder))  # packed, as the quantiser stores them
-        return dataclasses.replace(size, weights=sum(file.stat().st_size for file in files), tied=0)
+        return dataclasses.replace(size, weights=sum(file.stat().st_size for file in files), tied=0, halves=False)
 
 
 def quantization_of(config: PretrainedConfig) -> Any:

@@ -147,6 +147,15 @@ def test_an_embedding_is_stored_in_16_bits_if_no_value_changes(dtype):
     assert numbers == AutoExecutor().stored(whole).numbers
 
 
+def test_weights_are_estimated_at_half_where_a_product_stores_them_so(monkeypatch):
+    cpu = torch.device("cpu")
+    assert AutoExecutor().held(100, 20, cpu, halves=True) == AutoExecutor(["half"]).held(100, 20, cpu, True) == 60
+    assert AutoExecutor(["onednn"]).held(100, 20, cpu, True) == AutoExecutor(["plain"]).held(100, 20, cpu, True) == 120
+    assert AutoExecutor().held(100, 20, cpu, halves=False) == 120
+    monkeypatch.setattr(HalfWeight, "offers", classmethod(lambda kind, weight: False))  # as without FBGEMM
+    assert AutoExecutor().held(100, 20, cpu, halves=True) == 120
+
+
 def loaded(*products: str) -> PretrainedModel:
     words = ("target.path=shipped:target", f"executor.products=[{','.join(products)}]", "drafter=ngram")
     return parts_of(*words).target

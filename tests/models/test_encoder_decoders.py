@@ -25,6 +25,7 @@ from encoder_decoder_cases import (
     module_of,
 )
 from small_runs import parts_of
+from torch import nn
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from specbench.cache.encoder_inputs import EncoderInputs
@@ -184,6 +185,20 @@ def test_only_the_decoder_runs_in_a_step(kind):
     if all(p is not head for p in module.get_decoder().parameters()):
         whole += head.numel() - module.get_decoder().embed_tokens.weight.numel()
     assert per_token(module, EagerExecutor())[0] == whole - cross - looked_up
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_embedding_that_is_stored_apart_is_looked_up(kind):
+    module = module_of(kind).bfloat16().float()
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            layer.bias = None  # a product does not count its own
+    wanted = per_token(module, EagerExecutor())[0]
+    executor = AutoExecutor(["half"])
+    packed = executor.load(module)
+    numbers, read = per_token(packed, executor)
+    assert numbers == wanted
+    assert read < 2 * numbers + 4 * sum(p.numel() for p in packed.parameters())
 
 
 def test_a_forced_token_and_suppressed_ones_are_those_of_generate():

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -169,6 +170,60 @@ def test_a_wrong_conversion_is_found(source, tmp_path, monkeypatch):
     assert "converted to other values" in refusal(file)
 
 
+def test_rows_of_q_may_be_in_another_order_but_none_may_differ(file, monkeypatch):
+    folder, values = converted(file), conversion._values
+    tensors = {tensor.name: tensor for tensor in GGUFReader(file).tensors}
+
+    def compare(change):
+        monkeypatch.setattr(conversion, "_values", lambda t: change(values(t)) if "attn_q" in t.name else values(t))
+        conversion._compare(folder, tensors)
+
+    compare(lambda q: q.flip(0))
+    with pytest.raises(ValueError, match=r"attn_q\.weight was converted to other values"):
+        compare(lambda q: q.index_fill(0, torch.tensor(3), 0.5))
+    with pytest.raises(ValueError, match="cannot be compared"):
+        conversion._compare(folder, {name: t for name, t in tensors.items() if not name.startswith("blk.")})
+
+
+def test_matrices_of_float32_among_those_of_bfloat16_do_not_make_the_model_float16():
+    def dtype_of(*kinds):
+        tensors = [SimpleNamespace(tensor_type=SimpleNamespace(name=kind), shape=(2, 2)) for kind in kinds]
+        norm = SimpleNamespace(tensor_type=SimpleNamespace(name="F32"), shape=(2,))
+        return conversion._dtype_of(dict(enumerate([*tensors, norm])))
+
+    assert dtype_of("BF16", "F32") == dtype_of("BF16") == torch.bfloat16 and dtype_of("F32") == torch.float32
+    assert dtype_of("F32", "F16") == dtype_of("Q8_0", "F32") == dtype_of("BF16", "Q6_K") == torch.float16
+
+
+def test_a_model_without_room_is_refused_before_it_is_converted(file, source, monkeypatch):
+    needed = sum(tensor.nbytes for tensor in load_file(source / "model.safetensors").values())  # both are in float32
+    free = {"of memory": needed, "on the disk": needed}
+    monkeypatch.setattr(conversion, "free_bytes", lambda device: free["of memory"])
+    monkeypatch.setattr(conversion.shutil, "disk_usage", lambda path: SimpleNamespace(free=free["on the disk"]))
+    with monkeypatch.context() as inside:
+        inside.setattr(conversion.transformers, "AutoConfig", None)
+        for what in free:
+            free[what] -= 1
+            sentence = refusal(file)
+            assert f"takes {needed / 1e9:.3g} GB to be converted" in sentence and f"are free {what}" in sentence
+            free[what] += 1
+    assert converted(file).is_dir()
+
+
+def test_a_file_that_the_system_does_not_open_is_refused_with_one_sentence(file, tmp_path, monkeypatch):
+    sentence = refusal(tmp_path / f"{'x' * 300}.gguf")
+    assert "File name too long" in sentence or "there is no such file" in sentence  # from Python 3.14 on
+    opened = Path.open
+
+    def forbidden(path, *given, **more):
+        if path == file:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *given, **more)
+
+    monkeypatch.setattr(Path, "open", forbidden)
+    assert "Permission denied" in refusal(file)
+
+
 def test_what_cannot_be_read_here_is_said_before_anything_loads(file, monkeypatch):
     assert "target.revision=main is set" in refusal(file, "target.revision=main")
     monkeypatch.setattr(conversion, "find_spec", lambda name: None if name == "psutil" else object())
@@ -188,7 +243,14 @@ def test_a_file_of_an_installed_package_is_found_unless_the_hub_s_copy_is_here(w
     assert hub_or_package(*hub) == "package:weights_here/tiny.gguf"
     assert place_of("package:weights_here/tiny.gguf") == str(file)
     assert parts_of("target=model", "target.path=package:weights_here/tiny.gguf", "drafter=ngram").target.chat_template
-    monkeypatch.setattr("specbench.config.paths.of_hub", lambda *given: "commit 123")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder = tmp_path / "hub" / "models--some--model"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("123")
+    (folder / "snapshots" / "123").mkdir(parents=True)
+    (folder / "snapshots" / "123" / "config.json").write_text("{}")
+    assert hub_or_package(*hub) == "package:weights_here/tiny.gguf"  # its weights are not there
+    (folder / "snapshots" / "123" / "model.safetensors").write_bytes(b"")
     assert hub_or_package(*hub) == "some/model"
     assert "no such Python package" in refusal("package:nothing_here/tiny.gguf")
 

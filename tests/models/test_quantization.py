@@ -186,9 +186,10 @@ def test_the_estimate_of_a_quantised_checkpoint_is_what_its_files_hold(tmp_path)
     state = {name: tensor.to(torch.int8) for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     assert footprint(settings, "target", torch.float32).weights == whole  # by its shape: nothing says otherwise
-    config(quantization_config={"quant_method": "gptq", "bits": 8})(folder)
+    config(quantization_config={"quant_method": "gptq", "bits": 8}, dtype="bfloat16")(folder)
     found = footprint(settings, "target", torch.float32)
     assert found.weights == (folder / "model.safetensors").stat().st_size < 0.3 * whole and found.tied == 0
+    assert not found.halves  # its layers are no linear ones that an executor would store in 16 bits
 
 
 def test_weights_go_to_a_gpu_one_by_one_where_accelerate_is_there(monkeypatch):

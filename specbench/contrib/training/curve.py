@@ -13,6 +13,14 @@ from specbench.errors import visible
 from specbench.results.atomic_files import write_text
 
 
+class LogAtCheckpoints(TrainerCallback):
+    """Each checkpoint, and so the end, has the mean loss up to it: a training that goes on tells the same losses."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """See TrainerCallback."""
+        control.should_log |= control.should_save
+
+
 class Curve(TrainerCallback):
     """Before each checkpoint but the last it measures, prints, and writes curve.csv."""
 

@@ -5,20 +5,24 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from rich.progress import track
 from torch import Tensor
 
 from specbench.data.json_lines import read_json_lines
 from specbench.data.prompts import Prompt, render
+from specbench.data.sources import of_tokenizer
 from specbench.data.stdlib_corpus import read_modules
 from specbench.data.text_file import read_text
 from specbench.errors import ConfigError
 from specbench.executors.machine import cache_dir
+from specbench.models.pretrained import uses_template
 from specbench.settings import file_hash
 
 log = logging.getLogger(__name__)
@@ -81,10 +85,10 @@ def read_prompts(path: str) -> list[str]:
     return found
 
 
-def answer_parts(scalars: Any, tokenizer: Any, chat: bool, target: Any) -> tuple[Rows, Rows]:
+def answer_parts(scalars: Any, tokenizer: Any, settings: Any, target: Any) -> tuple[Rows, Rows]:
     """Rows of training and held-out prompts with the target's answers, of which the answers count: every tenth one is
     held out. A row has one prompt, and is cut to `row` tokens. Raises ConfigError."""
-    answers = kept_answers(scalars, tokenizer, chat, target)
+    answers = kept_answers(scalars, tokenizer, settings, target)
     fitting = [(text[: scalars.row], begin) for text, begin in answers if begin + 2 <= min(len(text), scalars.row)]
     if len(fitting) < len(answers):
         log.warning("%d of %d answers do not begin within row=%d tokens: they are left out",
@@ -105,36 +109,52 @@ def _padded(answers: Sequence[tuple[Sequence[int], int]], row: int) -> Rows:
     return Rows(tokens, torch.tensor([[begin - 1, len(text) - 2] for text, begin in answers]))
 
 
-def kept_answers(scalars: Any, tokenizer: Any, chat: bool, target: Any) -> list[tuple[list[int], int]]:
+def kept_answers(scalars: Any, tokenizer: Any, settings: Any, target: Any) -> list[tuple[list[int], int]]:
     """Prompts with their answers, and where each answer begins. What is decoded is kept in a file of the cache folder,
-    which other trainings with the same answers read."""
-    asked = [file_hash(scalars.prompts), target.config._name_or_path, target.config.to_dict(), chat, scalars.row,
-             scalars.max_new_tokens, scalars.temperature, scalars.seed]  # fmt: skip
+    which other trainings with the same answers read; one at a time decodes. `settings` are the target's."""
+    asked = [file_hash(scalars.prompts), vars(settings), settings.sources(), target.config.to_dict(),
+             of_tokenizer(tokenizer), tokenizer.chat_template, scalars.precision, scalars.row, scalars.max_new_tokens,
+             scalars.temperature, scalars.seed]  # fmt: skip
     name = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:16]
     path = cache_dir() / "answers" / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    prompts = read_prompts(scalars.prompts)
-    found = _kept(path)
-    missing = range(len(found), len(prompts), TOGETHER)
-    for begin in track(missing, "the target's answers", disable=not missing):
-        texts = [render(Prompt(str(begin + i), (text,)), [], tokenizer, chat).tokens
-                 for i, text in enumerate(prompts[begin : begin + TOGETHER])]  # fmt: skip
-        fitting = [text for text in texts if len(text) + 2 <= scalars.row]
-        answered = iter(decode(target, fitting, scalars, begin) if fitting else ())
-        new = [(next(answered) if len(text) + 2 <= scalars.row else list(text), len(text)) for text in texts]
-        with path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps({"tokens": tokens, "begin": start}) + "\n" for tokens, start in new))
-        found += new
-    return found
+    prompts, chat = read_prompts(scalars.prompts), uses_template(settings, tokenizer, "target")
+    with _lock(path):
+        found = _kept(path)
+        begins = [n for n in range(0, len(prompts), TOGETHER)
+                  if not found.keys() >= {*range(n, min(n + TOGETHER, len(prompts)))}]  # fmt: skip
+        for begin in track(begins, "the target's answers", disable=not begins):
+            texts = [render(Prompt(str(i), (prompts[i],)), [], tokenizer, chat).tokens
+                     for i in range(begin, min(begin + TOGETHER, len(prompts)))]  # fmt: skip
+            fitting = [text for text in texts if len(text) + 2 <= scalars.row]
+            answered = iter(decode(target, fitting, scalars, begin) if fitting else ())
+            new = {i: (next(answered) if len(text) + 2 <= scalars.row else list(text), len(text))
+                   for i, text in enumerate(texts, begin)}  # fmt: skip
+            lines = ({"prompt": i, "tokens": new[i][0], "begin": new[i][1]} for i in new if i not in found)
+            with path.open("a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(line) + "\n" for line in lines))
+            found = new | found
+    return [found[i] for i in range(len(prompts))]
 
 
-def _kept(path: Path) -> list[tuple[list[int], int]]:
-    """The answers of a file, but for a last line that is not whole, which is cut off."""
+def _lock(path: Path) -> AbstractContextManager[Any]:
+    """Holds the lock of a file of answers, within `with`."""
+    lock = FileLock(f"{path}.lock")
+    try:
+        return lock.acquire(blocking=False)
+    except Timeout:
+        log.warning("another training decodes these answers: waiting until it lets go of %s", lock.lock_file)
+        return lock.acquire()
+
+
+def _kept(path: Path) -> dict[int, tuple[list[int], int]]:
+    """The first answer to each prompt, by its number, in a file, of which a last line that is not whole is cut off."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
         path.write_text(whole, encoding="utf-8")
-    return [(record["tokens"], record["begin"]) for record in map(json.loads, whole.splitlines())]
+    records = [json.loads(line) for line in reversed(whole.splitlines())]
+    return {record["prompt"]: (record["tokens"], record["begin"]) for record in records}
 
 
 @torch.inference_mode()

@@ -18,16 +18,17 @@ from torch import Tensor
 
 from specbench.component import chosen_class
 from specbench.config.devices import pick_device
-from specbench.contrib.training.curve import Curve
+from specbench.contrib.training.curve import Curve, LogAtCheckpoints
 from specbench.contrib.training.losses import LOSSES
 from specbench.contrib.training.rows import Rows, answer_parts, read_prompts, text_parts
 from specbench.contrib.training.student import Student, StudentSettings
 from specbench.data.json_lines import need_file
+from specbench.data.sources import of_python
 from specbench.errors import ConfigError
-from specbench.models.pretrained import PretrainedModel, load_config, load_module, load_tokenizer, uses_template
+from specbench.models.pretrained import PretrainedModel, load_config, load_module, load_tokenizer
 from specbench.results.atomic_files import write_json
 from specbench.results.provenance import provenance
-from specbench.settings import LARGEST_SEED, TEMPERATURE, BaseSettings, setting, validate
+from specbench.settings import LARGEST_SEED, TEMPERATURE, BaseSettings, file_hash, setting, validate
 
 log = logging.getLogger(__name__)
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -61,7 +62,10 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
     A training that was interrupted goes on from its last checkpoint there. Raises ConfigError."""
     scalars, target_settings, kind, settings = checked_settings(config)
     first = os.environ.get("RANK", "0") == "0"  # of several processes
-    begun = _last_checkpoint(config, scalars.resume, out_dir, first)
+    told: Any = OmegaConf.to_container(config, resolve=True)
+    own = {key: told[key] for key in sorted(told) if key not in MAY_CHANGE}
+    own |= _versions(scalars, target_settings, settings)
+    begun = _last_checkpoint(own, scalars.resume, out_dir, first)
     tokenizer = load_tokenizer(target_settings, "target")
     student, rows, held_out = _prepared(scalars, target_settings, kind, settings, tokenizer)
     curve = Curve(student, held_out, out_dir, scalars.precision == "bfloat16")
@@ -78,7 +82,7 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
         "held_out_positions": positions,
         "further": student.further(curve.held_out_tokens()),
         "training": {"status": status, "tokens": rows.tokens.numel(), "seconds": seconds} | _told(state),
-        "config": OmegaConf.to_container(config, resolve=True),
+        "config": told,
         "provenance": {k: v for k, v in provenance(student.target.device).items() if k != "argv"},
     }
     if first:
@@ -106,7 +110,7 @@ def _prepared(
     if device.type == "cuda" and "LOCAL_RANK" in os.environ:
         device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
     target = load_module(target_settings, "target", device, PRECISIONS[scalars.precision], scalars.seed)
-    rows, held_out = _rows(scalars, tokenizer, uses_template(target_settings, tokenizer, "target"), target)
+    rows, held_out = _rows(scalars, tokenizer, target_settings, target)
     model = None
     if settings.own_model is not None:
         model = load_module(own_settings(settings), "method", device, torch.float32, scalars.seed)
@@ -161,7 +165,7 @@ def own_settings(settings: StudentSettings) -> PretrainedModel.Settings:
     return PretrainedModel.Settings(path=str(settings.own_model), weights="pretrained", chat_template="never")
 
 
-def _rows(scalars: Training, tokenizer: Any, chat: bool, target: Any) -> tuple[Rows, Rows]:
+def _rows(scalars: Training, tokenizer: Any, settings: Any, target: Any) -> tuple[Rows, Rows]:
     """Rows of training and held-out ones; the first process decodes answers before the others read them."""
     if scalars.prompts is None:
         return text_parts(scalars.text, tokenizer, scalars.row, scalars.tokens, scalars.seed)
@@ -171,29 +175,56 @@ def _rows(scalars: Training, tokenizer: Any, chat: bool, target: Any) -> tuple[R
 
         turns = PartialState().main_process_first()
     with turns:
-        return answer_parts(scalars, tokenizer, chat, target)
+        return answer_parts(scalars, tokenizer, settings, target)
 
 
 # -- Checkpoints -------------------------------------------------------------------------------------------
 
 
-def _last_checkpoint(config: DictConfig, resume: bool, out_dir: Path, first: bool) -> str | None:
+def _versions(scalars: Training, target: Any, settings: Any) -> dict[str, str]:
+    """Versions of what a training reads besides its settings. Raises ConfigError."""
+    key, path = ("text", scalars.text) if scalars.prompts is None else ("prompts", scalars.prompts)
+    found = {f"version of {key}": of_python() if path is None else file_hash(path)}
+    models = {"target.path": target}
+    if settings.own_model is not None:
+        models["method.model"] = own_settings(settings)
+    for key, model in models.items():
+        load_config(model, key.partition(".")[0])  # from here on the commit of a hub id is known
+        found[f"version of {key}"] = model.sources()["path"]
+    return found
+
+
+def _last_checkpoint(own: dict[str, Any], resume: bool, out_dir: Path, first: bool) -> str | None:
     """The newest whole checkpoint of an interrupted training in the folder; without one the `first` process clears the
-    folder. Raises ConfigError if it is of a training with other settings."""
-    told: Any = OmegaConf.to_container(config, resolve=True)
-    own = {key: value for key, value in told.items() if key not in MAY_CHANGE}
-    found = [folder for folder in out_dir.glob("checkpoint-*") if _is_whole(folder)] if resume else []
-    if not found:
+    folder. `own` says what makes a training the same. Raises ConfigError if the checkpoints are of another one."""
+    before = _told_before(out_dir)
+    if before is None and any(out_dir.glob("checkpoint-*")):
+        raise ConfigError(f"{out_dir} has a checkpoint-*, but no training.json that says what it is of: "
+                          "give another folder (hydra.run.dir), or remove the checkpoints")  # fmt: skip
+    found = [folder for folder in _checkpoints(out_dir) if _is_whole(folder)] if resume else []
+    if before is None or not found:
         if first:
             _forget(out_dir)
             out_dir.mkdir(parents=True, exist_ok=True)
             write_json(out_dir / "training.json", own)
         return None
-    before = json.loads((out_dir / "training.json").read_text(encoding="utf-8"))
-    if others := sorted(key for key in {**own, **before} if own.get(key) != before.get(key)):
+    if others := [key for key in {**own, **before} if own.get(key) != before.get(key)]:
         raise ConfigError(f"{out_dir} holds an unfinished training with another {others[0]}: give another folder "
                           "(hydra.run.dir), or begin anew with resume=false")  # fmt: skip
     return str(max(found, key=lambda folder: int(folder.name.split("-")[1])))
+
+
+def _told_before(out_dir: Path) -> dict[str, Any] | None:
+    """What an earlier training has written of itself into the folder; None if nothing that can be read."""
+    with suppress(OSError, ValueError):
+        found = json.loads((out_dir / "training.json").read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) and found.keys() >= {"method", "target"} else None
+    return None
+
+
+def _checkpoints(out_dir: Path) -> list[Path]:
+    """The folders that the Trainer names checkpoint-STEP."""
+    return [folder for folder in out_dir.glob("checkpoint-*") if folder.name.split("-", 1)[1].isdecimal()]
 
 
 def _is_whole(folder: Path) -> bool:
@@ -204,7 +235,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _forget(out_dir: Path) -> None:
-    for folder in out_dir.glob("checkpoint-*"):
+    for folder in _checkpoints(out_dir):
         rmtree(folder)
 
 
@@ -241,7 +272,7 @@ def _fit(
     curve.tokens_of_step = rows.tokens.numel() / max(1, math.ceil(batches / scalars.accumulate))
     trainer = transformers.Trainer(
         student, arguments, train_dataset=examples, optimizers=student.optimisers(learning_rate, steps, scalars.warmup),
-        callbacks=[curve] if arguments.process_index == 0 else None,
+        callbacks=[LogAtCheckpoints(), *([curve] if arguments.process_index == 0 else [])],
     )  # fmt: skip
     status = "complete"
     try:

@@ -4,9 +4,14 @@ the target's own answers, and what speculators reads."""
 import csv
 import json
 import math
+import os
+import time
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from shutil import copytree
 from tempfile import mkdtemp
+from threading import Event, Thread
 from types import SimpleNamespace
 
 import pytest
@@ -337,6 +342,7 @@ def test_an_interrupted_training_goes_on_where_it_was(name, tmp_path, monkeypatc
     (tmp_path / "cut" / "checkpoint-6").mkdir()  # one that was not written to its end
     cut = train(small_training(name, tmp_path), tmp_path / "cut")
     assert len(calls) == 6 + 5 and cut["training"]["steps"] == 8
+    assert cut["training"]["losses"] == whole["training"]["losses"] and len(whole["training"]["losses"]) == 3
     first, second = (load_file(tmp_path / way / "model.safetensors") for way in ("whole", "cut"))
     assert all(torch.equal(tensor, second[key]) for key, tensor in first.items())
     assert (tmp_path / "whole" / "curve.csv").read_text() == (tmp_path / "cut" / "curve.csv").read_text()
@@ -352,19 +358,71 @@ def test_an_interrupted_training_goes_on_where_it_was(name, tmp_path, monkeypatc
     late = load_file(tmp_path / "late" / "model.safetensors")
     assert all(torch.equal(tensor, late[key]) for key, tensor in first.items())
     other = train(small_training(name, tmp_path, seed=1), tmp_path / "other")
-    assert (
-        other["training"]["losses"] != whole["training"]["losses"] or other["alpha_by_guess"] != cut["alpha_by_guess"]
-    )
+    assert other["training"]["losses"] != whole["training"]["losses"]
+    assert other["alpha_by_guess"] != cut["alpha_by_guess"]
+
+
+def stopped(folder, monkeypatch, **others) -> Path:
+    """The folder of a training that was interrupted behind its first checkpoint."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Eagle3Student, "save", None)
+        with pytest.raises(TypeError):
+            train(small_training("eagle3", folder, tokens=64, **others), folder / "cut")
+    assert list((folder / "cut").glob("checkpoint-*"))
+    return folder / "cut"
+
+
+def refused(folder, told, *overrides, **others):
+    """A training there is refused with one sentence, and its checkpoints stay."""
+    before = sorted(path.name for path in (folder / "cut").iterdir())
+    with pytest.raises(ConfigError, match=told) as error:
+        train(small_training("eagle3", folder, *overrides, tokens=64, **others), folder / "cut")
+    assert "\n" not in str(error.value) and "hydra.run.dir" in str(error.value)
+    assert sorted(path.name for path in (folder / "cut").iterdir()) == before
+
+
+@pytest.mark.parametrize("content", [None, '{"row": ', "[]", "{}"])
+@pytest.mark.parametrize("resume", [True, False])
+def test_checkpoints_of_others_stay(resume, content, tmp_path, monkeypatch):
+    """Without a training.json, or with one that is damaged or no training's; whole checkpoints, and others."""
+    path = stopped(tmp_path, monkeypatch) / "training.json" if resume else tmp_path / "cut" / "training.json"
+    (tmp_path / "cut" / "checkpoint-7").mkdir(parents=True)
+    path.unlink(missing_ok=True) if content is None else path.write_text(content)
+    refused(tmp_path, "cut has a checkpoint-\\*, but no training.json that says what it is of", f"resume={resume}")
+
+
+def test_a_training_goes_on_with_the_same_files_alone(tmp_path, monkeypatch):
+    """The text, or the target's weights, that have changed under the same path are another training; a folder that the
+    Trainer did not name is left where it is."""
+    target, text = copytree(target_folder(), tmp_path / "target"), tmp_path / "own.txt"
+    text.write_text("def add(a, b):\n    return a + b\n" * 60)
+    at = {"target.path": target, "text": text}
+    folder, plain = stopped(tmp_path, monkeypatch, **at), text.read_text()
+    text.write_text(plain.replace("add", "sub"))
+    refused(tmp_path, "an unfinished training with another version of text: give", **at)
+    text.write_text(plain)
+    os.utime(target / "model.safetensors", ns=(1, 1))
+    refused(tmp_path, "an unfinished training with another version of target.path: give", **at)
+    (folder / "checkpoint-best").mkdir()
+    found = train(small_training("eagle3", tmp_path, "resume=false", tokens=64, **at), folder)
+    assert found["training"]["status"] == "complete"
+    assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-best"]
 
 
 def test_gradients_of_several_batches_make_one_step(tmp_path):
-    """Two batches of one row are one of two rows, as all places count."""
+    """Two batches of one row are one of two rows where both have as many places that count, as all rows of a text.
+    Answers of unequal lengths have not: a step is the mean of the batches' losses, each over its own places."""
     ways = {"one": {"batch_size": 2}, "two": {"batch_size": 1, "accumulate": 2}}
     for way, others in ways.items():
         found = train(small_training("eagle3", tmp_path, epochs=0.5, **others), tmp_path / way)
         assert found["training"]["steps"] == 4
     first, second = (load_file(tmp_path / way / "model.safetensors") for way in ways)
     assert all(torch.allclose(tensor.float(), second[key].float(), atol=1e-5) for key, tensor in first.items())
+    student, rows = student_of("eagle3"), torch.tensor([TEXT, TEXT[::-1]])
+    for last, same in (([11, 11], True), ([11, 5], False)):
+        spans = torch.tensor([[0, end] for end in last])
+        alone = torch.stack([student(rows[i, None], spans[i, None])["loss"] for i in (0, 1)]).mean()
+        assert torch.isclose(alone, student(rows, spans)["loss"], rtol=1e-4) == same
 
 
 def test_bfloat16_trains(tmp_path):
@@ -390,15 +448,17 @@ def stock():
     from specbench.models.pretrained import PretrainedModel, load_module, load_tokenizer
 
     settings = PretrainedModel.Settings(str(target_folder()), weights="pretrained", chat_template="never")
-    return load_tokenizer(settings, "target"), load_module(settings, "target", torch.device("cpu"), torch.float32, 0)
+    module = load_module(settings, "target", torch.device("cpu"), torch.float32, 0)
+    return load_tokenizer(settings, "target"), settings, module
 
 
 def test_answers_are_the_targets_own_and_are_kept(tmp_path, monkeypatch):
-    """Greedy answers in a padded batch, against one token at a time; a file that was cut off is completed."""
+    """Greedy answers in a padded batch, against one token at a time; a file that was cut off is completed, and the
+    first answer to each prompt is taken."""
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    tokenizer, target = stock()
+    tokenizer, settings, target = stock()
     _, scalars = answer_scalars(tmp_path)
-    answers = kept_answers(scalars, tokenizer, False, target)
+    answers = kept_answers(scalars, tokenizer, settings, target)
     assert len(answers) == 24
     for tokens, begin in answers[::5]:
         text = tokenizer.decode(tokens[:begin])
@@ -408,14 +468,75 @@ def test_answers_are_the_targets_own_and_are_kept(tmp_path, monkeypatch):
     (path,) = (tmp_path / "cache" / "answers").glob("*.jsonl")
     whole = path.read_text()
     path.write_text(whole[: len(whole) * 9 // 10])
-    assert kept_answers(scalars, tokenizer, False, target) == answers and path.read_text() == whole
+    assert kept_answers(scalars, tokenizer, settings, target) == answers and path.read_text() == whole
+    lines = whole.splitlines(keepends=True)
+    path.write_text("".join([*lines[:5], *lines[3:5], lines[20], *lines[9:12]]))  # twice, out of order, and with gaps
+    assert kept_answers(scalars, tokenizer, settings, target) == answers
+    assert sorted(path.read_text().splitlines(keepends=True)) == sorted([*lines, *lines[3:5]])
+    other = json.dumps({**json.loads(lines[9]), "tokens": [1, 2, 3]}) + "\n"
+    path.write_text(whole + other)
     monkeypatch.setattr(target, "generate", None)
-    assert kept_answers(scalars, tokenizer, False, target) == answers
-    rows, held_out = answer_parts(scalars, tokenizer, False, target)
+    assert kept_answers(scalars, tokenizer, settings, target) == answers
+    rows, held_out = answer_parts(scalars, tokenizer, settings, target)
     assert len(rows.tokens) == 22 and len(held_out.tokens) == 2
     tokens, begin = answers[9]
     assert held_out.tokens[0, : len(tokens)].tolist() == tokens
     assert held_out.spans[0].tolist() == [begin - 1, len(tokens) - 2]
+
+
+def test_sampled_answers_are_those_of_no_interruption(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    tokenizer, settings, target = stock()
+    _, scalars = answer_scalars(tmp_path, 12, "temperature=1")
+    answers = kept_answers(scalars, tokenizer, settings, target)
+    (path,) = (tmp_path / "cache" / "answers").glob("*.jsonl")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:5]))
+    assert kept_answers(scalars, tokenizer, settings, target) == answers
+
+
+@pytest.mark.parametrize("what", ["weights", "revision", "tokenizer", "chat template", "nothing"])
+def test_answers_are_of_one_target(what, tmp_path, monkeypatch):
+    """Another content under the same path is another target, whose answers are decoded."""
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    tokenizer, settings, target = stock()
+    folder = copytree(target_folder(), tmp_path / "target")
+    settings = replace(settings, path=str(folder))
+    _, scalars = answer_scalars(tmp_path, 2)
+    kept_answers(scalars, tokenizer, settings, target)
+    if what == "weights":
+        os.utime(folder / "model.safetensors", ns=(1, 1))
+    elif what == "revision":
+        settings = replace(settings, revision="other")
+    elif what == "tokenizer":
+        tokenizer.add_tokens(["def f"])
+    elif what == "chat template":
+        tokenizer.chat_template = "{{ messages }}"
+    kept_answers(scalars, tokenizer, settings, target)
+    assert len([*(tmp_path / "cache" / "answers").glob("*.jsonl")]) == (1 if what == "nothing" else 2)
+
+
+def test_one_training_decodes_while_another_waits(tmp_path, monkeypatch, caplog):
+    """Two that begin together decode every answer once."""
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    tokenizer, settings, target = stock()
+    _, scalars = answer_scalars(tmp_path)
+    plain, asked, found, begun = target.generate, [], [], Event()
+
+    def generate(**given):
+        asked.append(len(given["input_ids"]))
+        begun.set()
+        time.sleep(0.3)
+        return plain(**given)
+
+    monkeypatch.setattr(target, "generate", generate)
+    threads = [Thread(target=lambda: found.append(kept_answers(scalars, tokenizer, settings, target))) for _ in (1, 2)]
+    threads[0].start()
+    assert begun.wait(20)
+    threads[1].start()
+    for thread in threads:
+        thread.join(20)
+    assert asked == [16, 8] and found[0] == found[1] and len(found[0]) == 24
+    assert "another training decodes these answers" in caplog.text
 
 
 def test_a_training_on_answers(tmp_path, monkeypatch):
