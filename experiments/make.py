@@ -35,9 +35,11 @@ def by_temperature(name: str, words: str) -> dict[str, str]:
 
 
 DEFAULT = "specbench -m name=default repeats=20 repeats_vary=seed temperature=1 verdict_tokens=0 logger=none"
+SMOLLM2 = "specbench.compare experiment=smollm2 name=drafters_smollm2"
+DRAFTERS = by_temperature("drafters", "experiment=drafters data.limit=16") | {"drafters_smollm2": SMOLLM2}
 STEPS = [
     Step("default", 12, {"default": DEFAULT}),
-    Step("drafters_2026", 12, by_temperature("drafters", "experiment=drafters data.limit=16")),
+    Step("drafters_2026", 20, DRAFTERS),
     Step("verifiers", 3, {"verifiers": "specbench.compare experiment=verifiers data.limit=32"}),
     Step("lenience", 3, {"lenience": "specbench.compare experiment=lenience name=lenience temperature=1"}),
     Step("paper", 20, {"paper": "specbench experiment=paper logger=none"}),
