@@ -35,7 +35,7 @@ def by_temperature(name: str, words: str) -> dict[str, str]:
 
 
 DEFAULT = "specbench -m name=default repeats=20 repeats_vary=seed temperature=1 verdict_tokens=0 logger=none"
-SMOLLM2 = "specbench.compare experiment=smollm2 name=drafters_smollm2"
+SMOLLM2 = "specbench.compare experiment=smollm2 data=spec_bench data.path=question.jsonl name=drafters_smollm2"
 DRAFTERS = by_temperature("drafters", "experiment=drafters data.limit=16") | {"drafters_smollm2": SMOLLM2}
 STEPS = [
     Step("default", 12, {"default": DEFAULT}),

@@ -2,7 +2,7 @@
 
 python -m specbench.compare experiment=drafters data.limit=16 name=drafters_t0 temperature=0
 python -m specbench.compare experiment=drafters data.limit=16 name=drafters_t1 temperature=1
-python -m specbench.compare experiment=smollm2 name=drafters_smollm2
+python -m specbench.compare experiment=smollm2 data=spec_bench data.path=question.jsonl name=drafters_smollm2
 python experiments/drafters_2026/make.py outputs/drafters_t0 outputs/drafters_t1 outputs/drafters_smollm2
 """
 
