@@ -35,8 +35,8 @@ def _of_decoder(module: Any, executor: Executor) -> tuple[int, int]:
     heads = [id(weight) for weight in head.parameters()]
     crossing = (part for path, part in decoder.named_modules() if is_cross_attention(path))
     idle = [child for part in crossing for name, child in part.named_children() if name in INPUT_SIDE]
-    own = getattr(decoder, "embed_tokens", None)  # an executor may have put one of another class there
-    tables = [part for part in decoder.modules() if isinstance(part, nn.Embedding) or part is own]
+    own: Any = getattr(decoder, "embed_tokens", None)  # an executor may have put one of another class there
+    tables: list[Any] = [part for part in decoder.modules() if isinstance(part, nn.Embedding) or part is own]
     idle += [part for part in tables if id(part.weight) not in heads]
     used, unused = executor.stored(nn.ModuleList([decoder, head])), executor.stored(nn.ModuleList(idle))
     return used.numbers - unused.numbers, used.read - unused.read
