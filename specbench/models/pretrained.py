@@ -23,6 +23,7 @@ from specbench.data.sources import SHIPPED, of_checkpoint
 from specbench.decoding import processes
 from specbench.errors import ConfigError, unknown
 from specbench.executors.eager import EagerExecutor
+from specbench.executors.packed_linear import is_quantized
 from specbench.executors.quant_grids import GRIDS
 from specbench.models import checkpoint_checks as checks
 from specbench.models.architecture import HALVES, ModelSize, family_of, loader_of, without_memory
@@ -42,7 +43,7 @@ from specbench.models.context import Context
 from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.gguf import check_gguf, convert, install
 from specbench.models.language_model import LanguageModel
-from specbench.models.quantization import quantise
+from specbench.models.quantization import quantise, quantised_size
 from specbench.settings import MOST_RANKS, BaseSettings, setting
 
 # Of a shape, which transformers reads but has no field for.
@@ -145,7 +146,8 @@ class PretrainedModel(LanguageModel):
 
     def stock_module(self) -> PreTrainedModel:
         """The module as transformers made it; loaded again, once, if the executor may have changed it."""
-        return self._second_module() if self.executor.changes_modules else super().stock_module()
+        changed = self.executor.changes_modules or is_quantized(self.module)
+        return self._second_module() if changed else super().stock_module()
 
 
 def uses_template(settings: PretrainedModel.Settings, tokenizer: Any, role: str) -> bool:
@@ -226,6 +228,8 @@ def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype)
             refuse_decoder(module, f"{role}.path={settings.path}")
         family, size = family_of(config), ModelSize.of(config, dtype, module)
         size = dataclasses.replace(family.sized(config, size), family=family)
+        if settings.quantization is not None:
+            size = quantised_size(size, module, settings.quantization)
         folder = Path(_source(settings, role))
         if settings.weights == "random" or not quantization_of(config) or not folder.is_dir():
             return size
