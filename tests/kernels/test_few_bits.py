@@ -15,7 +15,7 @@ from small_runs import parts_of
 from torch.nn import functional as F
 from triton import knobs
 
-from specbench.executors import packed_linear
+from specbench.executors import packed_linear, quantized_linear
 from specbench.executors.packed_linear import is_quantized
 from specbench.executors.quant_grids import GRIDS
 from specbench.executors.quantized_linear import FEW_ROWS, QuantizedLinear
@@ -95,9 +95,10 @@ def test_errors_are_seen():
 
 @pytest.fixture
 def stores_few_bits(monkeypatch):
-    """Executors store weights as they do on CUDA, and the rest runs as on a CPU."""
+    """Executors store weights as they do on CUDA. Interpreted, a run would take minutes: products are PyTorch's."""
     found = lambda weight: next((grid for grid in GRIDS.values() if grid.holds(weight)), None)  # noqa: E731
     monkeypatch.setattr(packed_linear, "grid_of", found)
+    monkeypatch.setattr(quantized_linear, "FEW_ROWS", 0)
 
 
 GRAPHS = ("executor=cudagraph", "executor._target_=graph_memory.Rerun", "executor.compile=false")
@@ -122,16 +123,16 @@ def test_a_run_holds_quantised_bytes_and_passes_its_verdict(stores_few_bits, tmp
             path=model.name, weights="pretrained", chat_template="never", quantization=model.quantization
         )
         size = footprint(settings, role, torch.float32)
-        assert model.weight_bytes == size.few < size.weights
+        buffers = size.few - model.weight_bytes  # of rotations, which are no weights
         embedding = model.module.get_input_embeddings().weight
-        assert model.step_bytes == size.few - embedding.nbytes
-    assert result.memory.weights_bytes == sum(model.weight_bytes for model in models.values())
+        assert 0 <= buffers < 100 and model.step_bytes == model.weight_bytes - embedding.nbytes
+        assert size.few < 0.7 * size.weights
 
 
 def test_a_wrong_product_fails_the_verdict(stores_few_bits, tmp_path, monkeypatch):
     """Negative control: the scales of other outputs."""
-    multiply = few_bits.multiply
-    monkeypatch.setattr(few_bits, "multiply", lambda x, w, scale, f: multiply(x, w, scale.roll(1, 0), f))
+    wide = QuantizedLinear.wide
+    monkeypatch.setattr(QuantizedLinear, "wide", lambda self, dtype: wide(self, dtype).roll(1, 0))
     _, result = run_of(tmp_path, "target.quantization=int8")
     assert result.lossless.passed is False
 
