@@ -51,7 +51,8 @@ class QuantizedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., K] to [..., M]."""
         if x.numel() > FEW_ROWS * self.inputs:
-            return F.linear(x, self.wide(x.dtype), self.bias)
+            product: Tensor = F.linear(x, self.wide(x.dtype), self.bias)
+            return product
         y: Tensor = ops.multiply_few(x, self.stored, self.scale, self.floats)
         return y if self.bias is None else y + self.bias
 
