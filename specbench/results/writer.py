@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from specbench.errors import causes
 from specbench.results.atomic_files import synchronise, write_json, write_text, writing
 from specbench.results.completion import FILES, RESULTS, contents
 from specbench.results.parquet import POSITIONS, position_rows, round_rows, rounds_schema, write_all_sums, write_rows
@@ -80,7 +81,7 @@ def prompt_records(group: Group, tokenizer: Any) -> Iterator[dict[str, Any]]:
     """Lines of prompts.jsonl: text in, text out, counts, and times in seconds. If rows decode together, each has its
     share of the seconds."""
     for result in group.results:
-        request, ours, plain = result.request, result.speculative, result.baseline
+        request, ours, plain, peers = result.request, result.speculative, result.baseline, result.outputs
         betas = [beta for r in ours.rounds for beta in r.beta]
         yield {
             "id": request.id,
@@ -97,10 +98,11 @@ def prompt_records(group: Group, tokenizer: Any) -> Iterator[dict[str, Any]]:
             "baseline_decode_seconds": plain.seconds,
             "prefill_seconds": group.speculative.prefill_seconds / len(group.results),
             "baseline_prefill_seconds": group.baseline.prefill_seconds / len(group.results),
-            **{f"{peer}_decode_seconds": output.decode_seconds for peer, output in result.peers.items()},
-            **{f"{peer}_tokens": output.count for peer, output in result.peers.items()},
-            **{f"{peer}_first_token_seconds": o.streamed.arrivals[0] for peer, o in result.peers.items() if o.streamed},
-            **{f"{peer}_output": o.streamed.text for peer, o in result.peers.items() if o.streamed},
+            **{f"{peer}_decode_seconds": output.decode_seconds for peer, output in peers.items()},
+            **{f"{peer}_tokens": output.count for peer, output in peers.items()},
+            **{f"{peer}_first_token_seconds": o.streamed.arrivals[0] for peer, o in peers.items() if o.streamed},
+            **{f"{peer}_output": o.streamed.text for peer, o in peers.items() if o.streamed},
+            **{f"{peer}_error": causes(o) for peer, o in result.peers.items() if isinstance(o, RuntimeError)},
             "prompt": request.text,
             "reference": request.reference,
             "output": tokenizer.decode(ours.tokens, skip_special_tokens=True),

@@ -283,15 +283,20 @@ class InterleavedGroup:
         try:
             with self.phases("peers" if peer else "speculative" if member else "plain"):
                 if peer:
-                    return self._by_peer(member.parts.peers[peer], jobs, member.parts.batch_size)
+                    found = self._by_peer(member.parts.peers[peer], jobs, member.parts.batch_size)
+                    for request, output in zip(wanted.requests, found, strict=True):
+                        if isinstance(output, RuntimeError):
+                            log.warning("%s has no output for %s: %s", peer, request.id, causes(output))
+                    return found
                 betas = any(m.reads_texts for m in ([member] if member else self.members))
                 return (member or self.plain).decode(jobs, wanted, member is not None, betas)
         except RuntimeError as error:
             processes.current.fail_if_distributed(error)
             return Failure(wanted.requests, causes(error))
 
-    def _by_peer(self, peer: Peer, jobs: Sequence[Job], rows: int) -> list[PeerOutput]:
-        """The work of a server on this machine is not that of others."""
+    def _by_peer(self, peer: Peer, jobs: Sequence[Job], rows: int) -> list[PeerOutput | RuntimeError]:
+        """The work of a server on this machine is not that of others. A request of which a peer has no output has all
+        its other numbers."""
         with self.watch.elsewhere() if peer.elsewhere else nullcontext():
             return peer.decode_all(jobs, rows)
 
@@ -301,13 +306,16 @@ class InterleavedGroup:
         plain, groups = decoded[None, ""], []
         for member in self.members:
             ours, peers = decoded[member, ""], {name: decoded[member, name] for name in member.parts.peers}
-            failures = [found for found in (plain, ours, *peers.values()) if isinstance(found, Failure)]
+            failures = [found for found in (plain, ours) if isinstance(found, Failure)]
             if failures:
                 member.fail(failures[0])
                 continue
             results = []
             for row, (request, job) in enumerate(zip(wanted.requests, jobs, strict=True)):
-                by_peers = {name: outputs[row] for name, outputs in peers.items()}
+                by_peers = {
+                    name: RuntimeError(found.error) if isinstance(found, Failure) else found[row]
+                    for name, found in peers.items()
+                }
                 limit = job.limit - len(job.tokens)
                 results.append(Result(request, limit, ours.requests[row], plain.requests[row], by_peers))
             groups.append(Group(results, ours, plain, wanted.rate))

@@ -145,10 +145,15 @@ class Result:
     limit: int  # the largest number of new tokens
     speculative: DecodedRequest
     baseline: DecodedRequest
-    peers: dict[str, Any] = field(default_factory=dict)  # a `PeerOutput` of each, by name
+    peers: dict[str, Any] = field(default_factory=dict)  # by name a `PeerOutput`, or the error of one that has none
     speculative_laws: PositionStats | None = None  # along both texts, if they were read
     baseline_laws: PositionStats | None = None
     reading: Any = None  # by the stock module, if it was read: a `ReferenceScore`, or what `Decoding.score` returns
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """The output of each peer that has one."""
+        return {name: output for name, output in self.peers.items() if not isinstance(output, RuntimeError)}
 
     @property
     def both(self) -> tuple[DecodedRequest, DecodedRequest]:
