@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -137,13 +138,13 @@ class Sweep(Callback):
 
     # -- Its jobs -------------------------------------------------------------------------------
 
-    def expect_all(self, config: DictConfig, hint: str = "") -> None:
-        """Notes every job of a sweep. Raises ConfigError if one is not possible; `hint` is said of a setting that one
-        of several jobs does not have."""
+    def expect_all(self, config: DictConfig, hint: str = "", by: ConfigLoader | None = None) -> None:
+        """Notes every job of a sweep, read `by` this loader or else by Hydra's own. Raises ConfigError if one is not
+        possible; `hint` is said of a setting that one of several jobs does not have."""
         self.folder = Path(config.hydra.sweep.dir)
         given: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
         swept = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
-        loader = GlobalHydra.instance().config_loader()
+        loader = by or GlobalHydra.instance().config_loader()
         with explained([*swept, *given]):
             parsed = OverridesParser.create().parse_overrides([*swept, *given])
             jobs = []
