@@ -3,13 +3,14 @@
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from specbench.errors import causes
-from specbench.results.atomic_files import synchronise, write_json, write_text, writing
+from specbench.results.atomic_files import open_no_link, synchronise, write_json, write_text, writing
 from specbench.results.completion import FILES, RESULTS, contents
 from specbench.results.parquet import POSITIONS, position_rows, round_rows, rounds_schema, write_all_sums, write_rows
 from specbench.results.schema import RunResult
@@ -33,7 +34,7 @@ class PromptsFile:
         self.path = out_dir / PART
         with writing(self.path):
             out_dir.mkdir(parents=True, exist_ok=True)
-            self.file = self.path.open("wb", buffering=0)
+            self.file = FileIO(self.path, "w", opener=open_no_link)
 
     def close(self) -> None:
         self.file.close()

@@ -42,6 +42,7 @@ class Sweep(Callback):
         self.folder = Path()
         self.command = "default"  # its overrides, as the name of a file
         self.pace = Pace(0)
+        self.failures: list[str] = []  # why jobs of this process have no result
 
     # -- Hydra's events -------------------------------------------------------------------------
 
@@ -66,7 +67,7 @@ class Sweep(Callback):
             path = self.folder / "summary.csv"
             sentence, code = f"{path} could not be made ({first_line(error)}): the jobs have their results", 1
         if code:
-            stop(sentence, code)
+            stop(sentence + (f"; the first has failed: {self.failures[0]}" if self.failures else ""), code)
 
     # -- What a subclass may do otherwise -------------------------------------------------------
 
@@ -98,6 +99,7 @@ class Sweep(Callback):
         except ConfigError:
             text = "no result"
         if failed:
+            self.failures.append(failed)
             text = f"failed, see {folder / 'run.log'}"
         elif not ran:
             text = f"finished before, skipped (force=true redoes it): {text}"
