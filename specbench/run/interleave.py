@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ import numpy as np
 from torch import Tensor
 
 from specbench.config.components import FEWEST, Components
+from specbench.config.memory import give_back
 from specbench.decoding import processes
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
 from specbench.decoding.verifier import Verifier
 from specbench.errors import causes, first_line
+from specbench.executors.machine import out_of_memory
 from specbench.peers.base import Peer, PeerOutput
 from specbench.results.writer import PromptsFile, failure_records, prompt_records
 from specbench.run.batching import Batch, Requests
@@ -222,6 +224,8 @@ class InterleavedGroup:
                     self.watch()
             jobs = self._jobs(wanted)
             decoded = self.decode_all_ways(wanted, jobs, number)
+            while self.halve_rows(wanted, decoded, tell):
+                decoded = self.decode_all_ways(wanted, jobs, number)
         try:
             with allow_signals():
                 for member in self.to_probe(number) if probed else ():  # while its prompt is in the cache
@@ -235,6 +239,22 @@ class InterleavedGroup:
         """Whose costs are probed behind a group, the one after `number` others: one of several ways in turn, so that
         probing takes a comparison no longer than a run."""
         return [self.members[number % len(self.members)]]
+
+    def halve_rows(self, wanted: Batch, decoded: Mapping[Way, Any], tell: Tell) -> bool:
+        """Whether a group is to be decoded again in all ways, through half as many rows, since memory ran out."""
+        rows = self.plain.session.rows
+        failed = any(isinstance(found, Failure) and found.memory for found in decoded.values())
+        if not failed or rows == 1 or not self.plain.parts.decoding.samples:
+            return False
+        told = f"memory ran out at {wanted.requests[0].id}: from there on {rows // 2} rows decode together, not {rows}"
+        log.warning(told)
+        for member in self.members:
+            member.session.halve_rows()
+            member.record.notes.append(told)
+        give_back()
+        self.warm = self.inputs = 0
+        self.warm_up(wanted, tell)
+        return True
 
     def prepare(self, wanted: Batch, tell: Tell) -> None:
         """All that comes before a group is decoded."""
@@ -290,9 +310,9 @@ class InterleavedGroup:
                     return found
                 betas = any(m.reads_texts for m in ([member] if member else self.members))
                 return (member or self.plain).decode(jobs, wanted, member is not None, betas)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             processes.current.fail_if_distributed(error)
-            return Failure(wanted.requests, causes(error))
+            return Failure(wanted.requests, causes(error), out_of_memory(error))
 
     def _by_peer(self, peer: Peer, jobs: Sequence[Job], rows: int) -> list[PeerOutput | RuntimeError]:
         """The work of a server on this machine is not that of others. A request of which a peer has no output has all

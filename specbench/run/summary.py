@@ -84,6 +84,7 @@ def run_result(session: Session, record: RunRecord, status: str, provenance: dic
         beam=parts.decoding.numbers(results, parts.policy.largest, c_hat),
         notes=[
             *parts.notes,
+            *record.notes,
             *parts.target.executor.notes(),
             *in_sample(swept),
             *notes,

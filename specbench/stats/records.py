@@ -214,6 +214,7 @@ class Failure:
 
     requests: Sequence[Request]
     error: str
+    memory: bool = False  # whether memory ran out
 
 
 @dataclass
@@ -224,6 +225,7 @@ class RunRecord:
     failures: list[Failure] = field(default_factory=list)
     too_long: int = 0  # requests that leave no room for a token in the context
     columns: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names of the numbers of each metric
+    notes: list[str] = field(default_factory=list)  # on how it went
     unread: str = ""  # why some texts were not read again
     unreadable: bool = False  # whether one of the reasons is an error
     sums: PerRequestSums = field(default_factory=PerRequestSums)  # when the run is over
