@@ -10,10 +10,11 @@ import numpy.typing as npt
 from specbench.decoding import processes
 from specbench.decoding.gamma_policy import Costs, GammaPolicy, RowsSeen, cannot_end_early
 from specbench.policies.gamma.entropy import confidence
+from specbench.policies.gamma.per_request_state import PerRow
 from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
 from specbench.theory import expected_tokens
 
-PRIOR = 8.0  # rounds or guesses that what calibration has found counts for
+PRIOR = 16.0  # rounds or guesses that what calibration has found counts for
 REFIT = 8  # rounds after which the costs are fitted again
 CERTAIN = 1e-3  # confidences count as at least so far from 0 and 1
 RIDGE = np.array([1e-9, 1e-4, 1e-4, 1e-3])  # where rounds do not tell coefficients apart
@@ -85,7 +86,8 @@ class Calibration:
 class GoodputGamma(GammaPolicy):
     """Goodput is expected tokens over the expected seconds of a round (TurboSpec, 2406.14066).
 
-    With `signal: none` all rows get the gamma with the largest goodput, from the acceptance at each place of a draft.
+    With `signal: none` all rows get the gamma with the largest goodput, from each row's acceptance and that at each
+    place of a draft.
     With `confidence` a guess has a probability to be accepted, `Calibration` of max q, and to survive, the product
     along its draft. Another level is drafted while the survival that it promises, summed over the rows, is worth its
     time at the goodput that rounds have had, and guesses are verified while theirs is: in whole columns of the batch,
@@ -115,6 +117,7 @@ class GoodputGamma(GammaPolicy):
         self.acceptance = Calibration(forget)
         self.survival: list[list[float]] = []  # of this round's guesses, by row
         self.logits: list[list[float]] = []
+        self.own: PerRow[tuple[float, float]] = PerRow()  # accepted and tested guesses of a row
         self.idle = 0  # rounds without a draft since the last one with
 
     @classmethod
@@ -134,7 +137,12 @@ class GoodputGamma(GammaPolicy):
         self.rows, self.context = max(1, len(lengths)), sum(lengths)
         if self.costs is None:
             self._begin()
-        self.survival, self.logits = ([[] for _ in range(state.batch_size)] for _ in range(2))
+        self.survival = [[] for _ in range(state.batch_size)]
+        self.logits = [[] for _ in range(state.batch_size)]
+        mean = float(self.accepted.sum() / self.tested.sum())
+        seen = [self.own.of(state, row, (0.0, 0.0)) for row, on in enumerate(state.active) if on]
+        alphas = [(accepted + mean * PRIOR) / (tested + PRIOR) for accepted, tested in seen or [(0.0, 0.0)]]
+        self.by_place = np.minimum(np.outer(alphas, self.accepted / self.tested / mean), 1)
         gamma, self.rate = self._choose()
         self.idle = 0 if gamma else self.idle + 1
         if self.idle > self.probe:
@@ -153,10 +161,11 @@ class GoodputGamma(GammaPolicy):
         """gamma, 0 where drafting does not pay, and the goodput of drafting."""
         assert self.costs is not None
         if self.signal is None:
-            survival = np.cumprod(self.accepted / self.tested)
+            survival = np.cumprod(self.by_place, 1).sum(0)
             g = np.arange(self.largest + 1)
-            goodput = self.rows * np.r_[1, 1 + survival.cumsum()]
-            goodput = goodput / self.costs.seconds(g, self.rows * (g + 1), self.context)
+            goodput = (self.rows + np.r_[0, survival.cumsum()]) / self.costs.seconds(
+                g, self.rows * (g + 1), self.context
+            )
             best = int(np.argmax(goodput))
             return best, float(goodput[best])
         tokens, steps, width = self.usual.tolist()
@@ -201,16 +210,20 @@ class GoodputGamma(GammaPolicy):
         self.costs.add(seconds, steps, tokens, self.context)
         logits: list[float] = []
         outcomes: list[bool] = []
-        for own, guesses, new in zip(self.logits, drafted, kept, strict=True):
+        for row, (own, guesses, new) in enumerate(zip(self.logits, drafted, kept, strict=True)):
             tested = min(new, guesses)
             self.tested[:tested] += 1
             self.accepted[: max(0, new - 1)] += 1
+            if new:
+                past, share = self.own[row][1], (1 - self.forget) ** max(1, tested)
+                accepted = new - 1 if tested else 0
+                self.own.change(row, (past[0] * share + accepted, past[1] * share + tested))
             logits += own[:tested]
             outcomes += [place < new - 1 for place in range(min(tested, len(own)))]
         self.acceptance.learn(logits, outcomes)
         if steps:
-            keep = 1 - self.forget
+            keep, slowly = 1 - self.forget, 1 - self.forget / 8
             self.idle, excess = 0, self.tested > PRIOR
-            self.tested, self.accepted = (np.where(excess, x * keep, x) for x in (self.tested, self.accepted))
+            self.tested, self.accepted = (np.where(excess, x * slowly, x) for x in (self.tested, self.accepted))
             now = np.array([sum(kept) / self.rows, steps, (tokens - self.rows) / self.rows])
             self.usual = self.usual * keep + now * self.forget
