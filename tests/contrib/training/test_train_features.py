@@ -236,7 +236,7 @@ def test_logits_are_those_of_speculators(name):
     student, features = with_numbers(name)
     logits = guesses_of(student, TEXT, features)
     found = torch.stack([logits[k, 4][:4] for k in (1, 2, 3)])
-    torch.testing.assert_close(found, torch.tensor(STORED[name]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, torch.tensor(STORED[name]), atol=5e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", KINDS)
