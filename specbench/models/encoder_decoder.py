@@ -92,8 +92,8 @@ class Encoder:
         states = self.encoder(**words).last_hidden_state
         first = torch.tensor([self.start_tokens[:1]], device=self.module.device)
         made = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        given = {cache_argument(self.decoder.forward): made}
-        self.decoder(input_ids=first, encoder_hidden_states=states, use_cache=True, **given)
+        kept = {cache_argument(self.decoder.forward): made}
+        self.decoder(input_ids=first, encoder_hidden_states=states, use_cache=True, **kept)
         layers: Any = made.cross_attention_cache.layers
         self.inputs.write(row, [(layer.keys, layer.values) for layer in layers])
 
