@@ -26,7 +26,7 @@ def test_what_a_class_of_specbench_needs_is_named(monkeypatch):
 @pytest.mark.parametrize(("module", "cause"), [
     ("needs_more", r"needs_more.Mine cannot be imported \(ModuleNotFoundError: No module named 'absent_package'\)$"),
     ("is_broken", r"is_broken.Mine cannot be imported \(OSError: libabsent.so.1 is missing\)$"),
-    ("lacks_it", r"lacks_it.Mine is not allowed: no such class can be imported \(No module named 'lacks_it.Mine'; .*\)$"),
+    ("lacks_it", r"lacks_it.Mine is not allowed: no such class can be imported \(No module named 'lacks_it"),
     ("not_there", r"not_there.Mine is not allowed: no such class can be imported \(No module named 'not_there'\)$"),
 ])  # fmt: skip
 def test_a_class_that_needs_something_and_one_that_is_not_there_are_told_apart(module, cause, tmp_path, monkeypatch):
