@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specbench.errors import ConfigError, first_line
+from specbench.errors import ConfigError, first_line, installing
 
 SLOWEST, FASTEST = 1_000, 384_000  # samples a second
 LARGEST = 2**30  # bytes of a file
@@ -157,7 +157,7 @@ def _by_soundfile(content: bytes, where: str, reason: str, whole: bool = True) -
     try:
         import soundfile
     except ImportError as error:
-        raise ConfigError(f"{told}: give {NEEDED}, or pip install soundfile, which reads FLAC, OGG and MP3") from error
+        raise ConfigError(f"{told}: give {NEEDED}, or {installing('audio')}, which reads FLAC, OGG and MP3") from error
     try:
         if whole:
             found, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
