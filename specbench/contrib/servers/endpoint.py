@@ -119,7 +119,7 @@ class Endpoint:
     def get(self, path: str) -> str:
         """The text at a path. Raises ServerError."""
         exchange, seconds = Exchange(), min(self.timeout, LOOK_SECONDS)
-        with exchange.within(seconds), self._answered("GET", path, seconds, exchange) as response:
+        with exchange.within(LOOK_SECONDS), self._answered("GET", path, seconds, exchange) as response:
             text, exchange.finished = _beginning(response, LONGEST_BODY), True
         return text
 
