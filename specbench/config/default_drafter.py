@@ -1,13 +1,21 @@
 """The drafter of a run that names none: one that fits the target."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from specbench.config.compose import compose
 from specbench.config.validate import check, choose
 from specbench.errors import ConfigError
 from specbench.models.pretrained import load_tokenizer
 
-UNTRAINED = ("suffix", "prompt_lookup", "token_recycling", "layer_skip", "self_quantized", "mtp")  # no second checkpoint
+UNTRAINED = (
+    "suffix",
+    "prompt_lookup",
+    "token_recycling",
+    "layer_skip",
+    "self_quantized",
+    "mtp",
+)  # no second checkpoint
 TAKEN = UNTRAINED[0]
 
 
@@ -28,14 +36,14 @@ def with_drafter(words: Sequence[str], announce: Callable[[str], None]) -> list[
     fit = [f"drafter={name}" for name, reason in untrained(of_target).items() if not reason and name != TAKEN]
     announce(
         f"No drafter was given, and the default one has another tokenizer than target.path={target.path}: "
-        f"drafter={TAKEN} is taken, which needs no model. One can also try {', '.join(fit)}, or drafter.path=Q, a small "
-        f"model with the target's tokenizer; python -m specbench.advise {' '.join(of_target)} measures what fits, and "
-        "says whether any of it gains."
+        f"drafter={TAKEN} is taken, which needs no model. One can also try {', '.join(fit)}, or drafter.path=Q, a "
+        f"small model with the target's tokenizer; python -m specbench.advise {' '.join(of_target)} measures what "
+        "fits, and says whether any of it gains."
     )
     return [*words, f"drafter={TAKEN}"]
 
 
-def _vocabulary(model: object, role: str) -> Mapping[str, int]:
+def _vocabulary(model: Any, role: str) -> Mapping[str, int]:
     found: Mapping[str, int] = load_tokenizer(model, role).get_vocab()
     return found
 
