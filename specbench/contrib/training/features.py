@@ -18,10 +18,11 @@ from specbench.contrib.training.losses import distances
 from specbench.contrib.training.stored import Seen, unpack
 from specbench.contrib.training.student import BEST, Student, StudentSettings
 from specbench.models.language_model import head_inputs, hidden_states
+from specbench.models.published import in_8_bits
 from specbench.results.atomic_files import replacing, write_json
 from specbench.settings import setting
 
-DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32")}
+DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "int8")}
 
 
 class FeatureStudent(Student):
@@ -143,8 +144,9 @@ class FeatureStudent(Student):
 
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
         """Writes config.json and model.safetensors as speculators does, without the target's embedding."""
-        dtype = DTYPES[self.settings.dtype]
-        stored = {name: tensor.detach().to(dtype).cpu().contiguous() for name, tensor in self.tensors().items()}
+        dtype, tensors = DTYPES[self.settings.dtype], {name: t.detach().cpu() for name, t in self.tensors().items()}
+        stored = (in_8_bits(tensors) if dtype == torch.int8
+                  else {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()})  # fmt: skip
         if not self.all_tokens:
             targets = self.targets.cpu()
             marks = torch.zeros(len(self.frequency), dtype=torch.bool)
@@ -162,10 +164,11 @@ class FeatureStudent(Student):
         proposal = {"proposal_type": "greedy", "speculative_tokens": guesses, "verifier_accept_k": 1,
                     "accept_tolerance": 0.0}  # fmt: skip
         target = self.target.config
+        dtype = "float32" if self.settings.dtype == "int8" else self.settings.dtype
         return {
             "speculators_model_type": kind, "speculators_version": "0.9.0", "architectures": [architecture],
             "draft_vocab_size": len(self.targets), "transformer_layer_config": dict(layer),
-            "tie_word_embeddings": False, "dtype": self.settings.dtype, **own,
+            "tie_word_embeddings": False, "dtype": dtype, **own,
             "speculators_config": {
                 "algorithm": kind, "default_proposal_method": "greedy", "proposal_methods": [proposal],
                 "verifier": {"name_or_path": target._name_or_path, "architectures": target.architectures or []},

@@ -30,13 +30,14 @@ from specbench.contrib.training.rows import Rows, answer_parts, kept_answers, te
 from specbench.contrib.training.stored import store, unpack
 from specbench.contrib.training.trainer import checked_settings, train
 from specbench.errors import ConfigError
+from specbench.models.published import read_tensors
 
 pytest.importorskip("accelerate")
 TEXT = [5, 9, 2, 7, 11, 3, 8, 1, 30, 4, 77, 12]
 FEWER = 60  # tokens of the draft vocabulary
 COMMON = {"layers": 1, "draft_vocab_size": FEWER, "feature_layers": None, "decay": 0.8, "dtype": "float32",
           "learning_rate": 3e-3}  # fmt: skip
-OWN = {"eagle3": {"steps": 3}, "dflash": {"block_size": 4, "anchors": 6, "mask_token": None}}
+OWN = {"eagle3": {"steps": 3, "head": "own"}, "dflash": {"block_size": 4, "anchors": 6, "mask_token": None}}
 KINDS = {"eagle3": Eagle3Student, "dflash": DFlashStudent}
 
 
@@ -251,6 +252,46 @@ def test_speculators_reads_what_was_written(name, tmp_path):
     both = ours.keys() & other.keys()
     assert len(both) >= 12
     assert max((ours[at] - other[at]).abs().max().item() for at in both) < 1e-5
+
+
+# -- Small files -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_8_bits_load_as_what_was_stored(name, tmp_path):
+    """Every matrix is a whole number times its row's scale, within half a step of what was trained, and what the
+    drafter loads is exactly that. Negative control: the scale of another row."""
+    student = student_of(name, dtype="int8")
+    student.save(tmp_path, [])
+    stored, loaded = load_file(tmp_path / "model.safetensors"), read_tensors(str(tmp_path), "drafter.path")
+    matrices = [key for key, tensor in stored.items() if tensor.dtype == torch.int8]
+    assert len(matrices) >= 8 and not any(key.endswith("_scale") for key in loaded)
+    for key, tensor in student.tensors().items():
+        step = stored[f"{key}_scale"] if key in matrices else torch.zeros(1)
+        assert ((loaded[key] - tensor).abs() <= step * 0.501).all()
+        if key in matrices:
+            own = stored[key].numpy().astype("float32") * stored[f"{key}_scale"].numpy()
+            assert (own == loaded[key].numpy()).all() and (own != own.round()).any()
+            assert not ((stored[key] * step.roll(1, 0) - tensor).abs() <= step * 0.501).all()
+    own = parts_of("target=model", f"target.path={target_folder()}", f"drafter={name}", f"drafter.path={tmp_path}",
+                   "executor=eager", "gamma=3")  # fmt: skip
+    model = own.drafter.pairs.module if name == "eagle3" else own.drafter.model.module
+    held = [weight for weight in model.state_dict().values() if weight.dim() == 2]
+    assert all(any(torch.equal(loaded[key], weight) for weight in held) for key in matrices)
+
+
+def test_a_head_of_the_target_is_not_trained_and_not_stored(tmp_path):
+    """The drafter reads the target's rows of its own tokens, in the order of d2t."""
+    student = student_of("eagle3", head="target")
+    head, rows = student.network.get_output_embeddings().weight, student.head_rows()
+    assert torch.equal(head, rows) and not head.requires_grad and "network.lm_head.weight" not in student.state_dict()
+    student.save(tmp_path, [])
+    assert not any("lm_head" in key for key in load_file(tmp_path / "model.safetensors"))
+    own = parts_of("target=model", f"target.path={target_folder()}", "drafter=eagle3", f"drafter.path={tmp_path}",
+                   "executor=eager", "gamma=3")  # fmt: skip
+    found = own.drafter.pairs.module.get_output_embeddings().weight
+    assert torch.equal(found, rows) and not torch.equal(found, rows.flip(0))
+    assert torch.equal(found, own.target.stock_module().get_output_embeddings().weight[student.targets])
 
 
 # -- Loss and measurement --------------------------------------------------------------------------------
