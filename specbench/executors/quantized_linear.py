@@ -63,7 +63,7 @@ class QuantizedLinear(nn.Module):
             return (numbers.to(torch.float32) * self.scale[:, None]).to(dtype)
         integers = self.stored.view(torch.int8)
         numbers = torch.cat([integers << 4 >> 4, integers >> 4], 1)[:, : self.inputs]
-        groups = numbers.unflatten(1, (self.scale.shape[1], -1)).to(torch.float32) * self.scale[..., None]
+        groups: Tensor = numbers.unflatten(1, (self.scale.shape[1], -1)).to(torch.float32) * self.scale[..., None]
         return groups.flatten(1).to(dtype)
 
 
