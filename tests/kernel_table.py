@@ -101,11 +101,12 @@ def alike(shapes: dict[Shape, list[str]]) -> dict[Shape, list[str]]:
     return {shape: sorted(set(own)) for shape, own in names.items()}
 
 
-def measured(shapes: list[Shape], capabilities: tuple[int, ...] = CAPABILITIES) -> list[Made]:
-    """What the kernels of these shapes take. Raises AssertionError with the compiler's message if it fails."""
+def measured(shapes: list[Shape], capabilities: tuple[int, ...] = CAPABILITIES, change: str = "") -> list[Made]:
+    """What the kernels of these shapes take, behind a `change` in Python. Raises AssertionError with the compiler's
+    message if it fails."""
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     given = json.dumps([[asdict(shape) for shape in shapes], capabilities])
-    script = "import kernel_table; kernel_table.main_of_process()"
+    script = f"import kernel_table\n{change}\nkernel_table.main_of_process()"
     done = subprocess.run([sys.executable, "-c", script], input=given, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = (json.loads(line) for line in done.stdout.splitlines())
@@ -185,8 +186,8 @@ def attend_once(shape: Shape, call: Call, paged: bool) -> None:
 
 def table_of(found: list[Made], names: dict[Shape, list[str]]) -> str:
     """The table as Markdown: a line for each shape and call, of the cache that takes more registers."""
-    lines = ["| heads / key heads x size | models | call | registers sm_80 / sm_90 | spilled bytes | shared KiB, sm_90 |",
-             "|---|---|---|---|---|---|"]  # fmt: skip
+    head = "| heads / key heads x size | models | call | registers sm_80 / sm_90 | spilled bytes | shared KiB, sm_90 |"
+    lines = [head, "|---|---|---|---|---|---|"]
     for shape, own in names.items():
         for call in CALLS:
             here = [

@@ -42,8 +42,8 @@ def tolerance(logits: Tensor, dtype: torch.dtype, sampling: Sampling) -> Tensor:
 
 
 def tie(logits: Tensor, dtype: torch.dtype, sampling: Sampling) -> Tensor:
-    """[n]: how far below the largest of logits [n, V] a token's may be by rounding. In 16 bits it is counted in steps of
-    the dtype at that logit itself, but one step at the largest absolute value is always forgiven."""
+    """[n]: how far below the largest of logits [n, V] a token's may be by rounding. In 16 bits it is counted in steps
+    of the dtype at that logit itself, but one step at the largest absolute value is always forgiven."""
     most = tolerance(logits, dtype, sampling)
     if dtype not in ROUNDINGS:
         return most

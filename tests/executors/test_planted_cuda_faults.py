@@ -125,7 +125,7 @@ IN_TURN = ("the second tile of query rows is the first", "splits are merged with
 
 
 def some_slow(fault: str) -> Any:
-    """A parameter of a test; slow for most of the kernel's faults, since Triton's interpreter takes a second of each."""
+    """A parameter of a test; slow for most of the kernel's faults, since Triton's interpreter takes a second each."""
     slow = FAULTS[fault].owner is attention and fault not in IN_TURN
     return pytest.param(fault, marks=[pytest.mark.slow] if slow else [])
 
