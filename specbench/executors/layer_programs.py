@@ -6,6 +6,7 @@ minutes, compiling one takes seconds. Caches are those of `specbench.cache`. b r
 
 import contextlib
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -72,7 +73,8 @@ class LayerCall:
         """`place` is what the layer calls itself in the cache."""
         self.layer, self.place, self.programs = layer, place, programs
         self.weights = dict([*layer.named_parameters(), *layer.named_buffers()])
-        self.kind = (_described(layer), *((name, t.shape, t.dtype) for name, t in self.weights.items()))
+        kind = (_described(layer), *((name, t.shape, t.dtype) for name, t in self.weights.items()))
+        self.kind = sys.intern(str(kind))  # one text for all layers of a kind: each call looks it up
         self.checked: set[Any] = set()
 
     def __call__(self, hidden_states: Tensor, **given: Any) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from specbench.contrib.eagle.config import IDS, eagle_config
-from specbench.contrib.eagle.weights import EMBEDDING, own_name, skeleton
+from specbench.contrib.eagle.weights import EMBEDDING, HEAD, own_name, skeleton
 from specbench.contrib.training.features import FeatureStudent, last_norm, layer_sizes
 from specbench.contrib.training.student import quoted
 from specbench.models.language_model import hidden_states
@@ -29,6 +29,7 @@ class Eagle3Student(FeatureStudent):
     @dataclass
     class Settings(FeatureStudent.Settings):
         steps: int = setting(ge=1, le=32)
+        head: str = setting(choices=("own", "target"))
 
         @property
         def ahead(self) -> int:
@@ -49,7 +50,8 @@ class Eagle3Student(FeatureStudent):
         )  # fmt: skip
         self.network = skeleton(eagle_config(self.config_json, 3), (), len(self.layers))
         self.network.set_input_embeddings(self.target.get_input_embeddings())
-        self.network.get_output_embeddings().weight.data.copy_(self.head_rows())
+        head = self.network.get_output_embeddings().weight.requires_grad_(self.settings.head == "own")
+        head.data.copy_(self.head_rows())
         last_norm(self.target, self.network.model.norm)
         self.measured = self.settings.ahead
 
@@ -76,5 +78,5 @@ class Eagle3Student(FeatureStudent):
 
     def tensors(self) -> Mapping[str, Tensor]:
         state = {own_name(name): tensor for name, tensor in self.network.state_dict().items()}
-        del state[EMBEDDING]  # the target's
-        return state
+        theirs = (EMBEDDING,) if self.settings.head == "own" else (EMBEDDING, HEAD)
+        return {name: tensor for name, tensor in state.items() if name not in theirs}
