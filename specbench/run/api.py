@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from specbench.config.compose import compose, explained
+from specbench.config.default_drafter import with_drafter
 from specbench.config.validate import check
 from specbench.errors import ConfigError, Visible, VisibleFormatter
 from specbench.run.jobs import RunJob
@@ -98,7 +99,7 @@ def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> Evaluation
     from specbench.results.reader import read_result
     from specbench.run.execute import claimed, execute_one
 
-    words = words_of(overrides, settings)
+    words = with_drafter(words_of(overrides, settings), logging.getLogger(__name__).info)
     config = compose(words)
     with explained(words):
         folder = Path(config.hydra.run.dir).absolute()

@@ -59,6 +59,11 @@ def ignore_schema_warning() -> None:
 
 def _main() -> None:
     refuse_words_of_no_run()
+    if any(word.lstrip("+").startswith("target") for word in sys.argv[1:]):
+        from specbench.config.default_drafter import with_drafter
+        from specbench.results.terminal import show
+
+        sys.argv[1:] = with_drafter(sys.argv[1:], show)
     try:
         job()
     except (ConfigError, BrokenPipeError):

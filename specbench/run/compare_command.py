@@ -88,9 +88,12 @@ def expected(overrides: Sequence[str], also: Sequence[str] = ()) -> tuple[Any, "
     """The composed configuration and its sweep, whose jobs have been checked; a job that is asked for twice comes once.
     Raises ConfigError."""
     from specbench.config.compose import compose_sweep, own_hydra
+    from specbench.config.default_drafter import with_drafter
     from specbench.config.paths import fields
+    from specbench.results.terminal import show
     from specbench.run.sweep import Sweep, name_of_command
 
+    overrides = overrides if "drafter" in " ".join(also) else with_drafter(overrides, show)
     keys = {override.partition("=")[0] for override in overrides}
     words = list(overrides) if keys & {"name", "experiment"} else [*overrides, f"name={NAME}"]
     sweep, configs = Sweep(), []

@@ -188,7 +188,8 @@ class InterleavedGroup:
 
     def __init__(self, members: Sequence[MethodRun], watch: MachineWatch, phases: Phases, alone: bool = False):
         """`alone` says that these members are all that are decoded."""
-        self.members, self.watch, self.phases = members, watch, phases
+        self.every = self.members = members  # without those that stop
+        self.watch, self.phases = watch, phases
         self.alone = alone and len(members) == 1  # of several, some would be compiled and others not
         self.requests = Requests(members[0].parts, max(member.parts.spare for member in members))
         self.plain = min(members, key=lambda member: extra_work(member.parts.verifier))
@@ -199,6 +200,8 @@ class InterleavedGroup:
     def steps(self, tell: Tell) -> Iterator[Batch]:
         """Warms up for the first group of requests, then decodes one group after the other; yields each time."""
         for wanted in self.requests.groups():
+            if not self.members:
+                return
             if not self.warm:
                 with allow_signals():
                     for request in wanted.requests:
@@ -270,7 +273,7 @@ class InterleavedGroup:
         return {way: self._one_way(way, wanted, jobs) for way in order_of_ways(ways, number)}
 
     def _jobs(self, wanted: Batch) -> list[Job]:
-        parts = self.members[0].parts
+        parts = self.every[0].parts
         ends = [min(len(r.tokens) + parts.max_new_tokens, parts.target.context) for r in wanted.requests]
         return [
             Job(request.tokens, end, prompt_key(parts.seed, request.id), request.encoder_input)

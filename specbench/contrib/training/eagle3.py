@@ -13,6 +13,7 @@ from specbench.contrib.eagle.config import IDS, eagle_config
 from specbench.contrib.eagle.weights import EMBEDDING, HEAD, own_name, skeleton
 from specbench.contrib.training.features import FeatureStudent, last_norm, layer_sizes
 from specbench.contrib.training.student import quoted
+from specbench.decoding.executor import cache_argument
 from specbench.models.language_model import hidden_states
 from specbench.settings import setting
 
@@ -62,7 +63,8 @@ class Eagle3Student(FeatureStudent):
     def guesses(self, tokens: Tensor, features: Tensor, spans: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         pairs, at = tokens.shape[1] - 1, torch.arange(tokens.shape[1], device=tokens.device)
         embedded = self.target.get_input_embeddings()(tokens)
-        states, cache, seen = self.network.features(features), DynamicCache(), []
+        states, seen = self.network.features(features), []
+        given = {cache_argument(self.network.forward): DynamicCache()}
         before_norm = (self.settings.layers,)
         for k in range(min(self.settings.steps if self.training else self.measured, pairs)):
             rows = at[: pairs - k]  # pair j of step k + 1 stands at position j + k
@@ -71,7 +73,7 @@ class Eagle3Student(FeatureStudent):
             with hidden_states(self.network, before_norm) as found:
                 q = self.network(
                     inputs_embeds=self.network.pair_input(embedded[:, k + 1 :], states[:, : len(rows)]),
-                    attention_mask=mask[None, None], position_ids=(rows + k)[None], past_key_values=cache,
+                    attention_mask=mask[None, None], position_ids=(rows + k)[None], **given,
                 ).logits  # fmt: skip
             states = found[0]
             yield rows[None], q

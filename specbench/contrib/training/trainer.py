@@ -25,7 +25,7 @@ from specbench.contrib.training.stored import forget, store
 from specbench.contrib.training.student import Student, StudentSettings
 from specbench.data.json_lines import need_file
 from specbench.data.sources import of_python
-from specbench.errors import ConfigError
+from specbench.errors import ConfigError, first_line, installing
 from specbench.models.pretrained import PretrainedModel, load_config, load_module, load_tokenizer
 from specbench.results.atomic_files import write_json
 from specbench.results.provenance import provenance
@@ -241,7 +241,7 @@ def _arguments(scalars: Training, learning_rate: float, out_dir: Path, on_cpu: b
             ddp_find_unused_parameters=False, use_cpu=on_cpu,
         )  # fmt: skip
     except ImportError as error:
-        raise ConfigError("training needs accelerate: pip install -e '.[train]'") from error
+        raise ConfigError(f"training needs accelerate ({first_line(error)}): {installing('train')}") from error
     _ = arguments.device
     arguments._n_gpu = min(1, arguments.n_gpu)  # several devices are used by several processes alone
     return arguments
