@@ -6,7 +6,6 @@ H hidden, V vocabulary.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +60,7 @@ def with_float_logits(module: PreTrainedModel) -> PreTrainedModel:
     output = plain_output(module)
     if output is None:
         return module
-    found: Any = twin_of(module)
+    found = twin_of(module)
     own = FloatLinear(output.in_features, output.out_features, output.bias is not None, device="meta")
     own.weight, own.bias = output.weight, output.bias
     found.set_output_embeddings(own.eval())

@@ -98,7 +98,9 @@ def decoder_tv(readings: Sequence[ReferenceScore], prefix: str = "") -> DecoderT
     within = bool((tv <= most).all() and tv.mean() <= limits[0])  # false if one is not finite
     shares = np.divide(tv, most, out=np.where(tv == 0, 0.0, np.inf), where=most > 0)
     shares = np.quantile(shares, QUANTILES, method="higher")
-    quantiles = {f"{share:g}": float(found) for share, found in zip(QUANTILES, shares, strict=True)}
+    quantiles: dict[str, float | None] = {
+        f"{share:g}": float(found) for share, found in zip(QUANTILES, shares, strict=True)
+    }
     return DecoderTV(float(tv.mean()), float(tv.max()), *limits, len(tv), within, quantiles)
 
 
