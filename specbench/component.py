@@ -10,7 +10,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from specbench.decoding.component import Component
-from specbench.errors import ConfigError, first_line, shown
+from specbench.errors import ConfigError, causes, first_line, installing, shown
 from specbench.settings import BaseSettings, resolved, validate
 
 
@@ -60,7 +60,7 @@ def chosen_class(node: Any, key: str, base: type[Component], how: str) -> tuple[
     try:
         kind: Any = hydra.utils.get_class(target)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{named}: no such class can be imported ({first_line(error)})") from error
+        raise _not_imported(key, target, error.__cause__ or error) from error
     if not issubclass(kind, base):
         raise ConfigError(f"{named}: it must be a subclass of {base.__name__}")
     if inspect.isabstract(kind):
@@ -69,6 +69,17 @@ def chosen_class(node: Any, key: str, base: type[Component], how: str) -> tuple[
     if not (isinstance(schema, type) and dataclasses.is_dataclass(schema) and issubclass(schema, above)):
         raise ConfigError(f"{named}: its Settings must be a dataclass derived from {above.__name__}")
     return kind, validate(schema, node, f"{key}.")
+
+
+def _not_imported(key: str, target: str, cause: BaseException) -> ConfigError:
+    """Why a class cannot be imported: there is none, or its module ends with an error, which is named."""
+    absent = isinstance(cause, ModuleNotFoundError) and f"{target}.".startswith(f"{cause.name}.")
+    absent = absent or (isinstance(cause, AttributeError) and cause.name in target.split("."))
+    if absent or isinstance(cause, ValueError):  # which Hydra raises for what is no class
+        return ConfigError(f"{key}._target_={shown(target)} is not allowed: no such class can be imported "
+                           f"({first_line(cause)})")  # fmt: skip
+    mend = f": if a package is missing or does not fit, {installing()}" if target.startswith("specbench.") else ""
+    return ConfigError(f"{key} is not possible: {shown(target)} cannot be imported ({causes(cause)}){mend}")
 
 
 def from_ring(name: str) -> Any:

@@ -12,10 +12,11 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import takewhile
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from rich.console import Console, ConsoleOptions
-from rich.segment import Segment
+if TYPE_CHECKING:  # an error is told where packages are missing
+    from rich.console import Console, ConsoleOptions
+    from rich.segment import Segment
 
 # Control characters (C0, DEL, C1), line and paragraph separators, bidirectional controls and other invisible marks,
 # halves of surrogate pairs, tags.
@@ -63,6 +64,11 @@ def causes(error: BaseException) -> str:
     return ", ".join(said)
 
 
+def installing(extra: str = "") -> str:
+    """The command that installs what an extra needs or, without one, what every run needs."""
+    return f"pip install 'speculative-decoding-bench{f'[{extra}]' * bool(extra)}'"
+
+
 class VisibleFormatter(logging.Formatter):
     """Formats log records; a record cannot forge another one, nor send commands to a terminal."""
 
@@ -80,7 +86,7 @@ class Visible:
     def __init__(self, renderable: Any):
         self.renderable = renderable
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "Iterator[Segment]":
         for segment in console.render(self.renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text, layout=True))
 
@@ -125,13 +131,18 @@ def stop(sentence: str, code: int) -> NoReturn:
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """The body of a command: a ConfigError becomes one sentence and exit code 2. Where what reads the output is gone,
+    """The body of a command: a ConfigError becomes one sentence and exit code 2, and so does a package that cannot be
+    imported. Where what reads the output is gone,
     as after `| head -1`, the command ends without a word, with the exit code of a program that SIGPIPE ends."""
     try:
         yield
         sys.stdout.flush()
     except ConfigError as error:
         stop(str(error), 2)
+    except ImportError as error:
+        if (error.name or "").startswith("specbench"):
+            raise
+        stop(f"a package is missing or does not fit ({causes(error)}): {installing()}", 2)
     except BrokenPipeError:
         with suppress(OSError, ValueError):  # so that Python's own flush at the end has somewhere to go
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,6 +13,7 @@ import decoder_cases
 import torch
 from cuda_on_cpu import Device, to_cuda
 from decoder_cases import CACHES, TREES, DigitTokenizer, first_layer_of_pairs, make_drafter, spare_of
+from graph_memory import Rerun
 from law_cases import learning_policy
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
@@ -29,7 +30,6 @@ from specbench.decoding.search import Decoding
 from specbench.decoding.state import Job
 from specbench.decoding.timer import Timer
 from specbench.executors.auto import AutoExecutor
-from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 from specbench.models.trained_parts import Heads, HeadsConfig, LookAhead, LookAheadConfig
@@ -219,24 +219,22 @@ PUBLISHED = {
 }  # read hidden states of several layers
 
 
-class Replay(CudaGraphExecutor):
+class Replay(Rerun):
     """Runs the captured function again in place of a graph; it must not wait."""
 
     def __init__(self, device: Device | None):
         super().__init__()
         self.device = device
 
-    def give_up(self, function, error):
+    def give_up(self, captured, error):
         raise error
 
-    def warm_up(self, function):
-        return function()
-
     def capture(self, function):
+        again = super().capture(function)
+
         def replay():
             before = [*self.device.waits] if self.device else []
-            with self.whole():
-                function()
+            again()
             assert not self.device or self.device.waits == before, "a graph waits"
 
         return replay

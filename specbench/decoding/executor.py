@@ -1,5 +1,6 @@
 """Base class of executors: how a forward pass runs (with which products, compiled, or as a CUDA graph)."""
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,13 @@ from specbench.decoding import processes
 from specbench.decoding.component import Component
 
 Module = TypeVar("Module", bound=nn.Module)
+
+
+def cache_argument(forward: Callable[..., Any]) -> str:
+    """What a forward of transformers calls its cache: `cache` from 5.24 on; before, `past_key_values` or, if it keeps
+    nothing but states, `cache_params`. Code that came with a checkpoint may use an older name than transformers."""
+    names = inspect.signature(forward).parameters
+    return next((name for name in ("cache", "cache_params") if name in names), "past_key_values")
 
 
 @dataclass(frozen=True)

@@ -141,17 +141,17 @@ class AutoExecutor(Executor):
 
     def compile_seconds(self, weights: int) -> float | None:
         open_question = self.may_compile and self.decided and not self.fixed_shapes
-        if not open_question or self.layers.running:
-            return None
+        return self._seconds_to_make(weights) if open_question and not self.layers.running else None
+
+    def _seconds_to_make(self, weights: int) -> float:
+        """About how long making programs takes: those of layers, if the module has such, else those of whole models."""
         return SECONDS if self.layers.missed else weights * self.programs.seconds_per_weight
 
     def decide(self, seconds: float, least: float, weights: int) -> bool:
         self.may_compile = False
-        one_by_one = self.layers.missed > 0
-        taken = SECONDS if one_by_one else weights * self.programs.seconds_per_weight
-        pays, self.decision = decide(seconds, least, taken)
+        pays, self.decision = decide(seconds, least, self._seconds_to_make(weights))
         log.info("executor.compile=auto: %s", self.decision)
-        if pays and one_by_one:
+        if pays and self.layers.missed:
             self.layers.start()
         elif pays:
             self.compiles = self.fixed_shapes = True

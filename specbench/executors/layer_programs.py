@@ -6,6 +6,7 @@ minutes, compiling one takes seconds. Caches are those of `specbench.cache`. b r
 
 import contextlib
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.export import Dim
 from torch.nn.utils.stateless import _reparametrize_module
 from transformers import PreTrainedModel
 
+from specbench.decoding.executor import cache_argument
 from specbench.errors import first_line
 from specbench.executors.compile_cache import CompiledProgram, Programs, program_name
 from specbench.executors.compiled_function import OPTIONS, UNCHECKED, AsModule
@@ -71,15 +73,17 @@ class LayerCall:
     def __init__(self, layer: nn.Module, place: Any, programs: LayerPrograms):
         """`place` is what the layer calls itself in the cache."""
         self.layer, self.place, self.programs = layer, place, programs
+        self.cache_name = cache_argument(layer.forward)
         self.weights = dict([*layer.named_parameters(), *layer.named_buffers()])
-        self.kind = (_described(layer), *((name, t.shape, t.dtype) for name, t in self.weights.items()))
+        kind = (_described(layer), *((name, t.shape, t.dtype) for name, t in self.weights.items()))
+        self.kind = sys.intern(str(kind))  # one text for all layers of a kind: each call looks it up
         self.checked: set[Any] = set()
 
     def __call__(self, hidden_states: Tensor, **given: Any) -> Any:
         """The layer's result for hidden states [b, N, H]; by a program, if they are of one row and its cache and mask
         are of the usual form."""
         hidden, mask, programs = hidden_states, given.get("attention_mask"), self.programs
-        cache: Any = given.get("past_key_values")
+        cache: Any = given.get(self.cache_name)
         usual = programs.used and getattr(cache, "in_place", False) and self.place in cache.numbers and len(hidden) == 1
         usual = usual and isinstance(mask, Tensor) and mask.shape[-1] > 1 and hidden.shape[1] <= MOST_TOKENS
         if not usual or torch.compiler.is_compiling():
@@ -138,7 +142,7 @@ class LayerCall:
         def call(*every: Tensor) -> tuple[Tensor, ...]:
             (slots, keys, values), weights = every[len(tensors) :][:3], every[len(tensors) + 3 :]
             hidden, *rest = rebuild(spec, every[: len(tensors)])
-            given = dict(zip(names, rest, strict=True)) | {"past_key_values": cache}
+            given = dict(zip(names, rest, strict=True)) | {self.cache_name: cache}
             named = dict(zip(self.weights, weights, strict=True))
             held = _held(cache, number, slots, [keys, values], given["attention_mask"].shape[-1])
             with held, _reparametrize_module(self.layer, named):

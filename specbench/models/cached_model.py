@@ -304,5 +304,5 @@ class CachedModel(Target):
             logits = self.encoder.logits(self.module, words, places, self.mask, row, self.cache)
             return self.vocabulary.fit(self.suppress(logits, positions) if suppressing else logits)
         seen = self.kernel_arguments(self, first, places) if self.kernel else {"attention_mask": self.mask(places)}
-        seen["past_key_values"] = self.cache
+        seen[self.decoder.cache_name] = self.cache
         return self.vocabulary.fit(self.decoder.logits(self.module, words, places, seen, keep_logits))

@@ -31,6 +31,7 @@ TRAINED = "what python -m specbench.train makes, which must be a hub id or a fol
 # Tensors that do not fit are told to us, and refused by name.
 WHOLE = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 PICKLES = (".bin", ".pt")
+SCALE = "_scale"  # ends the name of the scales of a matrix in 8 bits
 GGUF, CONVERSION = ".gguf", 1  # the version of what models/gguf.py writes
 LFS_POINTER = b"version https://git-lfs"
 
@@ -158,7 +159,7 @@ def check_files(folder: Path) -> None:
 
 def check_weights(folder: Path, quantized: bool, files: Sequence[str] = ()) -> None:
     """Reads the headers of a local checkpoint's weight files, or of `files`. Raises ValueError or OSError that names
-    the first bad one, or a weight of whole numbers in a checkpoint that is not `quantized`."""
+    the first bad one, or a weight of whole numbers without scales in a checkpoint that is not `quantized`."""
     for name in files or weight_files(folder):
         file = folder / name
         if not file.is_file():
@@ -175,7 +176,8 @@ def check_weights(folder: Path, quantized: bool, files: Sequence[str] = ()) -> N
             pickled = "it is no pickle of tensors alone, and was not run"
             why = pickled if name.endswith(PICKLES) else short_message(error)
             raise ValueError(f"{name} is damaged: {why}") from error
-        whole = [tensor for tensor, is_float in floats.items() if tensor.endswith("weight") and not is_float]
+        whole = [tensor for tensor, is_float in floats.items()
+                 if tensor.endswith("weight") and not is_float and tensor + SCALE not in floats]  # fmt: skip
         if whole and not quantized:
             raise ValueError(f"{whole[0]} in {name} is not of floating point, but config.json has no quantization")
 

@@ -17,6 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from specbench.cache.encoder_inputs import EncoderInputs
 from specbench.decoding.encoder_input import EncoderInput, Features
+from specbench.decoding.executor import cache_argument
 from specbench.errors import ConfigError
 from specbench.models.architecture import context_of
 from specbench.models.attention_mask import AttentionMask, TokenPlaces
@@ -91,7 +92,8 @@ class Encoder:
         states = self.encoder(**words).last_hidden_state
         first = torch.tensor([self.start_tokens[:1]], device=self.module.device)
         made = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        self.decoder(input_ids=first, encoder_hidden_states=states, past_key_values=made, use_cache=True)
+        kept = {cache_argument(self.decoder.forward): made}
+        self.decoder(input_ids=first, encoder_hidden_states=states, use_cache=True, **kept)
         layers: Any = made.cross_attention_cache.layers
         self.inputs.write(row, [(layer.keys, layer.values) for layer in layers])
 
@@ -109,7 +111,7 @@ class Encoder:
                 decoder_attention_mask=mask(places),
                 encoder_outputs=BaseModelOutput(last_hidden_state=read),  # of which nothing is read any more
                 attention_mask=mask.as_bias(read.expand(-1, -1, N, -1)),  # [b, 1, N, S]: LED and MVP broadcast nothing
-                past_key_values=EncoderDecoderCache(cache, self.inputs),
+                **{cache_argument(module.forward): EncoderDecoderCache(cache, self.inputs)},
                 use_cache=True,
             ).logits
         return found

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from specbench.decoding.executor import Executor
+from specbench.decoding.executor import Executor, cache_argument
 from specbench.models.attention_mask import TokenPlaces
 from specbench.settings import UNLIMITED_CONTEXT
 
@@ -76,6 +76,7 @@ class Decoder:
         `places` it has no positions but those of its arguments."""
         accepted = inspect.signature(stock.forward).parameters
         inner = inspect.signature(_decoder_of(stock).forward).parameters
+        self.cache_name = cache_argument(module.forward)
         self.skips_logits = "logits_to_keep" in accepted
         self.takes_positions = "position_ids" in accepted or ("kwargs" in accepted and "position_ids" in inner)
         # RoBERTa and its kin count a text's positions from the one behind their padding's.

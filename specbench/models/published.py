@@ -14,7 +14,16 @@ from transformers.utils.hub import cached_file
 from specbench.component import Selections
 from specbench.decoding.executor import Executor, Module
 from specbench.errors import ConfigError
-from specbench.models.checkpoint import INDEX, check_weights, local_path, read_json, reading, source_of, weight_files
+from specbench.models.checkpoint import (
+    INDEX,
+    SCALE,
+    check_weights,
+    local_path,
+    read_json,
+    reading,
+    source_of,
+    weight_files,
+)
 from specbench.models.checkpoint_checks import refuse_incomplete, refuse_not_finite
 from specbench.models.language_model import LanguageModel
 from specbench.settings import Schema, validate
@@ -43,7 +52,8 @@ def checked(schema: type[Schema], config: Mapping[str, Any], named: str) -> Sche
 
 def read_tensors(path: str, key: str, own: Sequence[str] = ()) -> dict[str, Tensor]:
     """The tensors of a folder or hub id: of the first file of `own` that is there, else of the usual ones. Files are
-    mapped: values are read where they are used. Nothing of a pickle runs. Raises ConfigError."""
+    mapped: values are read where they are used, but for those of 8 bits (`expanded`). Nothing of a pickle runs. Raises
+    ConfigError."""
     with reading(key, path, "weights"):
         source, names = source_of(path), (*own, *INDEX, *INDEX.values())
         there = (cached_file(source, name, _raise_exceptions_for_missing_entries=False) for name in names)
@@ -51,7 +61,27 @@ def read_tensors(path: str, key: str, own: Sequence[str] = ()) -> dict[str, Tens
         files = [first.name] if first.suffix not in ("", ".json") else weight_files(first.parent)
         files = [str(cached_file(source, name)) for name in files]
         check_weights(first.parent, quantized=False, files=files)
-        return {name: tensor for file in files for name, tensor in load_state_dict(file).items()}
+        return expanded({name: tensor for file in files for name, tensor in load_state_dict(file).items()})
+
+
+def in_8_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices [n, m] as whole numbers from -127 to 127, each with the scale [n, 1] of its rows beside it; other
+    tensors as float32. The names are those of compressed-tensors."""
+    found = {}
+    for name, tensor in tensors.items():
+        found[name] = tensor.float()
+        if tensor.dim() == 2:
+            scale = (found[name].abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+            found |= {name: (found[name] / scale).round().to(torch.int8), name + SCALE: scale}
+    return found
+
+
+def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What was stored `in_8_bits`, in float32; other tensors as they are."""
+    scales = {name.removesuffix(SCALE): scale for name, scale in tensors.items() if name.endswith(SCALE)}
+    both = {name for name in scales if name in tensors and tensors[name].dtype == torch.int8}
+    return {name: tensor * scales[name] if name in both else tensor for name, tensor in tensors.items()
+            if name.removesuffix(SCALE) not in both or name in both}  # fmt: skip
 
 
 def numbers_in(path: str, key: str) -> int:

@@ -10,6 +10,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.generation.logits_process import SuppressTokensAtBeginLogitsProcessor, SuppressTokensLogitsProcessor
 
 from specbench.decoding.encoder_input import EncoderInput
+from specbench.decoding.executor import cache_argument
 from specbench.models.encoder_decoder import encoder_words
 from specbench.models.language_model import LanguageModel
 from specbench.models.positions import Positions
@@ -42,7 +43,8 @@ def _of_encoder_decoder(module: Any, text: Tensor, begin: int, encoder_input: En
         if not ends:
             found = [module(**read, decoder_input_ids=text[:, :-1], use_cache=False).logits]
         else:
-            kept = {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache()), "use_cache": True}
+            fresh = EncoderDecoderCache(DynamicCache(), DynamicCache())
+            kept = {cache_argument(module.forward): fresh, "use_cache": True}
             kept["encoder_outputs"] = module.get_encoder()(**read)
             pieces = (piece for piece in text[:, :-1].tensor_split(ends, 1) if piece.shape[1])
             found = [module(decoder_input_ids=piece, **kept).logits for piece in pieces]

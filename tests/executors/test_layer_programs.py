@@ -8,6 +8,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from specbench.cache.static import StaticCache
+from specbench.decoding.executor import cache_argument
 from specbench.executors import layer_programs
 from specbench.executors.auto import AutoExecutor
 from specbench.executors.compile_cache import Programs
@@ -36,7 +37,8 @@ class Steps:
         slots = torch.arange(begin, begin + count)[None]
         self.cache.place(slots, begin + count)
         mask = (torch.arange(begin + count) <= slots[:, :, None])[:, None]
-        given = dict(attention_mask=mask, position_ids=slots, past_key_values=self.cache, use_cache=True)
+        given = dict(attention_mask=mask, position_ids=slots, use_cache=True)
+        given[cache_argument(self.module.forward)] = self.cache
         return self.module(input_ids=(slots * 7) % 50, **given).logits.clone()
 
 
@@ -93,7 +95,7 @@ def fake(factor: float, module):
                 if any(first is own for own in layer.forward.weights.values())
             )
             hidden, *rest = layer_programs.rebuild(key[1], given[: len(tensors)])
-            words = dict(zip(key[2], rest, strict=True)) | {"past_key_values": cache}
+            words = dict(zip(key[2], rest, strict=True)) | {call.cache_name: cache}
             return [factor * call.run(hidden, words)]
 
         return code, layer_programs.flatten_arguments(torch.zeros(1))[0]

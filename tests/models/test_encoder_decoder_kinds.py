@@ -12,6 +12,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForSeq2SeqLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as LISTED
 
 from specbench.data.sources import SHIPPED
+from specbench.decoding.executor import cache_argument
 from specbench.decoding.sampling import Sampling
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
@@ -125,11 +126,12 @@ def test_padding_in_a_text_has_no_position_as_in_generate():
     model.allocate(1, 16)
     model.open_text(text, 1, 8, INPUTS[0])
     ours = model.read_text(text, 1, 8)[0]
-    kept = {"encoder_outputs": module.get_encoder()(input_ids=torch.tensor([INPUTS[0]])), "past_key_values": None}
+    name = cache_argument(module.forward)
+    kept = {"encoder_outputs": module.get_encoder()(input_ids=torch.tensor([INPUTS[0]])), name: None}
     stepwise = []
     for token in text[0, :-1].tolist():  # as generate() does
         output = module(decoder_input_ids=torch.tensor([[token]]), use_cache=True, **kept)
-        kept["past_key_values"] = output.past_key_values
+        kept[name] = output[name]
         stepwise.append(output.logits[0])
     torch.testing.assert_close(ours, torch.cat(stepwise), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(stock_logits(model, text, 1, INPUTS[0]), ours, atol=1e-4, rtol=1e-4)

@@ -16,7 +16,7 @@ from typing import Any
 from specbench.contrib.cluster.cpu_affinity import can_pin, usable, visible_devices
 from specbench.contrib.cluster.job_list import SERIAL
 from specbench.contrib.ray.rules import forwarded_env
-from specbench.errors import ConfigError, first_line, shown
+from specbench.errors import ConfigError, first_line, installing, shown
 
 LONGEST_ANSWER = 60  # seconds that Slurm has to answer
 LONGEST_CONNECTION = 10  # seconds until a Ray cluster's machine answers
@@ -58,9 +58,7 @@ def refuse(name: str, settings: Mapping[str, Any], device: str) -> None:
     except ModuleNotFoundError:
         there = False
     if not there:
-        raise ConfigError(
-            f"hydra/launcher={name} is not installed: pip install 'speculative-decoding-bench[{launcher.extra}]'"
-        )
+        raise ConfigError(f"hydra/launcher={name} is not installed: {installing(launcher.extra)}")
     if name == "joblib":
         _refuse_joblib(settings, device)
     elif name == "submitit_local":

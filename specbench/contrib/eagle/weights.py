@@ -133,7 +133,7 @@ def inspect(key: str, path: str, version: int, wanted: list[int] | None) -> tupl
             del own[HEAD]
         given = {name: tensor for name, tensor in found.items() if config.version == 1 or name not in MAPS}
         fits = config.target_hidden_size == config.layers.hidden_size  # so that the target's may serve
-        optional = (EMBEDDING, HEAD)[: fits * (1 + (config.draft_vocab_size == config.vocab_size))]
+        optional = (EMBEDDING, HEAD) if fits else ()
         refuse_others(own, given, f"{key}={path}", optional)
         draft_targets(found, config)
     return config, found
@@ -166,7 +166,11 @@ def load(
     if EMBEDDING in borrowed:
         module.set_input_embeddings(stock.get_input_embeddings())
     if HEAD in borrowed:
-        module.set_output_embeddings(stock.get_output_embeddings())
+        head = stock.get_output_embeddings()
+        if targets is not None:  # its rows for these tokens
+            rows, head = head.weight.detach()[targets.to(head.weight.device)], module.get_output_embeddings()
+            head.weight = nn.Parameter(rows.to(target.dtype), requires_grad=False)
+        module.set_output_embeddings(head)
     module.config.vocab_size = len(module.get_input_embeddings().weight)
     loaded: PreTrainedModel = module.to(target.device).eval()
     refuse_not_finite(loaded, f"{key}={path}", target.dtype)

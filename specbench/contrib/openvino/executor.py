@@ -11,11 +11,10 @@ from specbench.component import Selections
 from specbench.contrib.openvino.graph import Converted, convert
 from specbench.contrib.openvino.program import OpenVINOProgram
 from specbench.decoding.executor import Executor, Module
-from specbench.errors import ConfigError
+from specbench.errors import ConfigError, installing
 
 # Bytes. Weights below this stay in one core's caches, and a second thread costs more than it reads.
 SMALLEST_BYTES = 16e6
-PACKAGE = "speculative-decoding-bench[openvino]"
 
 
 class OpenVINOExecutor(Executor):
@@ -33,7 +32,7 @@ class OpenVINOExecutor(Executor):
         if run.device != "cpu":
             return f"on device={run.device}: it runs on CPUs, use executor=cudagraph or device=cpu"
         if importlib.util.find_spec("openvino") is None:
-            return f"without OpenVINO: install it with pip install '{PACKAGE}', or choose executor=auto"
+            return f"without OpenVINO: {installing('openvino')}, or choose executor=auto"
         return None
 
     def load(self, module: Module, exact: bool = True) -> Module:

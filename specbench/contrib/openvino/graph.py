@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Cache
 
+from specbench.decoding.executor import cache_argument
 from specbench.errors import ConfigError, first_line, shown
 from specbench.models.reference_forward import eager_attention
 
@@ -90,6 +91,7 @@ class Traceable(nn.Module):
     def __init__(self, module: Any, masks: Sequence[str]):
         super().__init__()
         self.module, self.masks = module, masks
+        self.cache_name = cache_argument(module.forward)
         self.can_skip_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
 
     def forward(self, x: Tensor, positions: Tensor, slots: Tensor, keep: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
@@ -106,9 +108,8 @@ class Traceable(nn.Module):
             inputs_embeds=x,
             position_ids=positions,
             attention_mask=dict(zip(self.masks, biases, strict=True)) if self.masks else biases[0],
-            past_key_values=cache,
             use_cache=True,
-            **({"logits_to_keep": keep} if self.can_skip_logits else {}),
+            **{self.cache_name: cache, **({"logits_to_keep": keep} if self.can_skip_logits else {})},
         ).logits
         hook.remove()
         if not self.can_skip_logits:
@@ -144,7 +145,7 @@ def _convert(module: Any, threads: int) -> Converted:
     masks = kinds if len(kinds) > 1 and getattr(config, "sliding_window", None) else []
     ids = 7 * torch.arange(15).view(3, 5) % config.vocab_size
     fresh = FreshLayers()
-    logits = module(input_ids=ids, past_key_values=fresh, use_cache=True).logits.float()
+    logits = module(input_ids=ids, use_cache=True, **{cache_argument(module.forward): fresh}).logits.float()
     embedding, head = module.get_input_embeddings().weight, module.get_output_embeddings()
     tied = any(parameter is embedding for parameter in head.parameters())
     return Converted(
@@ -203,7 +204,7 @@ def _sample(ids: Tensor, masks: Sequence[str], new: Sequence[Tensor]) -> dict[st
         read=lambda tensor: tensor,
         write=lambda tensor, new: None,
     )
-    return {"input_ids": ids, "position_ids": slots, "past_key_values": cache,
+    return {"input_ids": ids, "position_ids": slots, "cache": cache,
             "attention_mask": dict.fromkeys(masks, mask) if masks else mask}  # fmt: skip
 
 

@@ -31,7 +31,7 @@ class OpenVINOProgram:
         *,
         position_ids: Tensor,
         attention_mask: Any,
-        past_key_values: Any,
+        cache: Any,
         input_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool = True,
@@ -39,7 +39,7 @@ class OpenVINOProgram:
     ) -> SimpleNamespace:
         """Logits [b, K, V] of tokens input_ids [b, N] or embeddings inputs_embeds [b, N, H], at position_ids [b, N],
         with masks [b, 1, N, visible] bool. Raises ValueError for other masks."""
-        cache, kinds = past_key_values, self.converted.masks
+        kinds = self.converted.masks
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         masks = [attention_mask[kind] for kind in kinds] if kinds else [attention_mask]
         if any(mask.dtype != torch.bool for mask in masks):

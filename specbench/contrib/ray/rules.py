@@ -6,7 +6,7 @@ import socket
 from importlib.util import find_spec
 
 from specbench.contrib.cluster.cpu_affinity import usable, visible_devices
-from specbench.errors import ConfigError, first_line, shown
+from specbench.errors import ConfigError, first_line, installing, shown
 from specbench.run_config import RunConfig
 
 CLUSTER = "RAY_ADDRESS"  # of the environment: a cluster that is there already
@@ -29,7 +29,7 @@ def refuse_workers(root: RunConfig, device: str, processes: int = 1) -> None:
     device of this machine, or `processes` share a target. What a cluster has is known when Ray is connected."""
     asked = f"workers={root.workers} is not possible"
     if find_spec("ray") is None:
-        raise ConfigError(f"{asked} without Ray: pip install -e '.[ray]'")
+        raise ConfigError(f"{asked} without Ray: {installing('ray')}")
     if processes > 1:
         raise ConfigError(
             f"{asked} with target.tensor_parallel={processes}: a worker is one process, so one of the two must be 1"

@@ -154,15 +154,14 @@ class Recurrence(LayerState):
 
 def keeper_of(module: PreTrainedModel, config: PretrainedConfig) -> StateKeeper:
     """How a module with a state keeps it."""
-    parameters = inspect.signature(module.forward).parameters
-    if "state" in parameters:
+    if "state" in inspect.signature(module.forward).parameters:
         return InOutput()
     if config.model_type == "minimax":
         return InLinearCache(module)
     own = InModules(module)
     if own.places:
         return own
-    return InCache(config, "cache_params" if "cache_params" in parameters else "past_key_values")
+    return InCache(module, config)
 
 
 def attending_layers(config: PretrainedConfig) -> int:

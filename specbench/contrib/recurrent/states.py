@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from specbench.contrib.recurrent.cache import RecurrentCache, States
+from specbench.decoding.executor import cache_argument
 
 
 class StateKeeper(ABC):
@@ -37,9 +38,8 @@ class InCache(StateKeeper):
 
     NAMES = ("conv_states", "recurrent_states")  # of a layer's dictionaries from numbers to tensors
 
-    def __init__(self, config: PretrainedConfig, argument: str):
-        """`argument` is what the forward calls the cache."""
-        self.argument = argument
+    def __init__(self, module: PreTrainedModel, config: PretrainedConfig):
+        self.argument = cache_argument(module.forward)
         self.blank: list[Any] = DynamicCache(config=config).layers
         self.used: list[Any] = self.blank
 
@@ -85,6 +85,7 @@ class InModules(StateKeeper):
     NAMES = ("conv1d_state", "recurrent_states")
 
     def __init__(self, module: PreTrainedModel):
+        self.argument = cache_argument(module.forward)
         self.places = [
             (f"{path}.{name}", part, name)
             for path, part in module.named_modules()
@@ -95,7 +96,7 @@ class InModules(StateKeeper):
     def give(self, cache: RecurrentCache, states: States | None) -> dict[str, Any]:
         for key, part, name in self.places:
             setattr(part, name, None if states is None else states[key])
-        return {"past_key_values": cache}
+        return {self.argument: cache}
 
     def take(self, cache: RecurrentCache, output: Any) -> dict[str, Tensor]:
         return {key: getattr(part, name) for key, part, name in self.places}
@@ -105,6 +106,7 @@ class InLinearCache(StateKeeper):
     """In a list of a cache of the model's own class, by layer: MiniMax."""
 
     def __init__(self, module: PreTrainedModel):
+        self.argument = cache_argument(module.forward)
         kind = importlib.import_module(type(module).__module__).MiniMaxCache
         # Of its class, because the model asks for that; everything but the list is ours.
         self.cache_type = type(kind.__name__, (LinearLists, kind), {})
@@ -112,7 +114,7 @@ class InLinearCache(StateKeeper):
     def give(self, cache: RecurrentCache, states: States | None) -> dict[str, Any]:
         assert isinstance(cache, LinearLists)
         cache.lists = {} if states is None else {int(number): state for number, state in states.items()}
-        return {"past_key_values": cache}
+        return {self.argument: cache}
 
     def take(self, cache: RecurrentCache, output: Any) -> dict[str, Tensor]:
         assert isinstance(cache, LinearLists)

@@ -1,6 +1,7 @@
 """Measures a student on held-out rows as it learns: alpha and agreement of each guess, one line a measurement."""
 
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import torch
@@ -13,12 +14,24 @@ from specbench.errors import visible
 from specbench.results.atomic_files import write_text
 
 
-class LogAtCheckpoints(TrainerCallback):
-    """Each checkpoint, and so the end, has the mean loss up to it: a training that goes on tells the same losses."""
+def checkpoints(folder: Path) -> list[Path]:
+    """The folders that the Trainer names checkpoint-STEP."""
+    return [path for path in folder.glob("checkpoint-*") if path.name.split("-", 1)[1].isdecimal()]
+
+
+class AtCheckpoints(TrainerCallback):
+    """Each checkpoint, and so the end, has the mean loss up to it: a training that goes on tells the same losses. It
+    replaces the one before. (`save_total_limit` may remove any folder named checkpoint-*.)"""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """See TrainerCallback."""
         control.should_log |= control.should_save
+
+    def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """See TrainerCallback."""
+        for path in checkpoints(Path(args.output_dir)) if state.is_world_process_zero else ():
+            if int(path.name.split("-")[1]) < state.global_step:
+                rmtree(path)
 
 
 class Curve(TrainerCallback):

@@ -10,9 +10,10 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from specbench.contrib.eagle.config import IDS, eagle_config
-from specbench.contrib.eagle.weights import EMBEDDING, own_name, skeleton
+from specbench.contrib.eagle.weights import EMBEDDING, HEAD, own_name, skeleton
 from specbench.contrib.training.features import FeatureStudent, last_norm, layer_sizes
 from specbench.contrib.training.student import quoted
+from specbench.decoding.executor import cache_argument
 from specbench.models.language_model import hidden_states
 from specbench.settings import setting
 
@@ -29,6 +30,7 @@ class Eagle3Student(FeatureStudent):
     @dataclass
     class Settings(FeatureStudent.Settings):
         steps: int = setting(ge=1, le=32)
+        head: str = setting(choices=("own", "target"))
 
         @property
         def ahead(self) -> int:
@@ -49,7 +51,8 @@ class Eagle3Student(FeatureStudent):
         )  # fmt: skip
         self.network = skeleton(eagle_config(self.config_json, 3), (), len(self.layers))
         self.network.set_input_embeddings(self.target.get_input_embeddings())
-        self.network.get_output_embeddings().weight.data.copy_(self.head_rows())
+        head = self.network.get_output_embeddings().weight.requires_grad_(self.settings.head == "own")
+        head.data.copy_(self.head_rows())
         last_norm(self.target, self.network.model.norm)
         self.measured = self.settings.ahead
 
@@ -60,7 +63,8 @@ class Eagle3Student(FeatureStudent):
     def guesses(self, tokens: Tensor, features: Tensor, spans: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         pairs, at = tokens.shape[1] - 1, torch.arange(tokens.shape[1], device=tokens.device)
         embedded = self.target.get_input_embeddings()(tokens)
-        states, cache, seen = self.network.features(features), DynamicCache(), []
+        states, seen = self.network.features(features), []
+        given = {cache_argument(self.network.forward): DynamicCache()}
         before_norm = (self.settings.layers,)
         for k in range(min(self.settings.steps if self.training else self.measured, pairs)):
             rows = at[: pairs - k]  # pair j of step k + 1 stands at position j + k
@@ -69,12 +73,12 @@ class Eagle3Student(FeatureStudent):
             with hidden_states(self.network, before_norm) as found:
                 q = self.network(
                     inputs_embeds=self.network.pair_input(embedded[:, k + 1 :], states[:, : len(rows)]),
-                    attention_mask=mask[None, None], position_ids=(rows + k)[None], past_key_values=cache,
+                    attention_mask=mask[None, None], position_ids=(rows + k)[None], **given,
                 ).logits  # fmt: skip
             states = found[0]
             yield rows[None], q
 
     def tensors(self) -> Mapping[str, Tensor]:
         state = {own_name(name): tensor for name, tensor in self.network.state_dict().items()}
-        del state[EMBEDDING]  # the target's
-        return state
+        theirs = (EMBEDDING,) if self.settings.head == "own" else (EMBEDDING, HEAD)
+        return {name: tensor for name, tensor in state.items() if name not in theirs}

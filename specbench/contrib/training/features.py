@@ -15,18 +15,20 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from specbench.contrib.training.losses import distances
+from specbench.contrib.training.stored import Seen, unpack
 from specbench.contrib.training.student import BEST, Student, StudentSettings
-from specbench.models.language_model import hidden_states
+from specbench.models.language_model import head_inputs, hidden_states
+from specbench.models.published import in_8_bits
 from specbench.results.atomic_files import replacing, write_json
 from specbench.settings import setting
 
-DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32")}
+DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "int8")}
 
 
 class FeatureStudent(Student):
     """The drafter's own network is `network`. Guess k behind place j of a row reads hidden states of the target up to
     token j and the text's own tokens up to j + k at most, and is compared with p behind token j + k. The target runs
-    beside it: no hidden states are stored.
+    beside it, or what it computes is stored before (`stored.store`).
 
     The drafter guesses the V' most frequent tokens. The loss of a place is the distance of q from p restricted to
     them, times their share of p; that of guess k counts `decay` times that of the one before.
@@ -94,20 +96,22 @@ class FeatureStudent(Student):
     # -- Loss and measurement --------------------------------------------------------------------
 
     @torch.no_grad()
-    def read(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of tokens [B, T]: the target's hidden states [B, T, A * H], logits of p among the V' tokens [B, T, V'], their
-        share of p [B, T], and the likeliest token [B, T]."""
-        with hidden_states(self.target, self.read_layers) as found:
+    def read(self, tokens: Tensor) -> Seen:
+        """What the target computes for tokens [B, T]."""
+        with hidden_states(self.target, self.read_layers) as found, head_inputs(self.target) as last:
             logits = self.target(input_ids=tokens, use_cache=False).logits
         own = logits if self.all_tokens else logits[..., self.targets]
         share = (own.float().logsumexp(-1) - logits.float().logsumexp(-1)).exp()
-        return found[0], own, share, logits.argmax(-1)
+        return Seen(found[0], own, share, logits.argmax(-1), last[0])
 
-    def compared(self, tokens: Tensor, spans: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def compared(
+        self, tokens: Tensor, spans: Tensor, stored: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """For each guess, at the places where it counts: logits of p [n, V'] among the V' tokens, their share of p [n],
         the target's likeliest token [n], and logits of q [n, V']."""
-        tokens = tokens[:, : int(spans[:, 1].max()) + 1]  # what stands behind is read by nobody
-        features, law, share, best = self.read(tokens)
+        count = int(spans[:, 1].max()) + 1  # what stands behind is read by nobody
+        tokens = tokens[:, :count]
+        features, law, share, best, _ = self.read(tokens) if stored is None else unpack(self, stored[:, :count])
         rows = torch.arange(len(tokens), device=tokens.device)[:, None]
         for k, (places, q) in enumerate(self.guesses(tokens, features, spans), 1):
             at = (places + k).expand(len(tokens), -1)
@@ -115,10 +119,13 @@ class FeatureStudent(Student):
             where = rows.expand_as(at)[counts], at[counts]
             yield law[where].float(), share[where], best[where], q[counts].float()
 
-    def forward(self, input_ids: Tensor, spans: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
-        """The loss of rows [B, T], of which the places spans [B, 2], first and last, count."""
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, spans: Tensor, stored: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The loss of rows [B, T], of which the places spans [B, 2], first and last, count. `stored` [B, T, S] is what
+        the target computes for them, if that was stored."""
         losses, weights = [], []
-        for k, (p, share, _, q) in enumerate(self.compared(input_ids, spans)):
+        for k, (p, share, _, q) in enumerate(self.compared(input_ids, spans, stored)):
             weights.append(self.settings.decay**k)
             losses.append(weights[-1] * (distances(self.loss, p, q) * share).sum() / max(1, len(q)))
         return {"loss": torch.stack(losses).sum() / sum(weights)}
@@ -137,8 +144,9 @@ class FeatureStudent(Student):
 
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
         """Writes config.json and model.safetensors as speculators does, without the target's embedding."""
-        dtype = DTYPES[self.settings.dtype]
-        stored = {name: tensor.detach().to(dtype).cpu().contiguous() for name, tensor in self.tensors().items()}
+        dtype, tensors = DTYPES[self.settings.dtype], {name: t.detach().cpu() for name, t in self.tensors().items()}
+        stored = (in_8_bits(tensors) if dtype == torch.int8
+                  else {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()})  # fmt: skip
         if not self.all_tokens:
             targets = self.targets.cpu()
             marks = torch.zeros(len(self.frequency), dtype=torch.bool)
@@ -156,10 +164,11 @@ class FeatureStudent(Student):
         proposal = {"proposal_type": "greedy", "speculative_tokens": guesses, "verifier_accept_k": 1,
                     "accept_tolerance": 0.0}  # fmt: skip
         target = self.target.config
+        dtype = "float32" if self.settings.dtype == "int8" else self.settings.dtype
         return {
             "speculators_model_type": kind, "speculators_version": "0.9.0", "architectures": [architecture],
             "draft_vocab_size": len(self.targets), "transformer_layer_config": dict(layer),
-            "tie_word_embeddings": False, "dtype": self.settings.dtype, **own,
+            "tie_word_embeddings": False, "dtype": dtype, **own,
             "speculators_config": {
                 "algorithm": kind, "default_proposal_method": "greedy", "proposal_methods": [proposal],
                 "verifier": {"name_or_path": target._name_or_path, "architectures": target.architectures or []},

@@ -3,9 +3,10 @@
 import hashlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from specbench.settings import file_hash
 log = logging.getLogger(__name__)
 HELD_OUT_ROWS = 64
 ONE_IN = 10  # of text, or of answers, is held out
-TOGETHER = 16  # answers that are decoded together
+TOGETHER = 32  # answers that are decoded together
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,23 @@ class Rows:
     def whole(cls, tokens: Tensor) -> "Rows":
         """Rows of which every place counts."""
         return cls(tokens, torch.tensor([[0, tokens.shape[1] - 1]]).repeat(len(tokens), 1))
+
+
+def parts(scalars: Any, tokenizer: Any, settings: Any, target: Any) -> tuple[Rows, Rows]:
+    """Rows of training and held-out ones; the first process decodes answers before the others read them."""
+    if scalars.prompts is None:
+        return text_parts(scalars.text, tokenizer, scalars.row, scalars.tokens, scalars.seed)
+    with first_process_first():
+        return answer_parts(scalars, tokenizer, settings, target)
+
+
+def first_process_first() -> Any:
+    """A context that the first process leaves before the others enter it."""
+    if "RANK" not in os.environ:  # `accelerate launch` and torchrun start several processes
+        return nullcontext()
+    from accelerate import PartialState
+
+    return PartialState().main_process_first()
 
 
 def text_parts(path: str | None, tokenizer: Any, row: int, tokens: int, seed: int) -> tuple[Rows, Rows]:

@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -18,13 +18,14 @@ from torch import Tensor
 
 from specbench.component import chosen_class
 from specbench.config.devices import pick_device
-from specbench.contrib.training.curve import Curve, LogAtCheckpoints
+from specbench.contrib.training.curve import AtCheckpoints, Curve, checkpoints
 from specbench.contrib.training.losses import LOSSES
-from specbench.contrib.training.rows import Rows, answer_parts, read_prompts, text_parts
+from specbench.contrib.training.rows import Rows, first_process_first, parts, read_prompts
+from specbench.contrib.training.stored import forget, store
 from specbench.contrib.training.student import Student, StudentSettings
 from specbench.data.json_lines import need_file
 from specbench.data.sources import of_python
-from specbench.errors import ConfigError
+from specbench.errors import ConfigError, first_line, installing
 from specbench.models.pretrained import PretrainedModel, load_config, load_module, load_tokenizer
 from specbench.results.atomic_files import write_json
 from specbench.results.folder_lock import locked
@@ -33,6 +34,7 @@ from specbench.settings import LARGEST_SEED, TEMPERATURE, BaseSettings, file_has
 
 log = logging.getLogger(__name__)
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+OF_TARGET = ("target", "version of target.path", "precision", "seed")
 MAY_CHANGE = ("resume", "every", "device", "hydra")  # between a training and its continuation
 
 
@@ -50,6 +52,7 @@ class Training(BaseSettings):
     batch_size: int = setting(ge=1, le=10**5)
     accumulate: int = setting(ge=1, le=10**5)
     epochs: float = setting(ge=1e-6, le=1000)
+    features: str = setting(choices=("live", "disk"))
     warmup: int = setting(ge=0, le=10**9)
     precision: str = setting(choices=tuple(PRECISIONS))
     every: int = setting(ge=1, le=10**9)
@@ -78,7 +81,8 @@ def _train(config: DictConfig, out_dir: Path, checked: tuple[Training, Any, Any,
     student, rows, held_out = _prepared(scalars, target_settings, kind, settings, tokenizer)
     curve = Curve(student, held_out, out_dir, scalars.precision == "bfloat16")
     started = time.perf_counter()
-    state, status = _fit(student, rows, scalars, settings.learning_rate, out_dir, curve, begun)
+    examples = _examples(student, rows, scalars, out_dir, [own[key] for key in OF_TARGET])
+    state, status = _fit(student, rows, examples, scalars, settings.learning_rate, out_dir, curve, begun)
     seconds = time.perf_counter() - started
     shares, positions = curve.measure()
     metrics = {
@@ -101,6 +105,7 @@ def _train(config: DictConfig, out_dir: Path, checked: tuple[Training, Any, Any,
         write_json(out_dir / "metrics.json", metrics)
         if status == "complete":
             _forget(out_dir)
+            forget(out_dir)
     return metrics
 
 
@@ -118,7 +123,7 @@ def _prepared(
     if device.type == "cuda" and "LOCAL_RANK" in os.environ:
         device = pick_device(f"cuda:{os.environ['LOCAL_RANK']}")
     target = load_module(target_settings, "target", device, PRECISIONS[scalars.precision], scalars.seed)
-    rows, held_out = _rows(scalars, tokenizer, target_settings, target)
+    rows, held_out = parts(scalars, tokenizer, target_settings, target)
     model = None
     if settings.own_model is not None:
         model = load_module(own_settings(settings), "method", device, torch.float32, scalars.seed)
@@ -138,6 +143,9 @@ def checked_settings(config: DictConfig) -> tuple[Training, Any, Any, Any]:
     kind, settings = chosen_class(config.get("method"), "method", Student, "method=NAME")
     if scalars.row <= settings.ahead:
         raise ConfigError(f"row={scalars.row} is not possible with {settings.ahead} guesses ahead: it must be more")
+    if scalars.features == "disk" and not kind.spans:
+        raise ConfigError(f"features=disk is not possible with {kind.__name__}: only method=eagle3 and method=dflash "
+                          "read stored hidden states")  # fmt: skip
     if scalars.prompts is not None:
         _check_prompts(scalars, kind)
     config_of_target = load_config(target, "target")
@@ -173,19 +181,6 @@ def own_settings(settings: StudentSettings) -> PretrainedModel.Settings:
     return PretrainedModel.Settings(path=str(settings.own_model), weights="pretrained", chat_template="never")
 
 
-def _rows(scalars: Training, tokenizer: Any, settings: Any, target: Any) -> tuple[Rows, Rows]:
-    """Rows of training and held-out ones; the first process decodes answers before the others read them."""
-    if scalars.prompts is None:
-        return text_parts(scalars.text, tokenizer, scalars.row, scalars.tokens, scalars.seed)
-    turns: Any = nullcontext()
-    if "RANK" in os.environ:  # `accelerate launch` and torchrun start several processes
-        from accelerate import PartialState
-
-        turns = PartialState().main_process_first()
-    with turns:
-        return answer_parts(scalars, tokenizer, settings, target)
-
-
 # -- Checkpoints -------------------------------------------------------------------------------------------
 
 
@@ -209,7 +204,7 @@ def _last_checkpoint(own: dict[str, Any], resume: bool, out_dir: Path, first: bo
     if before is None and any(out_dir.glob("checkpoint-*")):
         raise ConfigError(f"{out_dir} has a checkpoint-*, but no training.json that says what it is of: "
                           "give another folder (hydra.run.dir), or remove the checkpoints")  # fmt: skip
-    found = [folder for folder in _checkpoints(out_dir) if _is_whole(folder)] if resume else []
+    found = [folder for folder in checkpoints(out_dir) if _is_whole(folder)] if resume else []
     if before is None or not found:
         if first:
             _forget(out_dir)
@@ -230,11 +225,6 @@ def _told_before(out_dir: Path) -> dict[str, Any] | None:
     return None
 
 
-def _checkpoints(out_dir: Path) -> list[Path]:
-    """The folders that the Trainer names checkpoint-STEP."""
-    return [folder for folder in out_dir.glob("checkpoint-*") if folder.name.split("-", 1)[1].isdecimal()]
-
-
 def _is_whole(folder: Path) -> bool:
     """Whether a checkpoint was written to its end: its state is written last."""
     with suppress(OSError, ValueError):
@@ -243,7 +233,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _forget(out_dir: Path) -> None:
-    for folder in _checkpoints(out_dir):
+    for folder in checkpoints(out_dir):
         rmtree(folder)
 
 
@@ -255,18 +245,29 @@ def _arguments(scalars: Training, learning_rate: float, out_dir: Path, on_cpu: b
             per_device_train_batch_size=scalars.batch_size, gradient_accumulation_steps=scalars.accumulate,
             learning_rate=learning_rate, warmup_steps=scalars.warmup, lr_scheduler_type="cosine", max_grad_norm=1.0,
             bf16=scalars.precision == "bfloat16", logging_steps=25, report_to="none", save_strategy="steps",
-            save_steps=scalars.every, save_total_limit=1, remove_unused_columns=False, dataloader_pin_memory=False,
+            save_steps=scalars.every, remove_unused_columns=False, dataloader_pin_memory=False,
             ddp_find_unused_parameters=False, use_cpu=on_cpu,
         )  # fmt: skip
     except ImportError as error:
-        raise ConfigError("training needs accelerate: pip install -e '.[train]'") from error
+        raise ConfigError(f"training needs accelerate ({first_line(error)}): {installing('train')}") from error
     _ = arguments.device
     arguments._n_gpu = min(1, arguments.n_gpu)  # several devices are used by several processes alone
     return arguments
 
 
+def _examples(student: Student, rows: Rows, scalars: Training, folder: Path, target: Any) -> Any:
+    """What the Trainer draws from: one element a row."""
+    if scalars.features == "disk":
+        with first_process_first():
+            return store(student, rows, folder, target, scalars.batch_size)
+    examples: list[dict[str, Tensor]] = [{"input_ids": row} for row in rows.tokens]
+    if student.spans:
+        examples = [{**own, "spans": span} for own, span in zip(examples, rows.spans, strict=True)]
+    return examples
+
+
 def _fit(
-    student: Student, rows: Rows, scalars: Training, learning_rate: float, out_dir: Path, curve: Curve,
+    student: Student, rows: Rows, examples: Any, scalars: Training, learning_rate: float, out_dir: Path, curve: Curve,
     begun: str | None,
 ) -> tuple[Any, str]:  # fmt: skip
     """Runs the Trainer, from the checkpoint `begun` on; returns its state, and "complete" or "interrupted". What was
@@ -274,13 +275,10 @@ def _fit(
     arguments = _arguments(scalars, learning_rate, out_dir, next(student.parameters()).device.type == "cpu")
     batches = math.ceil(len(rows.tokens) / (scalars.batch_size * arguments.world_size))
     steps = math.ceil(math.ceil(batches / scalars.accumulate) * scalars.epochs)
-    examples: list[dict[str, Tensor]] = [{"input_ids": row} for row in rows.tokens]
-    if student.spans:
-        examples = [{**own, "spans": span} for own, span in zip(examples, rows.spans, strict=True)]
     curve.tokens_of_step = rows.tokens.numel() / max(1, math.ceil(batches / scalars.accumulate))
     trainer = transformers.Trainer(
         student, arguments, train_dataset=examples, optimizers=student.optimisers(learning_rate, steps, scalars.warmup),
-        callbacks=[LogAtCheckpoints(), *([curve] if arguments.process_index == 0 else [])],
+        callbacks=[AtCheckpoints(), *([curve] if arguments.process_index == 0 else [])],
     )  # fmt: skip
     status = "complete"
     try:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from specbench.errors import ConfigError
+from specbench.errors import ConfigError, installing
 from specbench.results.reader import StoredRun
 from specbench.results.wording import account
 
@@ -49,5 +49,5 @@ def _workspaces() -> Any:
     try:
         import wandb_workspaces.reports.v2 as wr
     except ImportError as error:
-        raise ConfigError("--wandb-report needs wandb-workspaces: pip install -e '.[wandb-report]'") from error
+        raise ConfigError(f"--wandb-report needs wandb-workspaces: {installing('wandb-report')}") from error
     return wr

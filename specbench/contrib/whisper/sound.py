@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specbench.errors import ConfigError, first_line
+from specbench.errors import ConfigError, first_line, installing
 
 SLOWEST, FASTEST = 1_000, 384_000  # samples a second
 NEEDED = "a WAV file of PCM samples, as ffmpeg -i IN -ac 1 OUT.wav makes it"
@@ -144,7 +144,7 @@ def _by_soundfile(content: bytes, where: str, reason: str, whole: bool = True) -
     try:
         import soundfile
     except ImportError as error:
-        raise ConfigError(f"{told}: give {NEEDED}, or pip install soundfile, which reads FLAC, OGG and MP3") from error
+        raise ConfigError(f"{told}: give {NEEDED}, or {installing('audio')}, which reads FLAC, OGG and MP3") from error
     try:
         if whole:
             found, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)

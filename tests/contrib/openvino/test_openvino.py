@@ -129,7 +129,7 @@ def test_a_module_that_cannot_be_converted_is_named():
 
 def test_without_the_package_the_choice_is_refused(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"executor=openvino is not possible without OpenVINO: install it with pip "
+    with pytest.raises(ConfigError, match=r"executor=openvino is not possible without OpenVINO: pip "
                                           r"install 'speculative-decoding-bench\[openvino\]'"):  # fmt: skip
         check(composed("executor=openvino", "device=cpu"))
 

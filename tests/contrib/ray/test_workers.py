@@ -336,7 +336,8 @@ def test_a_cluster_that_does_not_answer_is_told_at_once(monkeypatch):
 def test_without_ray_the_command_says_how_to_get_it(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(split, "find_spec", lambda name: None)
     assert call(["workers=2", "logger=none"], monkeypatch, tmp_path) == 2
-    assert "workers=2 is not possible without Ray: pip install -e '.[ray]'" in " ".join(capsys.readouterr().err.split())
+    told = " ".join(capsys.readouterr().err.split())
+    assert "workers=2 is not possible without Ray: pip install 'speculative-decoding-bench[ray]'" in told
 
 
 @pytest.mark.parametrize(("nodes", "workers", "each"), [([2], 2, 1), ([16, 8], 2, 8), ([16, 8], 3, 8), ([4], 3, 1),

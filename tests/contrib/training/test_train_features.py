@@ -23,18 +23,21 @@ from small_runs import parts_of, training
 from torch.optim import AdamW
 from transformers import AutoModelForCausalLM
 
+from specbench.contrib.training import stored as stored_module
 from specbench.contrib.training.dflash import DFlashStudent
 from specbench.contrib.training.eagle3 import Eagle3Student
-from specbench.contrib.training.rows import Rows, answer_parts, kept_answers
+from specbench.contrib.training.rows import Rows, answer_parts, kept_answers, text_parts
+from specbench.contrib.training.stored import store, unpack
 from specbench.contrib.training.trainer import checked_settings, train
 from specbench.errors import ConfigError
+from specbench.models.published import read_tensors
 
 pytest.importorskip("accelerate")
 TEXT = [5, 9, 2, 7, 11, 3, 8, 1, 30, 4, 77, 12]
 FEWER = 60  # tokens of the draft vocabulary
 COMMON = {"layers": 1, "draft_vocab_size": FEWER, "feature_layers": None, "decay": 0.8, "dtype": "float32",
           "learning_rate": 3e-3}  # fmt: skip
-OWN = {"eagle3": {"steps": 3}, "dflash": {"block_size": 4, "anchors": 6, "mask_token": None}}
+OWN = {"eagle3": {"steps": 3, "head": "own"}, "dflash": {"block_size": 4, "anchors": 6, "mask_token": None}}
 KINDS = {"eagle3": Eagle3Student, "dflash": DFlashStudent}
 
 
@@ -236,7 +239,7 @@ def test_logits_are_those_of_speculators(name):
     student, features = with_numbers(name)
     logits = guesses_of(student, TEXT, features)
     found = torch.stack([logits[k, 4][:4] for k in (1, 2, 3)])
-    torch.testing.assert_close(found, torch.tensor(STORED[name]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, torch.tensor(STORED[name]), atol=3e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -249,6 +252,46 @@ def test_speculators_reads_what_was_written(name, tmp_path):
     both = ours.keys() & other.keys()
     assert len(both) >= 12
     assert max((ours[at] - other[at]).abs().max().item() for at in both) < 1e-5
+
+
+# -- Small files -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_8_bits_load_as_what_was_stored(name, tmp_path):
+    """Every matrix is a whole number times its row's scale, within half a step of what was trained, and what the
+    drafter loads is exactly that. Negative control: the scale of another row."""
+    student = student_of(name, dtype="int8")
+    student.save(tmp_path, [])
+    stored, loaded = load_file(tmp_path / "model.safetensors"), read_tensors(str(tmp_path), "drafter.path")
+    matrices = [key for key, tensor in stored.items() if tensor.dtype == torch.int8]
+    assert len(matrices) >= 8 and not any(key.endswith("_scale") for key in loaded)
+    for key, tensor in student.tensors().items():
+        step = stored[f"{key}_scale"] if key in matrices else torch.zeros(1)
+        assert ((loaded[key] - tensor).abs() <= step * 0.501).all()
+        if key in matrices:
+            own = stored[key].numpy().astype("float32") * stored[f"{key}_scale"].numpy()
+            assert (own == loaded[key].numpy()).all() and (own != own.round()).any()
+            assert not ((stored[key] * step.roll(1, 0) - tensor).abs() <= step * 0.501).all()
+    own = parts_of("target=model", f"target.path={target_folder()}", f"drafter={name}", f"drafter.path={tmp_path}",
+                   "executor=eager", "gamma=3")  # fmt: skip
+    model = own.drafter.pairs.module if name == "eagle3" else own.drafter.model.module
+    held = [weight for weight in model.state_dict().values() if weight.dim() == 2]
+    assert all(any(torch.equal(loaded[key], weight) for weight in held) for key in matrices)
+
+
+def test_a_head_of_the_target_is_not_trained_and_not_stored(tmp_path):
+    """The drafter reads the target's rows of its own tokens, in the order of d2t."""
+    student = student_of("eagle3", head="target")
+    head, rows = student.network.get_output_embeddings().weight, student.head_rows()
+    assert torch.equal(head, rows) and not head.requires_grad and "network.lm_head.weight" not in student.state_dict()
+    student.save(tmp_path, [])
+    assert not any("lm_head" in key for key in load_file(tmp_path / "model.safetensors"))
+    own = parts_of("target=model", f"target.path={target_folder()}", "drafter=eagle3", f"drafter.path={tmp_path}",
+                   "executor=eager", "gamma=3")  # fmt: skip
+    found = own.drafter.pairs.module.get_output_embeddings().weight
+    assert torch.equal(found, rows) and not torch.equal(found, rows.flip(0))
+    assert torch.equal(found, own.target.stock_module().get_output_embeddings().weight[student.targets])
 
 
 # -- Loss and measurement --------------------------------------------------------------------------------
@@ -432,6 +475,96 @@ def test_bfloat16_trains(tmp_path):
     assert {tensor.dtype for key, tensor in stored.items() if "2" not in key} == {torch.float32}
 
 
+# -- Hidden states from a file -----------------------------------------------------------------------------
+
+
+def stored_rows(student, rows, folder):
+    """What an interrupted and continued call stores, one row after another."""
+    with pytest.raises(MemoryError):
+        store(cut_off(student, 4), rows, folder, "target", 1)
+    return store(student, rows, folder, "target", 1)
+
+
+def cut_off(student, calls):
+    """The student, whose target is read so many times only."""
+    left = iter(range(calls))
+
+    def read(tokens):
+        if next(left, None) is None:
+            raise MemoryError
+        return type(student).read(student, tokens)
+
+    return SimpleNamespace(read=read, target=student.target, read_layers=student.read_layers, targets=student.targets,
+                           head_rows=student.head_rows)  # fmt: skip
+
+
+def loss_and_gradients(student, rows, features):
+    """Of a batch of all rows; the places that DFlash draws are the same in every call."""
+    torch.manual_seed(1)
+    student.zero_grad()
+    loss = student(rows.tokens, rows.spans, features)["loss"]
+    loss.backward()
+    return loss.item(), torch.cat([weight.grad.flatten() for weight in student.parameters() if weight.requires_grad])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_stored_hidden_states_give_the_same_loss_and_gradients(name, tmp_path):
+    """Within the rounding of 16 bits, over rows of several lengths. Negative control: those of another row."""
+    student = student_of(name).train()
+    rows = Rows(
+        torch.tensor([TEXT, TEXT[::-1], [*TEXT[3:], 0, 0, 0], TEXT]), torch.tensor([[0, 11], [4, 9], [2, 8], [1, 10]])
+    )
+    kept = stored_rows(student, rows, tmp_path)
+    stored = torch.stack([kept[i]["stored"] for i in range(4)])
+    assert stored.shape[:2] == rows.tokens.shape and kept.path.stat().st_size == (12 + 10 + 9 + 11) * stored.shape[2]
+    loss, gradients = loss_and_gradients(student, rows, None)
+    same, close = loss_and_gradients(student, rows, stored)
+    assert same == pytest.approx(loss, rel=1e-3) and (close - gradients).norm() < 0.01 * gradients.norm()
+    other, far = loss_and_gradients(student, rows, stored.roll(1, 0))
+    assert other != pytest.approx(loss, rel=1e-2) and (far - gradients).norm() > 0.1 * gradients.norm()
+    best = student.read(rows.tokens).best
+    assert torch.equal(unpack(student, stored).best[0], best[0])
+    content = kept.path.read_bytes()
+    assert store(cut_off(student, 1), rows, tmp_path, "target", 1).path.read_bytes() == content  # nothing is read again
+    assert store(student, Rows(rows.tokens.flip(0), rows.spans), tmp_path, "target", 1).path != kept.path
+    assert not kept.path.exists()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_training_over_several_epochs_runs_the_target_once(name, tmp_path, monkeypatch):
+    """It loses what one on the fly does, and leaves no file behind."""
+    plain, read = KINDS[name].read, []
+    monkeypatch.setattr(KINDS[name], "read", lambda self, tokens: read.append(tokens.numel()) or plain(self, tokens))
+    found = {}
+    for way in ("live", "disk"):
+        read.clear()
+        found[way] = train(small_training(name, tmp_path, epochs=3, every=100, features=way), tmp_path / way)
+        found[way]["read"] = sum(read)
+    measured = sum(row.numel() for row in text_parts(str(tmp_path / "text.txt"), stock()[0], 16, 256, 0)[1].tokens)
+    rows = found["live"]["training"]["tokens"]
+    assert found["live"]["read"] == 3 * rows + measured and found["disk"]["read"] == rows + measured + 2
+    losses = [found[way]["training"]["losses"] for way in found]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    assert not list(tmp_path.rglob("features-*"))
+
+
+def test_what_16_bits_cannot_store_is_refused(tmp_path, monkeypatch):
+    student, rows = student_of("eagle3"), Rows.whole(torch.tensor([TEXT]))
+    plain = Eagle3Student.read
+    for told, change in (
+        ("a hidden state is too large for 16 bits", lambda seen: seen._replace(features=seen.features * 1e9)),
+        ("the target's logits are not its output matrix times", lambda seen: seen._replace(law=seen.law.tanh())),
+    ):
+        monkeypatch.setattr(Eagle3Student, "read", lambda self, tokens, change=change: change(plain(self, tokens)))
+        with pytest.raises(ConfigError, match=f"features=disk is not possible: {told}"):
+            store(student, rows, tmp_path, "target", 1)
+    monkeypatch.setattr(stored_module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10))
+    with pytest.raises(
+        ConfigError, match=r"features=disk is not possible: it takes .* GB in .*, where 1e-08 GB are free"
+    ):
+        store(student, rows, tmp_path, "target", 1)
+
+
 # -- The target's own answers ------------------------------------------------------------------------------
 
 
@@ -565,6 +698,7 @@ def test_a_training_on_answers(tmp_path, monkeypatch):
         ("prompts={few} text=null", "gives 3 answers within row=16 tokens: it must give 10"),
         ("prompts={few}", "text=.* and prompts=.* are both set"),
         ("every=0", "every=0 is not allowed"),
+        ("features=memory", "features=memory is not allowed: it must be one of live, disk"),
         ("accumulate=0", "accumulate=0 is not allowed"),
         ("method=dflash method.mask_token=4160", "method.mask_token=4160 is not possible: the target has 4160 tokens"),
         ("method=dflash method.block_size=1", "method.block_size=1 is not allowed: it must be an integer >= 2"),
@@ -584,3 +718,5 @@ def test_prompts_need_a_method_that_learns_from_answers(tmp_path):
     (tmp_path / "few.jsonl").write_text('{"prompt": "def f():"}\n')
     with pytest.raises(ConfigError, match="is not possible with HeadsStudent: only method=eagle3 and method=dflash"):
         train(training(f"prompts={tmp_path / 'few.jsonl'}"), tmp_path / "out")
+    with pytest.raises(ConfigError, match="features=disk is not possible with HeadsStudent: only method=eagle3 and"):
+        train(training("features=disk"), tmp_path / "out")

@@ -161,7 +161,9 @@ def test_other_rates_are_resampled(rate):
 
 def test_other_formats_need_soundfile(monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(ConfigError, match=r"F is no WAV file of PCM or float samples: give .*pip install soundfile"):
+    with pytest.raises(
+        ConfigError, match=r"F is no WAV file of PCM or float samples: give .*pip install 'specul.*audio"
+    ):
         decode_sound(b"fLaC...", "F")
     samples = np.ones((4, 2), np.float32)
     told = SimpleNamespace(frames=4, samplerate=16_000)
