@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
