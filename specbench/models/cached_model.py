@@ -25,6 +25,7 @@ from specbench.decoding.token_tree import Tree
 from specbench.models.architecture import context_of, family_of, stops_of
 from specbench.models.attention_mask import AttentionMask, TokenPlaces, refuse_unknown_kinds
 from specbench.models.encoder_decoder import Encoder, not_applied
+from specbench.models.float_logits import with_float_logits
 from specbench.models.flops import chosen_by_token, expert_layers, per_token
 from specbench.models.positions import Decoder
 from specbench.models.vocabulary import VocabMap
@@ -65,6 +66,8 @@ class CachedModel(Target):
         refuse_unknown_kinds(module.config, name)
         self.mask = AttentionMask(self.config, self.dtype)
         self.executor, self._stock, self.module = executor, module, executor.load(module, exact)
+        if self.device.type == "cuda":
+            self.module = with_float_logits(self.module)
         self.attention = attention
         self.encoder = (new_encoder or Encoder)(self.module, name) if module.config.is_encoder_decoder else None
         self.recurrence = family_of(module.config).state(self.module, self.mask, name)
