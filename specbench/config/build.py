@@ -15,7 +15,7 @@ from specbench.config.devices import pick_device, pick_dtype
 from specbench.config.memory import size
 from specbench.config.memory_estimate import memory_budget
 from specbench.config.validate import ValidatedConfig
-from specbench.data.prompts import Prompt, Request, load
+from specbench.data.prompts import Prompt, Request, load, looks_random
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.model import Model
 from specbench.decoding.sampling import Sampling
@@ -25,10 +25,11 @@ from specbench.executors.machine import free_bytes
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import load_tokenizer
-from specbench.run_config import Role, with_role
+from specbench.run_config import Role, RunConfig, with_role
 
 log = logging.getLogger(__name__)
 TARGET, DRAFTER = "shipped:target", "shipped:drafter"  # if none is chosen
+RANDOM = "the prompts look like random tokens, not like text: alpha and speed say nothing of other prompts"
 # Scalars that components hold.
 FROM_ROOT = ("name", "max_new_tokens", "batch_size", "prefill_chunk", "seed", "verdict_tokens", "stop_strings")
 
@@ -76,7 +77,7 @@ def build(
     if (ranks := chosen["target"].settings.processes()) > 1:
         from_ring("tensor_parallel.rules.refuse_missing_ranks")(ranks)
     data, policy = _make(checked, "data"), _make(checked, "gamma_policy")
-    prompts = in_seeded_order(load(data), root.order)
+    prompts = chosen_prompts(load(data), root)
     context = _context(checked, policy.largest, prompts)
     workload = _make(checked, "workload", root.seed)
     workload.refuse(prompts, root.batch_size)
@@ -116,7 +117,10 @@ def build(
         spare=spare,
         acceptance_law=verifier.law_of(chosen["drafter"].kind, chosen["drafter"].settings) if decoding.samples else "",
         metrics={name: choice.kind.from_settings(choice.settings) for name, choice in checked.metrics.items()},
-        notes=notes_on_models(target, drafter, verifier, decoding.generate_settings),
+        notes=[
+            *notes_on_models(target, drafter, verifier, decoding.generate_settings),
+            *([RANDOM] if looks_random((request.tokens for request in rendered.values()), target.vocab_size) else []),
+        ],
     )
 
 
@@ -136,6 +140,14 @@ def _context(checked: ValidatedConfig, gamma: int, prompts: Sequence[Prompt]) ->
         stop_strings=root.stop_strings,
         prompts=prompts,
     )
+
+
+def chosen_prompts(prompts: list[Prompt], root: RunConfig) -> list[Prompt]:
+    """The `take` prompts after the first `skip` in the run's order. Raises ConfigError if none is left."""
+    found = in_seeded_order(prompts, root.order)[root.skip :]
+    if not found:
+        raise ConfigError(f"skip={root.skip} is not possible: data has {len(prompts)} prompts, and none is left")
+    return found[: root.take or None]
 
 
 def in_seeded_order(prompts: list[Prompt], order: int) -> list[Prompt]:

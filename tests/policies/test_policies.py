@@ -7,13 +7,17 @@ from choosing import slow_unless
 
 from specbench.decoding.state import State
 from specbench.decoding.timer import Lap
+from specbench.errors import ConfigError
 from specbench.policies.gamma.adaptive import AdaptiveGamma
 from specbench.policies.gamma.confidence import ConfidenceGamma
 from specbench.policies.gamma.entropy import EntropyGamma, confidence, root_entropy
 from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.gamma.goodput import Calibration, GoodputGamma, RoundCosts
 from specbench.policies.gamma.heuristic import HeuristicGamma
 from specbench.policies.gamma.optimal import OptimalGamma, best_gamma
 from specbench.policies.gamma.oracle import KnownBetas, OracleGamma
+from specbench.policies.gamma.sglang import SGLangGamma
+from specbench.policies.gamma.tensorrt_llm import TensorRTGamma, by_batch
 from specbench.stats.costs import CostTable, extend
 from specbench.stats.records import Round
 from specbench.stats.replay import Text, Trace, replay, sweep
@@ -189,3 +193,107 @@ def test_costs_are_of_calls_that_serve_all_rows():
     table = CostTable()
     table.add(rounds_with(1, 2.0, 8, rows=8) + rounds_with(1, 0.5, 30, rows=1) + rounds_with(3, 4.0, 8, rows=8))
     assert table.seconds(3).tolist() == pytest.approx([1, 2, 3, 4])
+
+
+def goodput(trace, alpha, signal="none", by_row=False, forget=0.05):
+    return policy(GoodputGamma, trace, alpha, signal=signal, by_row=by_row, forget=forget, probe=20)
+
+
+def test_goodput_fits_what_rounds_cost_by_steps_tokens_and_context():
+    generator, by = np.random.default_rng(1), (2.0, 0.5, 0.03, 1e-4)
+    calibrated = by[0] + by[3] * 800 + by[1] * np.arange(6) + by[2] * 8 * np.arange(1, 7)
+    fitted = RoundCosts(calibrated, 8, 800, 0.002)
+    assert fitted.seconds(3, 8 * 4, 800) == pytest.approx(calibrated[3], rel=0.01)
+    for _ in range(600):
+        steps, rows, context = generator.integers([0, 1, 100], [6, 9, 9000])
+        seconds = by[0] + by[1] * steps + by[2] * rows * (steps + 1) + by[3] * context
+        fitted.add(seconds * generator.normal(1, 0.02), steps, rows * (steps + 1), context)
+    assert fitted.by == pytest.approx(by, rel=0.15)
+    before = fitted.seconds(3, 20, 500)
+    fitted.add(1e9, 3, 20, 500)  # an interruption
+    assert fitted.seconds(3, 20, 500) == pytest.approx(before, rel=0.1)
+
+
+def test_goodput_learns_what_a_confidence_means():
+    """Guesses are accepted with the square of max q."""
+    generator, learnt = np.random.default_rng(0), Calibration(0.02)
+    for _ in range(400):
+        c = generator.uniform(0.05, 0.95, 8)
+        learnt.learn(np.log(c / (1 - c)).tolist(), (generator.random(8) < c**2).tolist())
+    found = [learnt.of(float(np.log(c / (1 - c)))) for c in (0.3, 0.5, 0.7, 0.9)]
+    assert found == pytest.approx([0.09, 0.25, 0.49, 0.81], abs=0.08)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.8])
+def test_goodput_of_constant_betas_is_the_best_gamma(alpha):
+    trace = process(alpha, texts=4)
+    best = max(found.speedup for found in sweep(trace, draws=1).values())
+    assert replay(trace, goodput(trace, 0.5), draws=1).speedup > best * 0.97
+    wrong = goodput(trace, 0.5)  # negative control: what it sees is forgotten at once
+    wrong.observe = lambda drafted, kept: None
+    assert alpha != 0.8 or replay(trace, wrong, draws=1).speedup < best * 0.95
+
+
+def test_goodput_stops_where_acceptance_is_unlikely():
+    betas = np.r_[np.full(200, 0.98), np.full(200, 0.1)]
+    trace = process([betas] * 6, texts=6)
+    best = max(found.speedup for found in sweep(trace, draws=1).values())
+    assert replay(trace, goodput(trace, 0.5, "confidence"), draws=1).speedup > best * 1.02
+    deaf = process([betas] * 6, texts=6, signal=0.5)  # negative control: the signal says nothing
+    assert replay(deaf, goodput(deaf, 0.5, "confidence"), draws=1).speedup < best * 1.02
+
+
+def test_goodput_drafts_nothing_where_it_does_not_pay_and_tries_again():
+    trace = process(0.2)
+    trace.seconds = 1 + 0.9 * np.arange(LARGEST + 1)
+    made, clock = goodput(trace, 0.2), [0.0]
+    made.now = lambda: clock[0]
+    chosen = []
+    for _ in range(65):
+        chosen += made.next_gamma(state(0))
+        clock[0] += trace.seconds[chosen[-1]]
+        made.observe(chosen[-1:], [1])
+    assert chosen.count(1) == 3 and chosen.count(0) == 62
+
+
+def test_goodput_verifies_one_prefix_of_the_guesses_of_all_rows_or_whole_columns():
+    made, rows = goodput(process(0.5), 0.5, "confidence", by_row=True), state(0, 1)
+    made.next_gamma(rows)
+    made.costs.by, made.rate = (1.0, 0.2, 0.1, 0.0), 4.0  # a token is worth .4
+    for count, signals in (([1, 1], [0.9, 0.3]), ([2, 1], [0.8, 0.3]), ([3, 1], [0.3, 0.3])):
+        made.go_on(rows, count, signals)
+    assert [len(own) for own in made.survival] == [3, 1]
+    assert made.survival[0] == pytest.approx([0.9, 0.72, 0.216]) and made.admit(rows) == [2, 0]
+    made.by_row = False  # the first column has 1.2, the second .72 and the third .216 of the .8 that it costs
+    assert made.admit(rows) == [1, 1]
+
+
+def test_sglang_moves_by_its_average_and_has_candidates_by_batch():
+    made, rows = SGLangGamma({1: [1, 3, 5], 2: [7]}, 0.5, 2, 1, 0.0, -0.25, 1), state(0)
+    chosen = []
+    for kept in (4, 4, 4, 6, 6, 1, 1, 1, 1, 1, 1, 1):
+        chosen += made.next_gamma(rows)
+        made.observe(chosen[-1:], [kept])
+    assert chosen == [3, 3, 3, 5, 5, 5, 5, 3, 3, 3, 3, 1]
+    assert made.next_gamma(state(0, 1)) == [7, 7]
+    made, chosen = SGLangGamma({1: [0, 2]}, 1.0, 2, 1, 0.7, 0.51, 1), []
+    for _ in range(9):
+        chosen += made.next_gamma(rows)
+        made.observe(chosen[-1:], [1])
+    assert chosen == [2, 2, 2, 0, 0, 2, 2, 0, 0]  # tried again after a second update at 0
+
+
+def test_tensorrt_llm_has_a_length_for_each_batch_and_is_off_for_good():
+    made = TensorRTGamma({1: 4, 3: 2}, 2, 0.5)
+    assert [made.next_gamma(state(*range(rows)))[0] for rows in (1, 2, 3, 4)] == [4, 2, 2, 0]
+    made = TensorRTGamma({1: 4}, 2, 0.5)
+    for request, kept in ((0, 1), (0, 1), (1, 3), (2, 1), (3, 1)):
+        assert made.next_gamma(state(request)) == [4]
+        made.observe([4], [kept])
+    assert made.next_gamma(state(4)) == [0] and made.next_gamma(state(5)) == [0]
+
+
+@pytest.mark.parametrize("found", [{}, {0: 1}, {"a": 1}, {1: -1}, {1: 1.5}, {1: [3, 1]}, {1: []}])
+def test_draft_lengths_by_batch_are_checked(found):
+    with pytest.raises(ConfigError, match=r"gamma_policy\.steps"):
+        by_batch("gamma_policy.steps", found, lists=True)

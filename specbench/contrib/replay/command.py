@@ -1,4 +1,5 @@
-"""`python -m specbench.replay outputs/RUN [gamma_policy=NAME ...]`: simulates other gamma policies on a run."""
+"""`python -m specbench.replay outputs/RUN [gamma_policy=NAME ...]`: simulates other gamma policies on a run, or with
+`cost=START,STEP,TOKEN,CONTEXT [batch_size=...] [context=...]` on batches of its texts, or of a file of traces."""
 
 import argparse
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command and writes replay.json; a mistake of the user's becomes one sentence and exit code 2."""
     parser = argparse.ArgumentParser(prog="specbench.replay", description=__doc__)
-    parser.add_argument("run", type=Path, help="a run's folder, with results.json and positions.parquet")
+    parser.add_argument("run", type=Path, help="a run's folder, with results.json and positions.parquet, or a file")
     parser.add_argument("overrides", nargs="*", help=f"gamma_policy=A,B (default: {ALL}) and settings of it")
     args = parser.parse_args(arguments)
     with answering():
@@ -43,9 +44,19 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def replay_run(folder: Path, overrides: Sequence[str]) -> None:
-    """Replays policies on a run, writes replay.json and prints the table. Raises ConfigError."""
-    names, others = split_overrides(overrides)
-    refuse_no_run(folder)
+    """Replays policies on a run, writes replay.json and prints the table; or prints that of batches. Raises
+    ConfigError."""
+    from specbench.contrib.replay import loads
+
+    of_loads = [override for override in overrides if override.partition("=")[0] in loads.KEYS]
+    names, others = split_overrides([override for override in overrides if override not in of_loads])
+    if not folder.is_file():
+        refuse_no_run(folder)
+    if of_loads or folder.is_file():
+        wanted = loads.asked(of_loads)
+        named = any(override.startswith("gamma_policy=") for override in overrides)
+        show(loads.load_table(loads.load_texts(folder), wanted, names if named else loads.ALL.split(","), others))
+        return
     from specbench.contrib.replay.policies import policies, replay_all
     from specbench.contrib.replay.table import notes, replay_table
     from specbench.contrib.replay.trace import load_trace

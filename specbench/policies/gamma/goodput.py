@@ -1,0 +1,229 @@
+"""Drafts and verifies what raises the expected tokens per second at each round's batch, context and confidence."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specbench.decoding import processes
+from specbench.decoding.gamma_policy import Costs, GammaPolicy, RowsSeen, cannot_end_early
+from specbench.policies.gamma.entropy import confidence
+from specbench.policies.gamma.per_request_state import PerRow
+from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
+from specbench.theory import expected_tokens
+
+PRIOR = 16.0  # rounds or guesses that what calibration has found counts for
+REFIT = 8  # rounds after which the costs are fitted again
+CERTAIN = 1e-3  # confidences count as at least so far from 0 and 1
+RIDGE = np.array([1e-9, 1e-4, 1e-4, 1e-3])  # where rounds do not tell coefficients apart
+
+Array = npt.NDArray[np.float64]
+
+
+class RoundCosts:
+    """Seconds of a round, linear in drafter steps, tokens that the target reads and tokens of context: least squares
+    without negative coefficients, over calibration and over the rounds so far, which are forgotten."""
+
+    def __init__(self, seconds: Array, rows: int, context: int, forget: float):
+        """`seconds` [largest + 1] of calibration, of rounds with so many rows and tokens of context."""
+        largest = len(seconds) - 1
+        self.keep, self.rounds = 1 - forget, 0
+        self.scale = np.array([1.0, max(1, largest), rows * (largest + 1), max(1, context)])
+        x = np.array([[1.0, g, rows * (g + 1), context] for g in range(largest + 1)]) / self.scale
+        weight = PRIOR / len(x)
+        self.prior = x.T @ x * weight + np.diag(RIDGE), x.T @ seconds * weight
+        self.seen: tuple[Array, Array] = np.zeros((4, 4)), np.zeros(4)
+        self._fit()
+
+    def add(self, seconds: float, steps: int, tokens: int, context: int) -> None:
+        """A round; one that was interrupted counts for at most twice what was expected."""
+        x = np.array([1.0, steps, tokens, context]) / self.scale
+        y = min(seconds, 2 * self.seconds(steps, tokens, context))
+        self.seen = self.seen[0] * self.keep + np.outer(x, x), self.seen[1] * self.keep + x * y
+        self.rounds += 1
+        if self.rounds % REFIT == 0:
+            self._fit()
+
+    def seconds(self, steps: Any, tokens: Any, context: int) -> Any:
+        start, step, token, kept = self.by
+        return start + step * steps + token * tokens + kept * context
+
+    def _fit(self) -> None:
+        A, b = (own + past for own, past in zip(self.prior, self.seen, strict=True))
+        used = np.arange(4)
+        found = np.linalg.solve(A, b)
+        while len(used) > 1 and (found < 0).any():  # what would be negative is 0
+            used = used[found >= 0] if (found >= 0).any() else used[:1]
+            found = np.linalg.solve(A[np.ix_(used, used)], b[used])
+        by = np.zeros(4)
+        by[used] = np.maximum(found, 0) / self.scale[used]
+        self.by: tuple[float, ...] = tuple(by.tolist())
+
+
+class Calibration:
+    """The probability that a guess is accepted, a = logistic(w_0 + w_1 logit(max q)): a step of Newton's after every
+    round, on what it tested; older rounds are forgotten."""
+
+    def __init__(self, forget: float):
+        self.forget, self.w, self.prior = forget, np.array([0.0, 1.0]), np.eye(2) * PRIOR / 4
+        self.curvature = self.prior.copy()
+
+    def of(self, logit: float) -> float:
+        return 1 / (1 + math.exp(-float(self.w[0] + self.w[1] * logit)))
+
+    def learn(self, logits: list[float], accepted: list[bool]) -> None:
+        if not logits:
+            return
+        x = np.stack([np.ones(len(logits)), np.array(logits)], 1)
+        a = 1 / (1 + np.exp(-x @ self.w))
+        self.curvature = (1 - self.forget) * self.curvature + self.forget * self.prior + (x.T * (a * (1 - a))) @ x
+        step = np.linalg.solve(self.curvature, x.T @ (np.array(accepted) - a))
+        self.w = self.w + step.clip(-1, 1)
+
+
+class GoodputGamma(GammaPolicy):
+    """Goodput is expected tokens over the expected seconds of a round (TurboSpec, 2406.14066).
+
+    With `signal: none` all rows get the gamma with the largest goodput, from each row's acceptance and that at each
+    place of a draft.
+    With `confidence` a guess has a probability to be accepted, `Calibration` of max q, and to survive, the product
+    along its draft. Another level is drafted while the survival that it promises, summed over the rows, is worth its
+    time at the goodput that rounds have had, and guesses are verified while theirs is: in whole columns of the batch,
+    which this decoder pads, or `by_row`, so that the guesses that are worth a token's time are one prefix of all
+    guesses in order of survival (vLLM's adaptive verification).
+
+    Whether a guess is verified depends on the q of its draft up to its own, never on the drawn token: q of a guess
+    comes before its draw, and the price of a token before the round."""
+
+    @dataclass
+    class Settings(BaseSettings):
+        largest: int = setting(ge=1, le=LARGEST_GAMMA)
+        signal: str = setting(choices=("confidence", "none"))
+        by_row: bool = setting()
+        forget: float = setting(ge=0, le=0.5)
+        probe: int = setting(ge=1, le=10**9)
+
+    calibrated = True
+    trims = True
+    traced_as = "confidence"
+
+    def __init__(self, largest: int, signal: str, by_row: bool, forget: float, probe: int):
+        self.largest, self.by_row, self.forget, self.probe = largest, by_row, forget, probe
+        self.signal = confidence if signal == "confidence" else None
+        self.widths = tuple(range(1, largest + 1))
+        self.costs: RoundCosts | None = None
+        self.acceptance = Calibration(forget)
+        self.survival: list[list[float]] = []  # of this round's guesses, by row
+        self.logits: list[list[float]] = []
+        self.own: PerRow[tuple[float, float]] = PerRow()  # accepted and tested guesses of a row
+        self.idle = 0  # rounds without a draft since the last one with
+
+    @classmethod
+    def refuses(cls, settings: Any, run: Any) -> str | None:
+        told = super().refuses(settings, run)
+        if told is None and settings.signal == "confidence" and cannot_end_early(run["drafter"]):
+            return f"with drafter={run['drafter'].name}, of which it sees no q: use gamma_policy.signal=none"
+        return told
+
+    def calibrate(self, costs: Costs) -> None:
+        self.first, self.costs = costs.seconds(self.largest), None
+        self.tested = np.full(self.largest, PRIOR)
+        self.accepted = self.tested * costs.alpha
+
+    def next_gamma(self, state: RowsSeen) -> list[int]:
+        lengths = [length for length, on in zip(state.lengths, state.active, strict=True) if on]
+        self.rows, self.context = max(1, len(lengths)), sum(lengths)
+        if self.costs is None:
+            self._begin()
+        self.survival = [[] for _ in range(state.batch_size)]
+        self.logits = [[] for _ in range(state.batch_size)]
+        mean = float(self.accepted.sum() / self.tested.sum())
+        seen = [self.own.of(state, row, (0.0, 0.0)) for row, on in enumerate(state.active) if on]
+        alphas = [(accepted + mean * PRIOR) / (tested + PRIOR) for accepted, tested in seen or [(0.0, 0.0)]]
+        self.by_place = np.minimum(np.outer(alphas, self.accepted / self.tested / mean), 1)
+        gamma, self.rate = self._choose()
+        self.idle = 0 if gamma else self.idle + 1
+        if self.idle > self.probe:
+            gamma = self.largest if self.signal else 1
+        self.began = self.now()
+        return [gamma] * state.batch_size
+
+    def _begin(self) -> None:
+        """Sets costs, and what a draft usually gives, to what calibration found."""
+        self.costs = RoundCosts(self.first, self.rows, self.context, self.forget)
+        tokens = expected_tokens(float(self.accepted[0] / self.tested[0]), np.arange(self.largest + 1))
+        best = 1 + int(np.argmax((tokens / self.first)[1:]))
+        self.usual = np.array([tokens[best], best, best], float)  # tokens a row, steps, guesses verified a row
+
+    def _choose(self) -> tuple[int, float]:
+        """gamma, 0 where drafting does not pay, and the goodput of drafting."""
+        assert self.costs is not None
+        if self.signal is None:
+            survival = np.cumprod(self.by_place, 1).sum(0)
+            g = np.arange(self.largest + 1)
+            goodput = (self.rows + np.r_[0, survival.cumsum()]) / self.costs.seconds(
+                g, self.rows * (g + 1), self.context
+            )
+            best = int(np.argmax(goodput))
+            return best, float(goodput[best])
+        tokens, steps, width = self.usual.tolist()
+        drafting = self.rows * tokens / self.costs.seconds(steps, self.rows * (width + 1), self.context)
+        plain = self.rows / self.costs.seconds(0, self.rows, self.context)
+        return self.largest if drafting > plain else 0, drafting
+
+    def go_on(self, state: RowsSeen, count: list[int], signals: list[float]) -> list[bool]:
+        assert self.costs is not None
+        depth = max(count)
+        for own, logits, guesses, signal in zip(self.survival, self.logits, count, signals, strict=True):
+            if len(own) < guesses:
+                c = min(max(signal, CERTAIN), 1 - CERTAIN)
+                logits.append(math.log(c / (1 - c)))
+                own.append((own[-1] if own else 1.0) * self.acceptance.of(logits[-1]))
+        hope = float(self.accepted.sum() / self.tested.sum())  # of the next guess
+        _, step, token, _ = self.costs.by
+        price = self.rate * token
+        going = [len(own) == depth > 0 and (not self.by_row or own[-1] * hope >= price) for own in self.survival]
+        promised = sum(own[-1] * hope for own, on in zip(self.survival, going, strict=True) if on)
+        columns = sum(going) if self.by_row else self.rows
+        return going if promised >= self.rate * step + columns * price else [False] * len(count)
+
+    def admit(self, state: RowsSeen) -> list[int]:
+        if self.signal is None:
+            return [self.largest] * state.batch_size
+        assert self.costs is not None
+        price = self.rate * self.costs.by[2]
+        if self.by_row:
+            return [sum(s >= price for s in own) for own in self.survival]
+        depth = max(map(len, self.survival))
+        columns = [sum(own[i] for own in self.survival if len(own) > i) for i in range(depth)]
+        return [sum(column >= self.rows * price for column in columns)] * state.batch_size
+
+    def observe(self, drafted: list[int], kept: list[int]) -> None:
+        assert self.costs is not None
+        seconds = processes.current.broadcast(self.now() - self.began)
+        width = max(drafted)
+        steps = max(width, *map(len, self.survival))
+        verified = sum(guesses for guesses, new in zip(drafted, kept, strict=True) if new)
+        tokens = verified + self.rows if self.by_row else self.rows * (width + 1)
+        self.costs.add(seconds, steps, tokens, self.context)
+        logits: list[float] = []
+        outcomes: list[bool] = []
+        for row, (own, guesses, new) in enumerate(zip(self.logits, drafted, kept, strict=True)):
+            tested = min(new, guesses)
+            self.tested[:tested] += 1
+            self.accepted[: max(0, new - 1)] += 1
+            if new:
+                past, share = self.own[row][1], (1 - self.forget) ** max(1, tested)
+                accepted = new - 1 if tested else 0
+                self.own.change(row, (past[0] * share + accepted, past[1] * share + tested))
+            logits += own[:tested]
+            outcomes += [place < new - 1 for place in range(min(tested, len(own)))]
+        self.acceptance.learn(logits, outcomes)
+        if steps:
+            keep, slowly = 1 - self.forget, 1 - self.forget / 8
+            self.idle, excess = 0, self.tested > PRIOR
+            self.tested, self.accepted = (np.where(excess, x * slowly, x) for x in (self.tested, self.accepted))
+            now = np.array([sum(kept) / self.rows, steps, (tokens - self.rows) / self.rows])
+            self.usual = self.usual * keep + now * self.forget
