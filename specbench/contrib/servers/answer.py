@@ -19,6 +19,7 @@ class AnswerAcceptance:
     tested: int | None = None  # guesses up to the first rejected one of their round, that one included
     no_alpha: str = ""  # why `tested` is not known
     no_block_efficiency: str = ""  # why tokens a round are not
+    by_place: tuple[tuple[int, int], ...] = ()  # accepted and tested guesses at each place of a draft, if known
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Answer:
     finish: str = ""
     finished: float = 0.0  # seconds until the server told why it ended
     timings: Mapping[str, Any] = field(default_factory=dict)  # llama.cpp's, at the end
+    told: Mapping[str, Any] = field(default_factory=dict)  # vLLM's and SGLang's counts of its own rounds, at the end
     sent: float = 0.0  # the moment by `time.perf_counter`
 
     @property
@@ -66,6 +68,7 @@ def read_answer(events: Iterable[tuple[float, Mapping[str, Any]]], limit: int) -
             seconds = moment - found.sent
             timings, usage = _part(event, "timings"), _part(event, "usage")
             found.timings = timings or found.timings
+            found.told = told_in(event) or found.told
             if "prompt_tokens" in usage:
                 found.prompt_tokens = _count(usage["prompt_tokens"])
             now = usage.get("completion_tokens", timings.get("predicted_n"))
@@ -89,6 +92,20 @@ def read_answer(events: Iterable[tuple[float, Mapping[str, Any]]], limit: int) -
     found.tokens, found.ids = counted, ids or None
     _refuse_inconsistent(found, limit)
     return found
+
+
+def told_in(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an event tells of the answer's own rounds: vLLM's `metrics.speculative_decoding`, SGLang's `meta_info` or
+    `sglext.spec_tokens_details`; empty if nothing."""
+    choices = event.get("choices") or [{}]
+    for path in ((event, "metrics", "speculative_decoding"), (event, "sglext", "spec_tokens_details"),
+                 (choices[0], "meta_info"), (event, "meta_info")):  # fmt: skip
+        found: Any = path[0]
+        for name in path[1:]:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        if isinstance(found, Mapping) and ("num_spec_steps" in found or "spec_verify_ct" in found):
+            return found
+    return {}
 
 
 def _part(event: Mapping[str, Any], name: str) -> Mapping[str, Any]:
