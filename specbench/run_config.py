@@ -83,6 +83,8 @@ class RunConfig(BaseSettings):
     stop: list[str] = setting(roles=Role.TASK | Role.UNTRACED)
     seed: int = setting(ge=0, le=LARGEST_SEED, roles=Role.LOADED | Role.UNTRACED | Role.POOLED)
     order: int = setting(ge=0, le=LARGEST_SEED, roles=Role.UNTRACED | Role.POOLED)
+    skip: int = setting(ge=0, le=10**9, default=0, roles=Role.UNTRACED | Role.AMOUNT)
+    take: int = setting(ge=0, le=10**9, default=0, roles=Role.UNTRACED | Role.AMOUNT)
     repeats: int = setting(ge=1, le=1000, roles=Role.UNTRACED | Role.POOLED | Role.AMOUNT)
     repeats_vary: str = setting(
         choices=("none", "order", "seed", "both"), roles=Role.UNTRACED | Role.POOLED | Role.AMOUNT

@@ -26,7 +26,9 @@ class OneGamma:
 def brief_warm_up(session, wanted) -> None:
     executor = session.parts.target.executor
     if not executor.fixed_shapes and not getattr(getattr(executor, "layers", None), "running", False):
-        session = SimpleNamespace(parts=OneGamma(session.parts), decode=session.decode, to_read=session.to_read)
+        session = SimpleNamespace(
+            parts=OneGamma(session.parts), rows=session.rows, decode=session.decode, to_read=session.to_read
+        )
     whole_warm_up(session, wanted)
 
 

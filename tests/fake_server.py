@@ -39,6 +39,7 @@ class Fake:
     under_way: int = 0
     most_under_way: int = 0
     seconds: float = 0.0  # that a round takes
+    buffers: bool = False  # whether all text comes in the last event but one
     counters: dict[str, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -151,6 +152,13 @@ class Fake:
         return {"predicted_n": made, "predicted_ms": 10.0 * (made - 1), **guesses}
 
 
+def whole(events: Iterator[dict | str]) -> Iterator[dict | str]:
+    """The events of an answer with all its text in one of them."""
+    *pieces, last, usage, done = events
+    text = "".join(piece["choices"][0]["text"] for piece in pieces)
+    yield from (last | {"choices": [last["choices"][0] | {"text": text}]}, usage, done)
+
+
 class Handler(BaseHTTPRequestHandler):
     """Speaks HTTP/1.1 for the server's `fake`."""
 
@@ -217,7 +225,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         try:
             self.chunk(": a comment\n\n")
-            for event in fake.answer(body):
+            for event in whole(fake.answer(body)) if fake.buffers else fake.answer(body):
                 self.chunk(f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n")
             if broken != "dies":
                 self.wfile.write(b"0\r\n\r\n")

@@ -11,13 +11,16 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from converted import name_of
+from install import PAIR
 
 from specbench.component import Selections
 from specbench.decoding.state import Job
@@ -30,8 +33,8 @@ from specbench.settings import BaseSettings, setting
 
 log = logging.getLogger(__name__)
 HERE = Path(__file__).resolve().parent
-SHIPPED = HERE.parents[1] / "specbench" / "shipped"
 TRANSFORMERS = "transformers"
+LONGEST = 4096  # tokens of a text, at most
 TRIED = 16  # tokens, with which a way of decoding shows that it works
 
 
@@ -123,6 +126,7 @@ class Engines(Peers):
         engines: list[str] = setting(required="a list of engines, as [llama,llama:q8_0,transformers]")
         folder: str = setting(required="the folder of environments and converted models")
         texts: str = setting(required="the file to which texts are written")
+        models: list[str] | None = setting(default=None)  # folders of target and drafter; null: the shipped pair's
 
     def __init__(self, peers: Mapping[str, Peer]):
         self.peers = peers
@@ -147,7 +151,10 @@ class Engines(Peers):
                 found |= TransformersPeers.from_settings(None, context, target, drafter, gamma).by_name()
             else:
                 stop = list(target.stop_tokens)
-                found |= modes(engine, Path(settings.folder), gamma, float(sampling.temperature), stop, path)
+                models = [Path(model) for model in settings.models or PAIR]
+                longest = min(LONGEST, getattr(target.config, "max_position_embeddings", LONGEST))
+                started = partial(start, folder=Path(settings.folder), gamma=gamma, models=models, context=longest)
+                found |= modes(engine, started, float(sampling.temperature), stop, path)
         return cls({name: Recorded(name, peer, target.tokenizer, path) for name, peer in found.items()})
 
     def by_name(self) -> Mapping[str, Peer]:
@@ -155,13 +162,14 @@ class Engines(Peers):
 
 
 def modes(
-    engine: str, folder: Path, gamma: int, temperature: float, stop: list[int], texts: Path
+    engine: str, started: Callable[..., Worker], temperature: float, stop: list[int], texts: Path
 ) -> Iterator[tuple[str, Peer]]:
-    """The ways of decoding of an engine that work, by name; of the others a sentence says why they are left out."""
+    """The ways of decoding of an engine that work, by name; of the others a sentence says why they are left out.
+    `started` is `start` but for the engine's name and its precision."""
     name, _, precision = engine.partition(":")
     precision = precision or "f32"
     try:
-        worker = start(name, folder, precision, gamma)
+        worker = started(name, precision=precision)
     except (OSError, RuntimeError) as error:
         log.warning("left out: %s", error)
         return
@@ -177,14 +185,19 @@ def modes(
             yield "_".join([name, *([precision] if precision != "f32" else []), mode]), peer
 
 
-def start(name: str, folder: Path, precision: str, gamma: int) -> Worker:
-    """The worker of an engine. Raises RuntimeError."""
+def start(
+    name: str, folder: Path, precision: str, gamma: int, models: Sequence[Path] = PAIR, context: int = LONGEST
+) -> Worker:
+    """The worker of an engine, for the checkpoints of a target and, if there are two, of a drafter, and for texts of so
+    many tokens. Raises RuntimeError."""
     folder = folder.resolve()
     own = folder / "envs" / name / "bin" / "python"
     python = own if own.exists() else Path(sys.executable)  # llama.cpp's needs nothing but the standard library
     threads = torch.get_num_threads()
-    options = {"folder": folder, "target": SHIPPED / "target", "drafter": SHIPPED / "drafter", "precision": precision,
-               "gamma": gamma, "threads": threads}  # fmt: skip
+    options: dict[str, Any] = {"folder": folder, "precision": precision, "gamma": gamma, "threads": threads,
+                               "context": context}  # fmt: skip
+    for role, model in zip(("target", "drafter"), models, strict=False):
+        options |= {role: model, f"{role}-name": name_of(model)}
     command = [str(python), str(HERE / f"worker_{name}.py")]
     command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
     environment = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}

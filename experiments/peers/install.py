@@ -1,4 +1,5 @@
-"""Installs other engines, each in an environment of its own, and converts the shipped pair for them.
+"""Installs other engines, each in an environment of its own, and converts checkpoints for them, the shipped pair if no
+others are given.
 
 python experiments/peers/install.py [--folder outputs/peers] [PEER...]
 
@@ -17,16 +18,18 @@ import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from converted import name_of
+
 FOLDER = Path("outputs/peers")
 SHIPPED = Path(__file__).resolve().parents[2] / "specbench" / "shipped"
-PAIR = ("target", "drafter")
+PAIR = (SHIPPED / "target", SHIPPED / "drafter")
 TORCH = ("torch>=2.11,<2.14", "transformers>=5.17,<6")
 LLAMA = "llama-cpp-python==0.3.36"  # its source distribution has llama.cpp in it
 GGUF = ("f32", "f16", "q8_0")
 CMAKE = ("CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", "BUILD_SHARED_LIBS=OFF", "LLAMA_CURL=OFF", "LLAMA_OPENSSL=OFF",
          "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_UI=OFF", "LLAMA_USE_PREBUILT_UI=OFF")  # fmt: skip
-# The converter knows tokenizers by a hash, but not the shipped pair's, which splits text as GPT-2's does; and it looks
-# for a SentencePiece model first, with a library that need not be there.
+# The converter knows tokenizers by a hash, but not those of all checkpoints; requests are token ids, so that how text
+# is split does not matter. It looks for a SentencePiece model first, with a library that need not be there.
 CONVERT = """
 import runpy, sys
 script = sys.argv.pop(1)
@@ -35,7 +38,13 @@ from conversion.base import TextModel
 def absent(self):
     raise FileNotFoundError
 TextModel._create_vocab_sentencepiece = absent
-TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+known = TextModel.get_vocab_base_pre
+def splitting(self, tokenizer):
+    try:
+        return known(self, tokenizer)
+    except NotImplementedError:
+        return "gpt-2"
+TextModel.get_vocab_base_pre = splitting
 sys.argv[0] = script
 runpy.run_path(script, run_name="__main__")
 """
@@ -46,10 +55,11 @@ class InstallError(Exception):
 
 
 class Installer:
-    """Steps towards one engine in a folder; each leaves a mark when it is done, and is skipped from then on."""
+    """Steps towards one engine in a folder; each leaves a mark when it is done, and is skipped from then on. `models`
+    are folders of checkpoints."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder.resolve()
+    def __init__(self, folder: Path, models: Sequence[Path] = PAIR):
+        self.folder, self.models = folder.resolve(), models
 
     def once(self, step: str, do: Callable[[], object]) -> None:
         """Does what was not done before. Raises InstallError."""
@@ -97,7 +107,7 @@ class Installer:
 
 
 def llama(at: Installer) -> None:
-    """llama.cpp's `llama-server`, and the pair as GGUF. The converter runs in this environment."""
+    """llama.cpp's `llama-server`, and the checkpoints as GGUF. The converter runs in this environment."""
     sources, build = at.folder / "src", at.folder / "build" / "llama"
 
     def fetch() -> None:
@@ -108,37 +118,38 @@ def llama(at: Installer) -> None:
 
     def compile_server() -> None:
         at.call("llama-configure", "cmake", "-S", tree, "-B", build, *(f"-D{option}" for option in CMAKE))
-        at.call("llama-build", "cmake", "--build", build, "-j", str(os.cpu_count()), "--target", "llama-server")
+        jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count())
+        at.call("llama-build", "cmake", "--build", build, "-j", jobs, "--target", "llama-server")
 
     at.once("llama-fetch", fetch)
     tree = next(sources.glob("llama_cpp_python-*/vendor/llama.cpp"))
     at.once("llama-build", compile_server)
-    for model in PAIR:
+    for model in at.models:
         for kind in GGUF:
-            out = at.folder / "gguf" / f"{model}-{kind}.gguf"
-            script = (sys.executable, "-c", CONVERT, tree / "convert_hf_to_gguf.py", SHIPPED / model)
-            at.convert(f"gguf-{kind}", model, out, *script, "--outtype", kind, "--outfile", out)
+            out = at.folder / "gguf" / f"{name_of(model)}-{kind}.gguf"
+            script = (sys.executable, "-c", CONVERT, tree / "convert_hf_to_gguf.py", model)
+            at.convert(f"gguf-{kind}", name_of(model), out, *script, "--outtype", kind, "--outfile", out)
 
 
 def openvino(at: Installer) -> None:
-    """openvino-genai, and the pair as OpenVINO's IR, whose converter needs an older transformers."""
+    """openvino-genai, and the checkpoints as OpenVINO's IR, whose converter needs an older transformers."""
     at.environment("openvino", "openvino-genai==2026.4.1.0")
     tools = at.environment("openvino_convert", "optimum-intel[openvino]==2.2.0", "transformers<5.6")
-    for model in PAIR:
-        out = at.folder / "openvino" / model
-        export = (tools / "optimum-cli", "export", "openvino", "-m", SHIPPED / model)
+    for model in at.models:
+        out = at.folder / "openvino" / name_of(model)
+        export = (tools / "optimum-cli", "export", "openvino", "-m", model)
         options = ("--task", "text-generation-with-past", "--weight-format", "fp32")
-        at.convert("openvino", model, out, *export, *options, out)
+        at.convert("openvino", name_of(model), out, *export, *options, out)
 
 
 def onnxruntime(at: Installer) -> None:
-    """onnxruntime-genai, and the pair as ONNX, made by its own builder."""
+    """onnxruntime-genai, and the shipped pair as ONNX, made by its own builder."""
     tools = at.environment("onnxruntime", "onnxruntime-genai==0.18.0", "onnx", "onnx-ir", *TORCH)
     home = at.folder / "onnxruntime"
     for model in PAIR:
-        build = (tools / "python", "-m", "onnxruntime_genai.models.builder", "-i", SHIPPED / model)
-        out = home / model
-        at.convert("onnxruntime", model, out, *build, "-o", out, "-p", "fp32", "-e", "cpu", "-c", home / "hub")
+        build = (tools / "python", "-m", "onnxruntime_genai.models.builder", "-i", model)
+        out = home / model.name
+        at.convert("onnxruntime", model.name, out, *build, "-o", out, "-p", "fp32", "-e", "cpu", "-c", home / "hub")
     at.once("onnxruntime-pair", lambda: onnxruntime_pair(home))
 
 
@@ -161,16 +172,18 @@ def flashspec(at: Installer) -> None:
     at.environment("flashspec", "flashspec==0.3.1", *TORCH)
 
 
+ANY = ("llama", "openvino")  # which convert any checkpoint
 STEPS = {"llama": llama, "openvino": openvino, "onnxruntime": onnxruntime, "economize": economize,
          "flashspec": flashspec}  # fmt: skip
 
 
-def install(folder: Path, peers: Sequence[str]) -> list[str]:
-    """Installs these engines; returns those that are there now. Prints why the others are not."""
+def install(folder: Path, peers: Sequence[str], models: Sequence[Path] = PAIR) -> list[str]:
+    """Installs these engines, and converts these checkpoints; returns those that are there now. Prints why the others
+    are not."""
     there = []
     for peer in peers:
         try:
-            STEPS[peer](Installer(folder))
+            STEPS[peer](Installer(folder, models))
             there.append(peer)
         except (InstallError, OSError, StopIteration) as error:
             print(f"peers: {peer} is left out, it could not be installed ({error or type(error).__name__})")

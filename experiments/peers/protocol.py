@@ -24,11 +24,14 @@ Mode = Callable[[Request], DecodeResult]
 
 
 def arguments() -> argparse.Namespace:
-    """What a worker is started with: the `folder` of converted models, the shipped pair, and how it is to decode."""
+    """What a worker is started with: the `folder` of converted models, the folders of the checkpoints, of which there
+    may be no `drafter`, names of what was converted from each, the longest text in tokens, and how it is to decode."""
     parser = argparse.ArgumentParser()
     for name in ("folder", "target", "drafter"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    for name in ("gamma", "threads"):
+        parser.add_argument(f"--{name}", type=Path, required=name != "drafter")
+    for name in ("target-name", "drafter-name"):
+        parser.add_argument(f"--{name}")
+    for name in ("gamma", "threads", "context"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--precision", required=True)
     return parser.parse_args()

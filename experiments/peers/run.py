@@ -5,6 +5,9 @@ python experiments/peers/run.py [--folder DIR] [--precision f32,reduced] [--temp
 
 A run for each precision and temperature, left in DIR/runs for make.py. Further words are the run's overrides, such as
 `executor=compiled`. An engine in another precision than float32 is NAME:PRECISION, as llama:q8_0 or openvino:bf16.
+
+target=NAME or target.path=PATH measures another checkpoint, which transformers, llama.cpp and OpenVINO decode. They
+have a draft model if the run's drafter is one (drafter=model).
 """
 
 import argparse
@@ -14,8 +17,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from converted import folders
 from engines import HERE, TRANSFORMERS
-from install import FOLDER, STEPS, install
+from install import ANY, FOLDER, PAIR, STEPS, install
 
 PRECISIONS = {  # engines and overrides
     "f32": ([TRANSFORMERS, *STEPS], ["dtype=float32"]),
@@ -23,7 +27,10 @@ PRECISIONS = {  # engines and overrides
 }
 
 
-def measure(folder: Path, precision: str, temperature: str, engines: Sequence[str], overrides: Sequence[str]) -> int:
+def measure(
+    folder: Path, precision: str, temperature: str, engines: Sequence[str], models: Sequence[Path],
+    overrides: Sequence[str],
+) -> int:  # fmt: skip
     """One run; returns its exit code."""
     words = [f"temperature={temperature}", f"precision={precision}", *overrides]
     out = (folder / "runs" / ",".join(words).replace("/", "_")).resolve()
@@ -34,6 +41,7 @@ def measure(folder: Path, precision: str, temperature: str, engines: Sequence[st
         "baseline._target_=engines.Engines",
         f"+baseline.engines=[{','.join(repr(engine) for engine in engines)}]",
         f"+baseline.folder={folder.resolve()}",
+        f"+baseline.models=[{','.join(repr(str(model)) for model in models)}]",
         f"+baseline.texts='{out / 'texts.jsonl'}'",
         f"hydra.run.dir='{out}'",
     ]
@@ -57,16 +65,18 @@ def main() -> int:
     args = parser.parse_intermixed_args()
     if unknown := set(args.precision) - set(PRECISIONS):
         parser.error(f"--precision {', '.join(sorted(unknown))} is not allowed: it must be of {', '.join(PRECISIONS)}")
-    failed = 0
+    models, failed = folders(args.overrides), 0
+    able = {TRANSFORMERS, *(STEPS if tuple(models) == PAIR else ANY)}
     for precision in args.precision:
-        wanted = args.engines or PRECISIONS[precision][0]
+        wanted = args.engines or [name for name in PRECISIONS[precision][0] if name.partition(":")[0] in able]
         names = dict.fromkeys(engine.partition(":")[0] for engine in wanted)
-        if unknown := set(names) - {TRANSFORMERS, *STEPS}:
-            parser.error(f"{', '.join(sorted(unknown))}: no such engine, choose of {TRANSFORMERS}, {', '.join(STEPS)}")
-        there = {TRANSFORMERS, *install(args.folder, [name for name in names if name != TRANSFORMERS])}
+        if unknown := set(names) - able:
+            parser.error(f"{', '.join(sorted(unknown))}: no such engine for {models[0].name}, choose of "
+                         f"{', '.join(sorted(able))}")  # fmt: skip
+        there = {TRANSFORMERS, *install(args.folder, [name for name in names if name != TRANSFORMERS], models)}
         engines = [engine for engine in wanted if engine.partition(":")[0] in there]
         for temperature in args.temperature:
-            failed += measure(args.folder, precision, temperature, engines, args.overrides) != 0
+            failed += measure(args.folder, precision, temperature, engines, models, args.overrides) != 0
     return min(failed, 1)
 
 

@@ -63,21 +63,24 @@ class Server:
 
 
 def load(args: argparse.Namespace) -> tuple[Mapping[str, Mode], str]:
-    """A server for each mode. Lookup drafts what followed the last two tokens before, as the other engines' does."""
+    """A server for each mode, and for a draft model if there is one. Lookup drafts what followed the last two tokens
+    before, as the other engines' does."""
     kind, threads, gamma = args.precision, str(args.threads), str(args.gamma)
     kept = "f32" if kind == "f32" else "f16"  # keys and values
-    models = {name: str(args.folder / "gguf" / f"{name}-{kind}.gguf") for name in ("target", "drafter")}
-    every = ("-m", models["target"], "-c", "512", "-np", "1", "-t", threads, "-tb", threads, "-ctk", kept, "-ctv", kept,
-             "--no-webui", "--cache-ram", "0")  # fmt: skip
+    target, drafter = (str(args.folder / "gguf" / f"{name}-{kind}.gguf")
+                       for name in (args.target_name, args.drafter_name))  # fmt: skip
+    every = ("-m", target, "-c", str(args.context), "-np", "1", "-t", threads, "-tb", threads, "-ctk", kept,
+             "-ctv", kept, "--no-webui", "--cache-ram", "0")  # fmt: skip
     if kind == "q8_0":
         every += ("--no-repack",)  # repacked for AMX, this version crashes
-    drafts = ("-md", models["drafter"], "--spec-type", "draft-simple", "--spec-draft-n-max", gamma,
+    drafts = ("-md", drafter, "--spec-type", "draft-simple", "--spec-draft-n-max", gamma,
               "--spec-draft-n-min", "0", "--spec-draft-p-min", "0", "--spec-draft-threads", threads,
               "--spec-draft-threads-batch", threads, "-ctkd", kept, "-ctvd", kept)  # fmt: skip
     looks = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "2", "--spec-ngram-simple-size-m", gamma)
     servers = {
         mode: Server(args.folder, f"{kind}-{mode}", *every, *options)
         for mode, options in {"plain": (), "draft": drafts, "lookup": looks}.items()
+        if mode != "draft" or args.drafter
     }
     for server in servers.values():
         server.wait()

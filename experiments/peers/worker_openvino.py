@@ -30,7 +30,8 @@ def decode(pipe: Any, drafting: dict[str, int], request: Request) -> DecodeResul
 
 
 def load(args: argparse.Namespace) -> tuple[Mapping[str, Mode], str]:
-    """Plain by each of the two kinds of attention, with the drafter, and with a lookup of the last two tokens."""
+    """Plain by each of the two kinds of attention, with the drafter if there is one, and with a lookup of the last two
+    tokens."""
     props: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": args.precision,
         "INFERENCE_NUM_THREADS": args.threads,
@@ -41,21 +42,19 @@ def load(args: argparse.Namespace) -> tuple[Mapping[str, Mode], str]:
         props["KV_CACHE_PRECISION"] = "f32"  # keys and values have 8 bits otherwise
     paged = genai.SchedulerConfig()
     paged.cache_size, paged.enable_prefix_caching = 1, False
-    target, drafter = (str(args.folder / "openvino" / name) for name in ("target", "drafter"))
-    draft = genai.draft_model(drafter, "CPU", **props)
-    count = {"num_assistant_tokens": args.gamma}
+    target, count = str(args.folder / "openvino" / args.target_name), {"num_assistant_tokens": args.gamma}
+
+    def pipe(**options: Any) -> Any:
+        return genai.LLMPipeline(target, "CPU", **props, **options)
+
     modes = {
-        "plain": partial(decode, genai.LLMPipeline(target, "CPU", **props, scheduler_config=paged), {}),
-        "plain_sdpa": partial(decode, genai.LLMPipeline(target, "CPU", **props, ATTENTION_BACKEND="SDPA"), {}),
-        "draft": partial(
-            decode, genai.LLMPipeline(target, "CPU", **props, scheduler_config=paged, draft_model=draft), count
-        ),
-        "lookup": partial(
-            decode,
-            genai.LLMPipeline(target, "CPU", **props, scheduler_config=paged, prompt_lookup=True),
-            count | {"max_ngram_size": 2},
-        ),
+        "plain": partial(decode, pipe(scheduler_config=paged), {}),
+        "plain_sdpa": partial(decode, pipe(ATTENTION_BACKEND="SDPA"), {}),
+        "lookup": partial(decode, pipe(scheduler_config=paged, prompt_lookup=True), count | {"max_ngram_size": 2}),
     }
+    if args.drafter:
+        draft = genai.draft_model(str(args.folder / "openvino" / args.drafter_name), "CPU", **props)
+        modes["draft"] = partial(decode, pipe(scheduler_config=paged, draft_model=draft), count)
     return modes, f"openvino-genai {genai.__version__}"
 
 

@@ -25,7 +25,7 @@ from specbench.executors.machine import free_bytes
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import load_tokenizer
-from specbench.run_config import Role, with_role
+from specbench.run_config import Role, RunConfig, with_role
 
 log = logging.getLogger(__name__)
 TARGET, DRAFTER = "shipped:target", "shipped:drafter"  # if none is chosen
@@ -76,7 +76,7 @@ def build(
     if (ranks := chosen["target"].settings.processes()) > 1:
         from_ring("tensor_parallel.rules.refuse_missing_ranks")(ranks)
     data, policy = _make(checked, "data"), _make(checked, "gamma_policy")
-    prompts = in_seeded_order(load(data), root.order)
+    prompts = chosen_prompts(load(data), root)
     context = _context(checked, policy.largest, prompts)
     workload = _make(checked, "workload", root.seed)
     workload.refuse(prompts, root.batch_size)
@@ -136,6 +136,14 @@ def _context(checked: ValidatedConfig, gamma: int, prompts: Sequence[Prompt]) ->
         stop_strings=root.stop_strings,
         prompts=prompts,
     )
+
+
+def chosen_prompts(prompts: list[Prompt], root: RunConfig) -> list[Prompt]:
+    """The `take` prompts after the first `skip` in the run's order. Raises ConfigError if none is left."""
+    found = in_seeded_order(prompts, root.order)[root.skip :]
+    if not found:
+        raise ConfigError(f"skip={root.skip} is not possible: data has {len(prompts)} prompts, and none is left")
+    return found[: root.take or None]
 
 
 def in_seeded_order(prompts: list[Prompt], order: int) -> list[Prompt]:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -9,9 +10,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.utils import setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -20,19 +22,21 @@ from specbench.decoding.component import Component
 from specbench.errors import ConfigError, first_line, shown, unknown
 from specbench.run_config import GROUPS, METRIC, METRICS, RunConfig
 
+_LOADING = threading.Lock()  # Hydra's plugins and resolvers are of the process
+
 
 def compose(overrides: Sequence[str]) -> DictConfig:
     """The configuration that the command line would compose, with Hydra's own part. Raises ConfigError."""
     refuse_no_overrides(overrides)
-    with own_hydra(), explained(overrides):
-        return hydra.compose("config", overrides=list(overrides), return_hydra_config=True)
+    with explained(overrides):
+        return loader().load_configuration("config", list(overrides), RunMode.RUN, from_shell=False)
 
 
-def compose_sweep(overrides: Sequence[str]) -> DictConfig:
-    """The configuration of a sweep, as of `-m`, inside of `own_hydra`. Raises ConfigError."""
+def compose_sweep(overrides: Sequence[str], by: ConfigLoader) -> DictConfig:
+    """The configuration of a sweep, as of `-m`. Raises ConfigError."""
     refuse_no_overrides(overrides)
     with explained(overrides):
-        return GlobalHydra.instance().config_loader().load_configuration("config", list(overrides), RunMode.MULTIRUN)
+        return by.load_configuration("config", list(overrides), RunMode.MULTIRUN)
 
 
 def refuse_no_overrides(words: Sequence[str], options: Iterable[str] = ()) -> None:
@@ -54,16 +58,12 @@ def refuse_no_overrides(words: Sequence[str], options: Iterable[str] = ()) -> No
             raise ConfigError(f"{key} is not an option: a setting is given as {name}={value}")
 
 
-@contextmanager
-def own_hydra() -> Iterator[None]:
-    """Inside, Hydra has the configurations of specbench; afterwards it is what it was, as a notebook may have it."""
-    before = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            yield
-    finally:
-        GlobalHydra.instance().hydra = before
+def loader() -> ConfigLoader:
+    """What reads the configurations of specbench. Hydra's one object for a whole process, which a notebook or another
+    thread may have, is neither needed nor changed."""
+    with _LOADING:
+        setup_globals()
+        return ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from specbench.errors import ConfigError, first_line
+from specbench.errors import ConfigError, first_line, shown
 
 GZIP = b"\x1f\x8b"
 LONGEST_LINE = 64 * 2**20  # bytes
@@ -28,10 +28,10 @@ def need_file(path: str, key: str, what: str = LINES) -> None:
                 reason = "" if found.st_size else "is empty"
     except FileNotFoundError:
         reason = "is not a file"
-    except OSError as error:
-        reason = f"cannot be read ({error.strerror})"
+    except (OSError, ValueError) as error:  # the latter of a path with a zero byte
+        reason = f"cannot be read ({getattr(error, 'strerror', None) or error})"
     if reason:
-        raise ConfigError(f"{key}={path} {reason}: it must be {what}")
+        raise ConfigError(f"{key}={shown(path)} {reason}: it must be {what}")
 
 
 def read_json_lines(path: str, key: str = "data.path") -> Iterator[tuple[int, dict[str, Any]]]:

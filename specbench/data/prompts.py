@@ -3,12 +3,13 @@
 import functools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from specbench.component import Selections
+from specbench.data.chat_template import RENDERER
 from specbench.decoding.component import Component
 from specbench.decoding.encoder_input import EncoderInput, Features
 from specbench.errors import ConfigError, shown
@@ -150,7 +151,7 @@ def render(
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         messages.append({"role": "user", "content": prompt.turns[turn]})
         with _fails(prompt, "target.chat_template", "its template fails: use target.chat_template=never"):
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = chat_text(tokenizer, messages)
     else:
         parts = [part for pair in zip(prompt.turns, answers, strict=False) for part in pair]
         text = "\n\n".join([*parts, prompt.turns[turn]])
@@ -161,6 +162,17 @@ def render(
     if start is not None:
         return Request(prompt.request_id(turn), prompt.id, text, list(start), prompt.category, tokens)
     return Request(prompt.request_id(turn), prompt.id, text, tokens, prompt.category)
+
+
+def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
+    """The messages by the tokenizer's chat template. Raises TemplateError, or what a tokenizer with a way of its own
+    raises."""
+    from transformers import PreTrainedTokenizerBase
+
+    if type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return text
+    return RENDERER.render(tokenizer.get_chat_template(), messages, tokenizer.special_tokens_map)
 
 
 def with_features(prompt: Prompt, features: Features, start: Sequence[int]) -> Request:

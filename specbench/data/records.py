@@ -147,6 +147,11 @@ class JsonlData(StoredData):
             check_template(self.template, f"{prefix}template")
             super().check(prefix)
 
+    @property
+    def stratified(self) -> bool:  # type: ignore[override]
+        """Whether records have categories."""
+        return self.settings.category_field is not None
+
     def prompts(self) -> Iterator[Prompt]:
         for number, record in read_json_lines(self.settings.file):
             yield record_prompt(number, record, self.settings)

@@ -58,6 +58,11 @@ def cpu_family() -> str:
     return f"family {family.strip()}, model {model.strip()}" if family and model else ""
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, of a device or of this machine."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
 def free_bytes(device: torch.device) -> int:
     """Bytes that can still be allocated: of the GPU, or of the machine and its control group. Very many where the
     system does not say."""

@@ -19,7 +19,7 @@ from safetensors import safe_open
 
 from specbench.data.sources import place_of
 from specbench.errors import ConfigError, shown
-from specbench.executors.machine import cache_dir
+from specbench.executors.machine import cache_dir, out_of_memory
 
 LONGEST_REASON = 240  # characters of a library's message
 INDEX = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}
@@ -106,7 +106,7 @@ def reading(key: str, path: str, what: str, advice: str | None = None, trusts: b
 
 def _sentence(error: BaseException, key: str, path: str, what: str, advice: str | None, trusts: bool) -> str:
     reason = short_message(error)
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+    if out_of_memory(error):
         return f"{key}={path} does not fit into memory ({reason}): use a smaller model, dtype=bfloat16 or a GPU"
     if "trust_remote_code" in str(error) and not trusts:
         setting = f"{key.rpartition('.')[0]}.trust_remote_code"

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from specbench.decoding import processes
 from specbench.decoding.component import Component
 
 if TYPE_CHECKING:
@@ -39,10 +40,19 @@ class Peer(ABC):
     def decode(self, job: "Job") -> PeerOutput:
         """Decodes one prompt. Raises RuntimeError if that fails."""
 
-    def decode_all(self, jobs: "Sequence[Job]", at_once: int = 1) -> list[PeerOutput]:
-        """Decodes the prompts of a group, of which `at_once` may be decoded together. Raises RuntimeError if that
-        fails."""
-        return [self.decode(job) for job in jobs]
+    def decode_all(
+        self, jobs: "Sequence[Job]", at_once: int = 1, arrivals: Sequence[float] | None = None
+    ) -> list[PeerOutput | RuntimeError]:
+        """Decodes the prompts of a group, of which `at_once` may be decoded together: of each the output, or why there
+        is none. `arrivals`, in seconds from now on, are for peers that can be sent prompts over time."""
+        return [self._output_or_error(job) for job in jobs]
+
+    def _output_or_error(self, job: "Job") -> PeerOutput | RuntimeError:
+        try:
+            return self.decode(job)
+        except RuntimeError as error:
+            processes.current.fail_if_distributed(error)
+            return error
 
     def numbers(self, name: str, results: Sequence[Any], rows: int) -> Any:
         """Its `ServerNumbers`, if it is a server, from a run's `Result`s, in which it has this name and of which `rows`

@@ -41,12 +41,18 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
     with writing(path):
         try:
+            temporary.unlink(missing_ok=True)  # a link there would lead elsewhere
             yield temporary
             synchronise(temporary)
             os.replace(temporary, path)
             synchronise(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def open_no_link(path: str, flags: int) -> int:
+    """For `open`: the file itself, and no other that a link there names. Raises OSError."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def synchronise(path: Path) -> None:

@@ -3,13 +3,15 @@
 import functools
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow.parquet as parquet
-from pydantic import TypeAdapter, ValidationError, create_model
+from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
 
 from specbench.errors import ConfigError, visible
 from specbench.results.atomic_files import ASIDE, EARLIER, file_text, parse_json, refuse_no_run
@@ -26,15 +28,21 @@ WORDS = {"dict": "an object", "dataclass": "an object", "model": "an object", "l
          "bool": "true or false"}  # fmt: skip
 
 
-def _record(**fields: Any) -> Any:
-    """A kind of JSON object with these fields, and maybe others."""
-    required: Any = {name: (kind, ...) for name, kind in fields.items()}
-    return create_model("Record", **required)
+def _record(more: Mapping[str, Any] = MappingProxyType({}), **fields: Any) -> Any:
+    """A kind of JSON object with these fields, those of `more` if it has them, and maybe others."""
+    kinds: Any = {name: (kind, ...) for name, kind in fields.items()} | {name: (more[name], None) for name in more}
+    return create_model("Record", __config__=ConfigDict(allow_inf_nan=False), **kinds)
 
 
-PROVENANCE = _record(git_sha=str | None, dirty=bool | None, versions=dict[str, str], device=str, threads=int,
-                     started=str)  # fmt: skip
-CONFIG = _record(temperature=float, lenience=float)
+TREE = dict[str, Any]
+PROVENANCE = _record({"seconds": float}, git_sha=str | None, dirty=bool | None, versions=dict[str, str], device=str,
+                     threads=int, started=str)  # fmt: skip
+MODEL = _record({"path": str | None})
+CONFIG = _record({"batch_size": int, "max_new_tokens": int, "top_k": int, "top_p": float, "repetition_penalty": float,
+                  "target": MODEL, "drafter": MODEL, "data": TREE}, temperature=float, lenience=float)  # fmt: skip
+REST = _record({"overrides": list[str] | None, "identity": _record({"device": TREE}),
+                "executor": _record({"programs": TREE})})  # fmt: skip
+RATES = ("speculative_tokens_per_second", "baseline_tokens_per_second")
 PROMPT = _record(id=str, category=str | None, prompt=str, prompt_tokens=int, limit=int, tokens=int, baseline_tokens=int,
                  rounds=int, alpha=float | None, block_efficiency=float, decode_seconds=float,
                  baseline_decode_seconds=float, output=str, baseline_output=str)  # fmt: skip
@@ -139,6 +147,7 @@ def read_result(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = check_kind(result, RunResult, str(path))
     check_kind(found["provenance"], PROVENANCE, str(path), "provenance")
     check_kind(found["config"], CONFIG, str(path), "config")
+    check_kind(found, REST, str(path))
     if why := _impossible(found):
         raise ConfigError(f"{path} cannot be used: {why}")
     return found
@@ -151,6 +160,9 @@ def _impossible(result: dict[str, Any]) -> str:
     needed |= {f"cost.{name}": cost[name] for name in ("v", "o", "target_step_seconds")}
     if speedup["theorem_3_8"] is not None or speedup["accounting"]:
         needed |= {"alpha.mean": result["alpha"]["mean"], "cost.c": cost["c"]}
+    needed |= {f"throughput.{name}": result["throughput"].get(name) for name in RATES}
+    needed |= {f"throughput.{peer}_tokens_per_second": result["throughput"].get(f"{peer}_tokens_per_second")
+               for peer in result["speedup_over"]}  # fmt: skip
     if null := [name for name, value in needed.items() if value is None]:
         return f"{null[0]} is null"
     if speedup["accounting"] and not {"theorem_3_8", "verify"} <= {*speedup["accounting"]}:

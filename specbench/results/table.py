@@ -3,6 +3,7 @@
 import csv
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from itertools import compress, groupby
@@ -206,6 +207,16 @@ def _latex_cell(value: CellValue, column: Column) -> str:
     return text.replace("x", r"$\times$") if column.unit == "x" else text
 
 
+def _inert(value: CellValue) -> Any:
+    """A cell that a spreadsheet does not compute: a text that begins as a formula does begins with an apostrophe."""
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        with suppress(ValueError):
+            float(value)
+            return value
+        return f"'{value}"
+    return value
+
+
 def to_csv(table: Table) -> str:
     """The numbers with all digits, an interval as two columns, without title and notes."""
     text = StringIO()
@@ -215,7 +226,7 @@ def to_csv(table: Table) -> str:
     for row in table.rows:
         cells: list[Any] = []
         for value, column in zip(row, table.columns, strict=True):
-            cells += value if isinstance(value, (tuple, list)) else [value] * (2 if column.ends else 1)
+            cells += value if isinstance(value, (tuple, list)) else [_inert(value)] * (2 if column.ends else 1)
         writer.writerow(cells)
     return text.getvalue()
 

@@ -3,15 +3,17 @@
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from specbench.results.atomic_files import synchronise, write_json, write_text, writing
+from specbench.errors import causes
+from specbench.results.atomic_files import open_no_link, synchronise, write_json, write_text, writing
 from specbench.results.completion import FILES, RESULTS, contents
 from specbench.results.parquet import POSITIONS, position_rows, round_rows, rounds_schema, write_all_sums, write_rows
-from specbench.results.schema import RunResult
+from specbench.results.schema import RunResult, plain
 from specbench.stats.records import Failure, Group, RunRecord
 
 PART = "prompts.jsonl.part"
@@ -32,14 +34,14 @@ class PromptsFile:
         self.path = out_dir / PART
         with writing(self.path):
             out_dir.mkdir(parents=True, exist_ok=True)
-            self.file = self.path.open("wb", buffering=0)
+            self.file = FileIO(self.path, "w", opener=open_no_link)
 
     def close(self) -> None:
         self.file.close()
 
     def append(self, records: Iterable[dict[str, Any]]) -> None:
         """Appends one line per record, all of them or, where the disk is full, none. Raises ConfigError."""
-        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        text = "".join(json.dumps(plain(record), ensure_ascii=False) + "\n" for record in records)
         rest, whole = memoryview(text.encode("utf-8", "backslashreplace")), self.file.tell()
         with writing(self.path):
             try:
@@ -80,7 +82,7 @@ def prompt_records(group: Group, tokenizer: Any) -> Iterator[dict[str, Any]]:
     """Lines of prompts.jsonl: text in, text out, counts, and times in seconds. If rows decode together, each has its
     share of the seconds."""
     for result in group.results:
-        request, ours, plain = result.request, result.speculative, result.baseline
+        request, ours, theirs, peers = result.request, result.speculative, result.baseline, result.outputs
         betas = [beta for r in ours.rounds for beta in r.beta]
         yield {
             "id": request.id,
@@ -89,22 +91,23 @@ def prompt_records(group: Group, tokenizer: Any) -> Iterator[dict[str, Any]]:
             "encoder_tokens": None if request.encoder_input is None else len(request.encoder_input),
             "limit": result.limit,
             "tokens": len(ours.tokens),
-            "baseline_tokens": len(plain.tokens),
+            "baseline_tokens": len(theirs.tokens),
             "rounds": len(ours.rounds),
             "alpha": sum(betas) / len(betas) if betas else None,
             "block_efficiency": sum(r.tokens for r in ours.rounds) / len(ours.rounds),
             "decode_seconds": ours.seconds,
-            "baseline_decode_seconds": plain.seconds,
+            "baseline_decode_seconds": theirs.seconds,
             "prefill_seconds": group.speculative.prefill_seconds / len(group.results),
             "baseline_prefill_seconds": group.baseline.prefill_seconds / len(group.results),
-            **{f"{peer}_decode_seconds": output.decode_seconds for peer, output in result.peers.items()},
-            **{f"{peer}_tokens": output.count for peer, output in result.peers.items()},
-            **{f"{peer}_first_token_seconds": o.streamed.arrivals[0] for peer, o in result.peers.items() if o.streamed},
-            **{f"{peer}_output": o.streamed.text for peer, o in result.peers.items() if o.streamed},
+            **{f"{peer}_decode_seconds": output.decode_seconds for peer, output in peers.items()},
+            **{f"{peer}_tokens": output.count for peer, output in peers.items()},
+            **{f"{peer}_first_token_seconds": o.streamed.arrivals[0] for peer, o in peers.items() if o.streamed},
+            **{f"{peer}_output": o.streamed.text for peer, o in peers.items() if o.streamed},
+            **{f"{peer}_error": causes(o) for peer, o in result.peers.items() if isinstance(o, RuntimeError)},
             "prompt": request.text,
             "reference": request.reference,
             "output": tokenizer.decode(ours.tokens, skip_special_tokens=True),
-            "baseline_output": tokenizer.decode(plain.tokens, skip_special_tokens=True),
+            "baseline_output": tokenizer.decode(theirs.tokens, skip_special_tokens=True),
         }
 
 

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,13 +19,16 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from specbench.config.compose import compose, explained
+from specbench.config.default_drafter import with_drafter
 from specbench.config.validate import check
-from specbench.errors import ConfigError, Visible, VisibleFormatter
+from specbench.errors import ConfigError, Visible, VisibleFormatter, first_line
 from specbench.run.jobs import RunJob
 
 WIDTH = 100  # characters of the table, where nothing says how wide the output is
 # Texts that need no quotation marks.
 BARE = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z_./][\w./:@-]*", re.IGNORECASE | re.ASCII)
+
+_RUNNING = threading.RLock()
 
 
 class Fields(dict[str, Any]):
@@ -92,13 +96,18 @@ def _width() -> int:
 
 
 def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> Evaluation:
-    """See `specbench.evaluate`."""
+    """See `specbench.evaluate`. One run at a time: each would be in the other's times."""
+    with _RUNNING:
+        return _evaluate(overrides, settings)
+
+
+def _evaluate(overrides: Sequence[str | Mapping[str, Any]], settings: Mapping[str, Any]) -> Evaluation:
     from specbench.results.console import log_result
     from specbench.results.folder_lock import remove_if_empty
     from specbench.results.reader import read_result
     from specbench.run.execute import claimed, execute_one
 
-    words = words_of(overrides, settings)
+    words = with_drafter(words_of(overrides, settings), logging.getLogger(__name__).info)
     config = compose(words)
     with explained(words):
         folder = Path(config.hydra.run.dir).absolute()
@@ -124,7 +133,15 @@ def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> Evaluation
 def words_of(overrides: Sequence[str | Mapping[str, Any]], settings: Mapping[str, Any]) -> list[str]:
     """All overrides as the command line has them. Raises ConfigError."""
     words: list[str] = []
-    for entry in (*overrides, settings):
+    try:
+        _add_words(words, (*overrides, settings))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"a value is not possible: {first_line(error)}") from error
+    return words
+
+
+def _add_words(words: list[str], entries: Sequence[str | Mapping[str, Any]]) -> None:
+    for entry in entries:
         if isinstance(entry, str) and entry.startswith("-"):
             raise ConfigError(
                 f"{entry!r} is an option of the command line and no override: for several runs use python -m "
@@ -136,7 +153,6 @@ def words_of(overrides: Sequence[str | Mapping[str, Any]], settings: Mapping[str
             words += [word for key, value in entry.items() for word in _words(str(key), value)]
         else:
             raise ConfigError(f"{entry!r} is not an override: give a text as in 'drafter=ngram', or a mapping of keys")
-    return words
 
 
 def _words(key: str, value: Any) -> Iterator[str]:

@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import shlex
+import shutil
 import sys
 import time
 import warnings
@@ -59,6 +60,11 @@ def ignore_schema_warning() -> None:
 
 def _main() -> None:
     refuse_words_of_no_run()
+    if any(word.lstrip("+").startswith("target") for word in sys.argv[1:]):
+        from specbench.config.default_drafter import with_drafter
+        from specbench.results.terminal import show
+
+        sys.argv[1:] = with_drafter(sys.argv[1:], show)
     try:
         job()
     except (ConfigError, BrokenPipeError):
@@ -115,13 +121,18 @@ def job(config: DictConfig) -> None:
 
 
 def refused(error: ConfigError) -> NoReturn:
-    """Ends the program; a folder that holds nothing but Hydra's files goes, unless the user has named it."""
+    """Ends the program; a folder that holds nothing but Hydra's files goes, unless the user has named it. Where nothing
+    was decoded the configuration goes in any case: what was refused may hold a password."""
     from specbench.results.folder_lock import remove_if_empty
+    from specbench.results.writer import PART
 
     logging.getLogger().error("%s", error)  # in run.log alone, if the folder stays
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    if not (folder / PART).exists():
+        shutil.rmtree(folder / ".hydra", ignore_errors=True)
     keys = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.hydra}
     if not keys & {"hydra.run.dir", "hydra.run"}:
-        remove_if_empty(Path(HydraConfig.get().runtime.output_dir))
+        remove_if_empty(folder)
     stop(str(error), 2)
 
 

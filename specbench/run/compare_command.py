@@ -87,18 +87,22 @@ def compare_sweep(overrides: Sequence[str], also: Sequence[str] = ()) -> None:
 def expected(overrides: Sequence[str], also: Sequence[str] = ()) -> tuple[Any, "Sweep"]:
     """The composed configuration and its sweep, whose jobs have been checked; a job that is asked for twice comes once.
     Raises ConfigError."""
-    from specbench.config.compose import compose_sweep, own_hydra
+    from specbench.config.compose import compose_sweep, loader
+    from specbench.config.default_drafter import with_drafter
     from specbench.config.paths import fields
+    from specbench.results.terminal import show
     from specbench.run.sweep import Sweep, name_of_command
 
+    overrides = overrides if "drafter" in " ".join(also) else with_drafter(overrides, show)
     keys = {override.partition("=")[0] for override in overrides}
     words = list(overrides) if keys & {"name", "experiment"} else [*overrides, f"name={NAME}"]
     sweep, configs = Sweep(), []
-    with own_hydra():
-        for more in ([], *map(shlex.split, also)):
-            replaced = {word.partition("=")[0] for word in more}
-            configs.append(compose_sweep([*(word for word in words if word.partition("=")[0] not in replaced), *more]))
-            sweep.expect_all(configs[-1], hint=ALONE)
+    by = loader()
+    for more in ([], *map(shlex.split, also)):
+        replaced = {word.partition("=")[0] for word in more}
+        own = [word for word in words if word.partition("=")[0] not in replaced]
+        configs.append(compose_sweep([*own, *more], by))
+        sweep.expect_all(configs[-1], hint=ALONE, by=by)
     sweep.command = fields("+".join([name_of_command(configs[0]), *also]))
     sweep.jobs = list({str(job.folder): job for job in sweep.jobs}.values())
     return configs[0], sweep

@@ -25,7 +25,7 @@ class Session:
     """Decodes requests, speculatively or plainly, through the same rows. It owns the state and the table of costs."""
 
     def __init__(self, parts: Components):
-        self.parts = parts
+        self.parts, self.rows = parts, parts.batch_size
         self.costs = CostTable()
         self.experts = ExpertCounter(parts.target.expert_layers)
         self.text_tokens = 0  # generated tokens so far of the texts that `_read_texts` has met
@@ -44,7 +44,7 @@ class Session:
         laws: bool = False,
         again: bool = False,
     ) -> DecodeResult:
-        """Decodes `jobs` one way through `batch_size` rows of `columns` columns; `arrivals` in seconds. Policy and
+        """Decodes `jobs` one way through `rows` rows of `columns` columns; `arrivals` in seconds. Policy and
         verifier are the run's own unless given. `evidence` keeps what speculated tokens were drawn from; `laws`, above
         temperature 0, p of all tokens. `again`: a warm-up or a probe, whose texts no drafter keeps, and the target
         does not read prompts that its cache still holds."""
@@ -64,7 +64,7 @@ class Session:
         laws, evidence = (evidence, False) if greedy else (laws, evidence)
         recorder = Recorder(verifier, parts.metrics, target.executor.leaf(round_numbers), evidence, laws)
         target.listener = listener if speculative else None  # plain decoding keeps no hidden states for a drafter
-        (target.reopen if again else target.allocate)(parts.batch_size, columns)
+        (target.reopen if again else target.allocate)(self.rows, columns)
         longest = max((job.limit for job in jobs), default=0)
         state.stride = stride(parts, policy if speculative else None, verifier, longest, arrivals is not None)
         record = untimed(target.executor, recorder, self.experts.count)
@@ -105,13 +105,17 @@ class Session:
             kv_bytes=sum(model.cache_bytes() for model in models),
         )
 
+    def halve_rows(self) -> None:
+        """Half as many rows from now on."""
+        self.rows, self._state = self.rows // 2, None
+
     def _idle_state(self, columns: int) -> State:
         """The idle state of the run: one object at the same addresses, until more columns are needed."""
         parts, target = self.parts, self.parts.target
         columns = target.executor.columns(columns)
         if self._state is None or self._state.tokens.shape[1] < columns:
             strings = StopStrings(parts.stop_strings, target.tokenizer) if parts.stop_strings else None
-            self._state = State.idle(parts.batch_size, columns, target.stop_tokens, target.device, strings)
+            self._state = State.idle(self.rows, columns, target.stop_tokens, target.device, strings)
         self._state.clear()
         return self._state
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ import numpy as np
 from torch import Tensor
 
 from specbench.config.components import FEWEST, Components
+from specbench.config.memory import give_back
 from specbench.decoding import processes
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
 from specbench.decoding.verifier import Verifier
 from specbench.errors import causes, first_line
+from specbench.executors.machine import out_of_memory
 from specbench.peers.base import Peer, PeerOutput
 from specbench.results.writer import PromptsFile, failure_records, prompt_records
 from specbench.run.batching import Batch, Requests
@@ -188,7 +190,8 @@ class InterleavedGroup:
 
     def __init__(self, members: Sequence[MethodRun], watch: MachineWatch, phases: Phases, alone: bool = False):
         """`alone` says that these members are all that are decoded."""
-        self.members, self.watch, self.phases = members, watch, phases
+        self.every = self.members = members  # without those that stop
+        self.watch, self.phases = watch, phases
         self.alone = alone and len(members) == 1  # of several, some would be compiled and others not
         self.requests = Requests(members[0].parts, max(member.parts.spare for member in members))
         self.plain = min(members, key=lambda member: extra_work(member.parts.verifier))
@@ -199,6 +202,8 @@ class InterleavedGroup:
     def steps(self, tell: Tell) -> Iterator[Batch]:
         """Warms up for the first group of requests, then decodes one group after the other; yields each time."""
         for wanted in self.requests.groups():
+            if not self.members:
+                return
             if not self.warm:
                 with allow_signals():
                     for request in wanted.requests:
@@ -222,6 +227,8 @@ class InterleavedGroup:
                     self.watch()
             jobs = self._jobs(wanted)
             decoded = self.decode_all_ways(wanted, jobs, number)
+            while self.halve_rows(wanted, decoded, tell):
+                decoded = self.decode_all_ways(wanted, jobs, number)
         try:
             with allow_signals():
                 for member in self.to_probe(number) if probed else ():  # while its prompt is in the cache
@@ -235,6 +242,22 @@ class InterleavedGroup:
         """Whose costs are probed behind a group, the one after `number` others: one of several ways in turn, so that
         probing takes a comparison no longer than a run."""
         return [self.members[number % len(self.members)]]
+
+    def halve_rows(self, wanted: Batch, decoded: Mapping[Way, Any], tell: Tell) -> bool:
+        """Whether a group is to be decoded again in all ways, through half as many rows, since memory ran out."""
+        rows = self.plain.session.rows
+        failed = any(isinstance(found, Failure) and found.memory for found in decoded.values())
+        if not failed or rows == 1 or not self.plain.parts.decoding.samples:
+            return False
+        told = f"memory ran out at {wanted.requests[0].id}: from there on {rows // 2} rows decode together, not {rows}"
+        log.warning(told)
+        for member in self.members:
+            member.session.halve_rows()
+            member.record.notes.append(told)
+        give_back()
+        self.warm = self.inputs = 0
+        self.warm_up(wanted, tell)
+        return True
 
     def prepare(self, wanted: Batch, tell: Tell) -> None:
         """All that comes before a group is decoded."""
@@ -270,7 +293,7 @@ class InterleavedGroup:
         return {way: self._one_way(way, wanted, jobs) for way in order_of_ways(ways, number)}
 
     def _jobs(self, wanted: Batch) -> list[Job]:
-        parts = self.members[0].parts
+        parts = self.every[0].parts
         ends = [min(len(r.tokens) + parts.max_new_tokens, parts.target.context) for r in wanted.requests]
         return [
             Job(request.tokens, end, prompt_key(parts.seed, request.id), request.encoder_input)
@@ -283,17 +306,22 @@ class InterleavedGroup:
         try:
             with self.phases("peers" if peer else "speculative" if member else "plain"):
                 if peer:
-                    return self._by_peer(member.parts.peers[peer], jobs, member.parts.batch_size)
+                    found = self._by_peer(member.parts.peers[peer], jobs, wanted, member.parts.batch_size)
+                    for request, output in zip(wanted.requests, found, strict=True):
+                        if isinstance(output, RuntimeError):
+                            log.warning("%s has no output for %s: %s", peer, request.id, causes(output))
+                    return found
                 betas = any(m.reads_texts for m in ([member] if member else self.members))
                 return (member or self.plain).decode(jobs, wanted, member is not None, betas)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             processes.current.fail_if_distributed(error)
-            return Failure(wanted.requests, causes(error))
+            return Failure(wanted.requests, causes(error), out_of_memory(error))
 
-    def _by_peer(self, peer: Peer, jobs: Sequence[Job], rows: int) -> list[PeerOutput]:
-        """The work of a server on this machine is not that of others."""
+    def _by_peer(self, peer: Peer, jobs: Sequence[Job], wanted: Batch, rows: int) -> list[PeerOutput | RuntimeError]:
+        """The work of a server on this machine is not that of others. A request of which a peer has no output has all
+        its other numbers."""
         with self.watch.elsewhere() if peer.elsewhere else nullcontext():
-            return peer.decode_all(jobs, rows)
+            return peer.decode_all(jobs, rows, wanted.arrivals)
 
     def _add(self, wanted: Batch, jobs: Sequence[Job], decoded: dict[Way, Any]) -> None:
         """Gives each member its part of a decoded group."""
@@ -301,13 +329,16 @@ class InterleavedGroup:
         plain, groups = decoded[None, ""], []
         for member in self.members:
             ours, peers = decoded[member, ""], {name: decoded[member, name] for name in member.parts.peers}
-            failures = [found for found in (plain, ours, *peers.values()) if isinstance(found, Failure)]
+            failures = [found for found in (plain, ours) if isinstance(found, Failure)]
             if failures:
                 member.fail(failures[0])
                 continue
             results = []
             for row, (request, job) in enumerate(zip(wanted.requests, jobs, strict=True)):
-                by_peers = {name: outputs[row] for name, outputs in peers.items()}
+                by_peers = {
+                    name: RuntimeError(found.error) if isinstance(found, Failure) else found[row]
+                    for name, found in peers.items()
+                }
                 limit = job.limit - len(job.tokens)
                 results.append(Result(request, limit, ours.requests[row], plain.requests[row], by_peers))
             groups.append(Group(results, ours, plain, wanted.rate))

@@ -3,7 +3,7 @@
 import datetime
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from specbench.stats.records import RunRecord
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int, str], None]  # requests done, all requests, what is going on
 Runs = Sequence[tuple[Components, Path, GroupHook]]  # each run, its folder, and who is told of its groups
+Stops = Callable[[Sequence[RunRecord]], Collection[int]]  # of all runs so far, the numbers of those that shall stop
 Finished = tuple[RunResult | RuntimeError, RunRecord]  # the error if every prompt failed
 
 
@@ -39,9 +40,12 @@ def run(
     return result, record
 
 
-def run_in_turn(cohorts: Sequence[Runs], progress: Progress, phases: Phases | None = None) -> list[Finished]:
+def run_in_turn(
+    cohorts: Sequence[Runs], progress: Progress, phases: Phases | None = None, stops: Stops = lambda records: ()
+) -> list[Finished]:
     """Several runs: each group of prompts is decoded by all of them before the next one begins. Those in one cohort
-    share plain decoding. `phases` has what came before. Returns what was measured, on rank 0 alone. A signal ends the
+    share plain decoding. `phases` has what came before; a run that `stops` names after a group decodes no other one,
+    and is interrupted. Returns what was measured, on rank 0 alone. A signal ends the
     decoding, and what is finished is measured. Raises KeyboardInterrupt if nothing is, ConfigError if no prompt fits
     the context or a folder cannot be written."""
     phases = phases or Phases()
@@ -58,7 +62,7 @@ def run_in_turn(cohorts: Sequence[Runs], progress: Progress, phases: Phases | No
                 groups.append(InterleavedGroup(own, watch, phases, len(cohorts) == 1))
                 groups[-1].requests.told = groups[0].requests.told
             try:
-                _decode_in_turn(groups, progress)
+                _decode_in_turn(groups, progress, lambda: stops([member.record for member in members]), members)
             except KeyboardInterrupt:
                 if not any(member.record.groups for member in members):
                     raise
@@ -73,11 +77,17 @@ def run_in_turn(cohorts: Sequence[Runs], progress: Progress, phases: Phases | No
             probes = watch.take()
             finished: list[Finished] = []
             for group in groups:
-                for member in group.members:
+                for member in group.every:
                     member.record.too_long = len(group.requests.too_long)
                     try:
                         with phases("statistics"):
-                            result = run_result(member.session, member.record, status, facts, probes)
+                            result = run_result(
+                                member.session,
+                                member.record,
+                                status if member in group.members else "interrupted",
+                                facts,
+                                probes,
+                            )
                         result.seconds = dict(phases.seconds)
                         finished.append((result, member.record))
                     except RuntimeError as error:
@@ -89,8 +99,14 @@ def run_in_turn(cohorts: Sequence[Runs], progress: Progress, phases: Phases | No
                     member.saved.close()
 
 
-def _decode_in_turn(groups: Sequence[InterleavedGroup], progress: Progress) -> None:
-    """A batch of each group of runs, then the next one of each, until all are done."""
+def _decode_in_turn(
+    groups: Sequence[InterleavedGroup],
+    progress: Progress,
+    stops: Callable[[], Collection[int]],
+    every: Sequence[MethodRun],
+) -> None:
+    """A batch of each group of runs, then the next one of each, until all are done. `stops` numbers those of `every`
+    run that decode no more."""
     total = sum(len(group.members) * group.requests.total for group in groups)
 
     def tell(what: str) -> None:
@@ -102,6 +118,9 @@ def _decode_in_turn(groups: Sequence[InterleavedGroup], progress: Progress) -> N
     run_alike(groups, tell)
     while waiting:
         waiting = [steps for steps in waiting if next(steps, None) is not None]
+        stopped = [every[number] for number in stops()]
+        for group in groups:
+            group.members = [member for member in group.members if member not in stopped]
         tell("decoding")
 
 

@@ -1,6 +1,6 @@
 """From decoded requests to a RunResult: what their sums give, and what needs texts, rounds, models or the machine."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -11,6 +11,7 @@ from specbench.config.memory import peak_bytes
 from specbench.decoding import processes
 from specbench.decoding.model import Model
 from specbench.decoding.timer import Lap
+from specbench.errors import causes
 from specbench.results.schema import Memory, RunResult
 from specbench.run.decoder import Session
 from specbench.stats.bootstrap import FEWEST, group_clusters
@@ -51,7 +52,9 @@ def run_result(session: Session, record: RunRecord, status: str, provenance: dic
     swept = Swept(no_replay=no_replay) if no_replay else gamma_sweep(results, cost, speedup, gamma, machine.reasons)
     c_hat = parts.drafter.operations_per_token / parts.target.operations_per_token
     metrics, notes = of_metrics(parts, results)
-    servers = {name: peer.numbers(name, results, parts.batch_size) for name, peer in parts.peers.items()}
+    answered = {name: [result for result in results if name in result.outputs] for name in parts.peers}
+    servers = {name: peer.numbers(name, answered[name], parts.batch_size)
+               for name, peer in parts.peers.items() if answered[name]}  # fmt: skip
     measured = vars(found) | {
         "cost": cost,
         "bandwidth": replace(found.bandwidth, copy_bytes_per_second=roofs.copy),
@@ -81,12 +84,24 @@ def run_result(session: Session, record: RunRecord, status: str, provenance: dic
         beam=parts.decoding.numbers(results, parts.policy.largest, c_hat),
         notes=[
             *parts.notes,
+            *record.notes,
             *parts.target.executor.notes(),
             *in_sample(swept),
             *notes,
             *(note for name, peer in parts.peers.items() for note in peer.notes(name)),
+            *(note for name in parts.peers for note in unanswered(name, results, found)),
         ],
     )
+
+
+def unanswered(name: str, results: Sequence[Result], found: Derived) -> Iterator[str]:
+    """What a peer has not done, in words."""
+    errors = [result.peers[name] for result in results if name not in result.outputs]
+    if errors:
+        yield f"{name} failed for {len(errors)} of {len(results)} requests, the first time with {causes(errors[0])}"
+    if len(errors) < len(results) and name not in found.speedup_over:
+        yield (f"{name} has no time per token: every text of it came as one piece, as behind a proxy that keeps a "
+               "stream until its end, or has one token")  # fmt: skip
 
 
 def sums_of_run(parts: Components, record: RunRecord) -> PerRequestSums:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -41,6 +42,7 @@ class Sweep(Callback):
         self.folder = Path()
         self.command = "default"  # its overrides, as the name of a file
         self.pace = Pace(0)
+        self.failures: list[str] = []  # why jobs of this process have no result
 
     # -- Hydra's events -------------------------------------------------------------------------
 
@@ -65,7 +67,7 @@ class Sweep(Callback):
             path = self.folder / "summary.csv"
             sentence, code = f"{path} could not be made ({first_line(error)}): the jobs have their results", 1
         if code:
-            stop(sentence, code)
+            stop(sentence + (f"; the first has failed: {self.failures[0]}" if self.failures else ""), code)
 
     # -- What a subclass may do otherwise -------------------------------------------------------
 
@@ -97,6 +99,7 @@ class Sweep(Callback):
         except ConfigError:
             text = "no result"
         if failed:
+            self.failures.append(failed)
             text = f"failed, see {folder / 'run.log'}"
         elif not ran:
             text = f"finished before, skipped (force=true redoes it): {text}"
@@ -137,13 +140,13 @@ class Sweep(Callback):
 
     # -- Its jobs -------------------------------------------------------------------------------
 
-    def expect_all(self, config: DictConfig, hint: str = "") -> None:
-        """Notes every job of a sweep. Raises ConfigError if one is not possible; `hint` is said of a setting that one
-        of several jobs does not have."""
+    def expect_all(self, config: DictConfig, hint: str = "", by: ConfigLoader | None = None) -> None:
+        """Notes every job of a sweep, read `by` this loader or else by Hydra's own. Raises ConfigError if one is not
+        possible; `hint` is said of a setting that one of several jobs does not have."""
         self.folder = Path(config.hydra.sweep.dir)
         given: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
         swept = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
-        loader = GlobalHydra.instance().config_loader()
+        loader = by or GlobalHydra.instance().config_loader()
         with explained([*swept, *given]):
             parsed = OverridesParser.create().parse_overrides([*swept, *given])
             jobs = []

@@ -31,7 +31,7 @@ def warm_up(session: Session, wanted: Batch) -> None:
     """Makes the first calls, which pay for allocation, thread pools and compilation: at least one at every text length
     at which the executor uses other shapes."""
     parts, columns, first = session.parts, wanted.columns, list(wanted.requests[0].tokens)
-    end, rows = columns - parts.spare, parts.batch_size
+    end, rows = columns - parts.spare, session.rows
     lengths = parts.target.executor.lengths(columns) or [len(first)]
     lengths += [length for model in (parts.target, *parts.drafter.models) for length in model.kernel_lengths]
     # A length close to the end of the columns is tried once more with room for a whole draft.
@@ -85,7 +85,7 @@ def _jobs(prompt: list[int], gamma: int, end: int, rows: int, encoder_input: Enc
 def calibrate(session: Session, wanted: Batch) -> None:
     """Decodes some tokens of the first prompts with every gamma, for a policy that chooses by cost."""
     for index, gamma in enumerate([0, *session.parts.gammas] * 2):
-        begin = index * session.parts.batch_size % len(wanted.requests)
+        begin = index * session.rows % len(wanted.requests)
         texts: list[Prefixed] = [(r, ()) for r in (*wanted.requests[begin:], *wanted.requests[:begin])]
         probe_costs(session, texts, wanted.columns, [gamma], CALIBRATION_TOKENS)
     session.parts.policy.calibrate(session.costs)
@@ -100,7 +100,7 @@ def probe_costs(
     parts, pace = session.parts, np.nan
     found: list[DecodeResult] = []
     most = tokens or max(PROBE_TOKENS, *(gamma + ROOM for gamma in gammas))
-    jobs = probe_jobs(parts, texts, most, place)
+    jobs = probe_jobs(session, texts, most, place)
     for number, gamma in enumerate(gammas):
         with going_on(f"a probe of gamma={gamma}"):
             if number == len(gammas) // 2 and parts.decoding.samples:
@@ -111,10 +111,10 @@ def probe_costs(
         session.costs.add((r for request in decoded.requests for r in request.rounds[1:]), pace)
 
 
-def probe_jobs(parts: Components, texts: Sequence[Prefixed], tokens: int, place: float = 0.0) -> list[Job]:
+def probe_jobs(session: Session, texts: Sequence[Prefixed], tokens: int, place: float = 0.0) -> list[Job]:
     """A job of so many tokens for each row, of the first requests that there are, from a place in their texts."""
-    jobs = []
-    for row in range(parts.batch_size):
+    jobs, parts = [], session.parts
+    for row in range(session.rows):
         request, own = texts[row % len(texts)]
         begin = int(place * max(0, len(own) - tokens)) if parts.decoding.samples else 0
         prompt = [*request.tokens, *own[:begin]]
@@ -137,7 +137,7 @@ def pays_to_compile(session: Session, wanted: Batch, requests: int, warm_up_seco
     gamma = max(1, parts.policy.largest // 2) if constant is None else constant
     with going_on("a probe before compiling"):
         texts: list[Prefixed] = [(request, ()) for request in wanted.requests]
-        jobs, policy = probe_jobs(parts, texts, TRIAL_TOKENS), WatchedGamma(gamma, parts.policy.signal)
+        jobs, policy = probe_jobs(session, texts, TRIAL_TOKENS), WatchedGamma(gamma, parts.policy.signal)
         plain = session.decode(jobs, False, wanted.columns, policy=policy, again=True)
         drafted = session.decode(jobs, True, wanted.columns, policy=policy, again=True)
         bandwidth = BandwidthProbe(parts.target.device)

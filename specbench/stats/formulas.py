@@ -15,6 +15,7 @@ DRAFTS = "drafts of "  # and a number of guesses: how many drafts had so many
 ACCEPTED_OF = "accepted of "  # rounds that accepted so many guesses
 BETA_AT, TESTED_AT = "beta at ", "tested at "  # and a place in the round, counted from 0
 SECONDS_OF, TOKENS_OF = "seconds of ", "tokens of "  # and a peer
+OWN_SECONDS, OWN_TOKENS = "own seconds beside ", "own tokens beside "  # and a peer: ours, of requests that it has timed
 
 
 def speedup_of(s: Sums, tokens: str = "tokens") -> Any:
@@ -61,7 +62,10 @@ def peer_rates(s: Sums) -> dict[str, Any]:
 
 def speedups_over(s: Sums) -> dict[str, Any]:
     """Ours over each peer: ratios of seconds per token."""
-    return {name: s["tokens"] / s["seconds"] / rate for name, rate in peer_rates(s).items()}
+    return {
+        name: s.get(f"{OWN_TOKENS}{name}", s["tokens"]) / s.get(f"{OWN_SECONDS}{name}", s["seconds"]) / rate
+        for name, rate in peer_rates(s).items()
+    }
 
 
 def cost_ratios(s: Sums) -> dict[str, Any]:

@@ -145,10 +145,15 @@ class Result:
     limit: int  # the largest number of new tokens
     speculative: DecodedRequest
     baseline: DecodedRequest
-    peers: dict[str, Any] = field(default_factory=dict)  # a `PeerOutput` of each, by name
+    peers: dict[str, Any] = field(default_factory=dict)  # by name a `PeerOutput`, or the error of one that has none
     speculative_laws: PositionStats | None = None  # along both texts, if they were read
     baseline_laws: PositionStats | None = None
     reading: Any = None  # by the stock module, if it was read: a `ReferenceScore`, or what `Decoding.score` returns
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """The output of each peer that has one."""
+        return {name: output for name, output in self.peers.items() if not isinstance(output, RuntimeError)}
 
     @property
     def both(self) -> tuple[DecodedRequest, DecodedRequest]:
@@ -209,6 +214,7 @@ class Failure:
 
     requests: Sequence[Request]
     error: str
+    memory: bool = False  # whether memory ran out
 
 
 @dataclass
@@ -219,6 +225,7 @@ class RunRecord:
     failures: list[Failure] = field(default_factory=list)
     too_long: int = 0  # requests that leave no room for a token in the context
     columns: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names of the numbers of each metric
+    notes: list[str] = field(default_factory=list)  # on how it went
     unread: str = ""  # why some texts were not read again
     unreadable: bool = False  # whether one of the reasons is an error
     sums: PerRequestSums = field(default_factory=PerRequestSums)  # when the run is over

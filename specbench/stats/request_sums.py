@@ -16,7 +16,16 @@ import numpy.typing as npt
 from specbench.decoding.timer import Lap, decoding_seconds
 from specbench.stats.bootstrap import cluster_numbers, time_clusters
 from specbench.stats.estimates import RECITED, Floats, Integers
-from specbench.stats.formulas import ACCEPTED_OF, BETA_AT, DRAFTS, SECONDS_OF, TESTED_AT, TOKENS_OF
+from specbench.stats.formulas import (
+    ACCEPTED_OF,
+    BETA_AT,
+    DRAFTS,
+    OWN_SECONDS,
+    OWN_TOKENS,
+    SECONDS_OF,
+    TESTED_AT,
+    TOKENS_OF,
+)
 from specbench.stats.lenience_drift import drift_table
 from specbench.stats.records import Group, PerRequestSums, Result, Round, RunRecord
 
@@ -128,8 +137,11 @@ def _of_group(group: Group, result: Result, calls: float, target: Bytes, drafter
     found["plain_bytes"] = target(calls, columns)
     if drafter is not None:  # of as many steps of the drafter
         found["drafter_bytes"] = drafter(calls, columns)
-    for name, output in result.peers.items():
-        found |= {f"{SECONDS_OF}{name}": output.decode_seconds, f"{TOKENS_OF}{name}": output.decoded}
+    for name, output in result.outputs.items():
+        if output.decoded and output.decode_seconds > 0:  # an answer in one piece tells no time per token
+            found |= {f"{SECONDS_OF}{name}": output.decode_seconds, f"{TOKENS_OF}{name}": output.decoded}
+            own = result.speculative
+            found |= {f"{OWN_SECONDS}{name}": own.seconds, f"{OWN_TOKENS}{name}": len(own.tokens)}
     return found
 
 

@@ -11,6 +11,7 @@ import torch
 from omegaconf import OmegaConf
 from small_runs import composed, run_main, small
 
+from specbench.config.default_drafter import with_drafter
 from specbench.config.devices import pick_device
 from specbench.config.paths import conf_dir, fields
 from specbench.config.validate import check
@@ -109,11 +110,24 @@ def test_a_target_without_a_drafter_is_told_before_a_model_loads(other, monkeypa
         code, err = run_main(small(*words, f"drafter={advised}"), monkeypatch, capsys, tmp_path)
         assert code == 0, err
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", None)
-    for chosen in ([], ["drafter=tree"]):
-        code, err = run_main([*words, *chosen], monkeypatch, capsys, tmp_path)
-        told = f"no drafter that fits target.path={other} was given: the default, drafter.path=shipped:drafter, has"
-        assert code == 2 and told in err and "drafter.path=Q" in err and "memory" not in err
-        assert all(f"drafter={advised}" in err for advised in ("prompt_lookup", "ngram", "self_quantized"))
+    code, err = run_main([*words, "drafter=tree"], monkeypatch, capsys, tmp_path)
+    told = f"no drafter that fits target.path={other} was given: the default, drafter.path=shipped:drafter, has"
+    assert code == 2 and told in err and "drafter.path=Q" in err and "memory" not in err
+    assert all(f"drafter={advised}" in err for advised in ("prompt_lookup", "ngram", "self_quantized"))
+
+
+def test_a_target_without_a_drafter_takes_one_that_needs_no_model(other, monkeypatch, capsys, tmp_path):
+    """What else can be tried is said first; a target with the default drafter's tokenizer keeps that drafter."""
+    told = []
+    assert with_drafter([f"target.path={other}", "gamma=2"], told.append)[2:] == ["drafter=suffix"]
+    assert "drafter=self_quantized" in told[0] and "drafter=mtp" not in told[0] and "specbench.advise" in told[0]
+    for words in (["target.path=shipped:drafter"], ["gamma=2"], [f"target.path={other}", "drafter=tree"]):
+        assert with_drafter(words, told.append) == words
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "abcdabcd"}) + "\n")
+    words = ["logger=none", "executor=eager", "data=jsonl", f"data.path={tmp_path / 'a.jsonl'}", "max_new_tokens=6"]
+    assert run_main([*words, f"target.path={other}", "device=cpu"], monkeypatch, capsys, tmp_path)[0] == 0
+    (result,) = (tmp_path / "outputs").rglob("results.json")
+    assert json.loads(result.read_text())["choices"]["drafter"] == "suffix" and len(told) == 1
 
 
 def test_folder_names_lose_folders_of_paths_where_they_are_too_long():

@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 from small_runs import parts_of
@@ -28,6 +29,7 @@ def refuse(request):
 
 def load(args):
     assert args.gamma == 4 and args.precision in ("f32", "q8_0")
+    assert (args.target_name, args.drafter_name) == ("target", "drafter")
     return MODES, "an engine 1.0"
 """
 WORKERS = {
@@ -115,6 +117,20 @@ def made(folder: Path) -> list[dict]:
     sys.modules["peers_make"] = module
     spec.loader.exec_module(module)
     return module.collect([str(folder)]).rows
+
+
+def test_other_checkpoints_have_names_of_their_own(engines, tmp_path, monkeypatch):
+    """The pair of a run with no overrides is the shipped one; a lookup leaves the target alone."""
+    checkpoints = importlib.import_module("converted")
+    assert tuple(checkpoints.folders([])) == engines.PAIR
+    other = copytree(engines.PAIR[0], tmp_path / "models--me--other" / "snapshots" / "0123456789abcdef")
+    found = checkpoints.folders(["target=model", f"target.path={other}", "drafter=prompt_lookup"])
+    assert found == [other] and checkpoints.name_of(other) == "models--me--other-0123456789ab"
+    (tmp_path / "worker_alone.py").write_text((WORKER + WORKERS["repeats"]).replace(
+        '("target", "drafter")', '("models--me--other-0123456789ab", None)'))  # fmt: skip
+    assert engines.start("alone", tmp_path, "f32", 4, found).modes == ["plain", "draft", "lookup"]
+    with pytest.raises(RuntimeError, match="AssertionError"):  # the drafter's name where there is none
+        engines.start("repeats", tmp_path, "f32", 4, found)
 
 
 def test_what_other_engines_cannot_do_is_refused(engines, tmp_path):

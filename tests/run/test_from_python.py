@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from small_runs import call, small
 import specbench
 from specbench.config.compose import compose as compose_run
 from specbench.config.paths import conf_dir
+from specbench.errors import ConfigError
 from specbench.results.console import decoding_progress
 from specbench.results.reader import StoredRun
 from specbench.results.recommendation import verdict_sentence
@@ -86,6 +88,34 @@ MISTAKES = {
     "repeats=2 is not possible from Python": {"repeats": 2},
     "data.limit=0 is not allowed": {"data": {"limit": 0}},
 }
+
+
+def test_threads_compose_and_run_at_once(monkeypatch):
+    """In one of them Hydra's own object is that of somebody else all the time; runs come one after the other."""
+    under_way, most = [], []
+
+    def run_one(overrides, settings):
+        under_way.append(1)
+        most.append(len(under_way))
+        seed = compose_run(words_of(overrides, settings)).seed
+        under_way.pop()
+        return seed
+
+    monkeypatch.setattr(from_python, "_evaluate", run_one)
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"), ThreadPoolExecutor(4) as pool:
+        theirs = GlobalHydra.instance().hydra
+        composed = [pool.submit(compose_run, [f"gamma={gamma}"]) for gamma in range(1, 9)]
+        assert [*pool.map(lambda seed: specbench.evaluate(seed=seed), range(8))] == [*range(8)]
+        assert [found.result().gamma for found in composed] == [*range(1, 9)] and max(most) == 1
+        assert GlobalHydra.instance().hydra is theirs
+
+
+def test_values_that_cannot_be_spelled_are_a_sentence():
+    within: dict = {}
+    within["a"] = within
+    for value in (10**5000, within):
+        with pytest.raises(ConfigError, match="a value is not possible"):
+            words_of([], {"seed": value})
 
 
 @pytest.mark.parametrize("sentence", MISTAKES)

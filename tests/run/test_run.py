@@ -147,6 +147,33 @@ def test_a_failed_prompt_is_recorded_and_the_rest_is_measured(monkeypatch, tmp_p
     assert lines[1]["error"] == "RuntimeError: out of memory" and "output" not in lines[1]
 
 
+FULL = [torch.OutOfMemoryError("full"), MemoryError(), RuntimeError("can't allocate memory")]
+
+
+@pytest.mark.parametrize("error", [FULL[0], *(pytest.param(error, marks=pytest.mark.slow) for error in FULL[1:])])
+def test_rows_are_halved_where_memory_runs_out(error, monkeypatch, tmp_path):
+    """Texts are those of a run with as many rows as fit, and no request is lost."""
+    words = ("data.limit=4", "temperature=0", "max_new_tokens=4")
+    rows, decode = [], Session.decode
+
+    def fails(session, jobs, speculative, *others, **options):
+        rows.append(session.rows)
+        if session.rows > 2:
+            raise error
+        return decode(session, jobs, speculative, *others, **options)
+
+    texts = []
+    for most in (2, 8):
+        if most == 8:
+            monkeypatch.setattr(Session, "decode", fails)
+        result, record = run(parts_of(*words, f"batch_size={most}"), tmp_path)
+        texts.append([(r.request.id, [*r.speculative.tokens]) for r in record.results])
+        assert (result.counts.prompts, result.counts.failed, result.lossless.passed) == (4, 0, True)
+    assert texts[0] == texts[1] and [*dict.fromkeys(rows)] == [8, 4, 2]
+    assert [note.partition(": ")[2] for note in result.notes if "memory ran out" in note] == [
+        "from there on 4 rows decode together, not 8", "from there on 2 rows decode together, not 4"]  # fmt: skip
+
+
 def test_an_interrupted_run_keeps_what_it_finished(monkeypatch, tmp_path):
     interrupt_the_second_group(monkeypatch)
     code = call(small("logger=none", "hydra.run.dir=out"), monkeypatch, tmp_path)

@@ -2,10 +2,50 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from specbench.contrib.servers.endpoint import ServerError
 from specbench.errors import shown
+
+MOST = 2**31  # of any count; token ids are below it
+PIECES = 4, 64  # events that an answer may have: so many for each token that was asked for, and so many more
+FINISHED = ("stop", "length", "eos_token", "stop_sequence")  # reasons of an answer that is complete
+CHARACTER = 4  # tokens of one character at most, whose text can be missing at the end
+Count = Annotated[int, Field(ge=0, lt=MOST)]
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+
+
+class Timings(BaseModel):
+    """llama.cpp's counts and times so far."""
+
+    predicted_n: Count | None = None
+    predicted_ms: Seconds | None = None
+    draft_n: Count = 0
+    draft_n_accepted: Count = 0
+
+
+class Usage(BaseModel):
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+
+
+class Choice(BaseModel):
+    text: str | None = None
+    finish_reason: str | None = None
+    token_ids: list[Count] | None = None
+
+
+class Event(BaseModel):
+    """One event of an answer; other fields are not read."""
+
+    choices: list[Choice] | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+
+
+EVENT = TypeAdapter(Event)
 
 
 @dataclass(frozen=True)
@@ -43,7 +83,7 @@ class Answer:
     prompt_tokens: int | None = None
     finish: str = ""
     finished: float = 0.0  # seconds until the server told why it ended
-    timings: Mapping[str, Any] = field(default_factory=dict)  # llama.cpp's, at the end
+    timings: Timings = field(default_factory=Timings)  # at the end
     told: Mapping[str, Any] = field(default_factory=dict)  # vLLM's and SGLang's counts of its own rounds, at the end
     sent: float = 0.0  # the moment by `time.perf_counter`
 
@@ -53,43 +93,31 @@ class Answer:
 
     @property
     def first(self) -> int:
-        """Tokens of the first piece: the first step's. Where a server does not count them it is taken for one."""
-        return self.pieces[0].tokens or 1
+        """Tokens of the first piece: the first step's. Where a server does not count them it is taken for one, unless
+        the whole answer is one piece."""
+        return self.tokens if len(self.pieces) == 1 else self.pieces[0].tokens or 1
 
 
-def read_answer(events: Iterable[tuple[float, Mapping[str, Any]]], limit: int) -> Answer:
-    """Reads the events of an answer of at most `limit` tokens to their end, as `Endpoint.stream` yields them. Raises
-    ServerError if they are not what the API says, contradict themselves, or end too early."""
+def read_answer(events: Iterable[tuple[float, Mapping[str, Any]]], limit: int, vocabulary: int = MOST) -> Answer:
+    """Reads the events of an answer of at most `limit` tokens below `vocabulary` to their end, as `Endpoint.stream`
+    yields them. Raises ServerError if they are not what the API says, contradict themselves, end too early, or go on
+    without end."""
     events = iter(events)
-    found, counted = Answer(sent=next(events)[0]), 0
-    ids: list[int] = []
-    try:
-        for moment, event in events:
-            seconds = moment - found.sent
-            timings, usage = _part(event, "timings"), _part(event, "usage")
-            found.timings = timings or found.timings
-            found.told = told_in(event) or found.told
-            if "prompt_tokens" in usage:
-                found.prompt_tokens = _count(usage["prompt_tokens"])
-            now = usage.get("completion_tokens", timings.get("predicted_n"))
-            text, finish = "", None
-            own: list[int] = []
-            for choice in event.get("choices") or []:
-                text, finish = text + (choice.get("text") or ""), choice.get("finish_reason") or finish
-                own += choice.get("token_ids") or []
-            ids += own
-            now = _count(now) if now is not None else len(ids) if own else None
-            if now is not None and now < counted:
-                raise ServerError(f"the server's count of tokens went from {counted} to {now}")
-            if text or ((now or 0) > counted and (counted or not found.pieces)):  # a sum at the end is no piece
-                guesses = (_count(timings.get(name, 0)) for name in ("draft_n", "draft_n_accepted"))
-                found.pieces.append(AnswerPiece(seconds, text, now, *guesses))
-            counted = now or counted
-            if finish:
-                found.finish, found.finished = finish, seconds
-    except (TypeError, AttributeError, ValueError) as error:
-        raise ServerError(f"the server sent an event of another shape than the API's ({error})") from error
-    found.tokens, found.ids = counted, ids or None
+    found, ids = Answer(sent=next(events)[0]), list[int]()
+    for number, (moment, event) in enumerate(events):
+        if number > PIECES[0] * limit + PIECES[1] or len(ids) > limit:
+            raise ServerError(f"the server goes on after {number} events, where at most {limit} tokens were asked for")
+        try:
+            _add(found, ids, EVENT.validate_python(event, strict=True), moment - found.sent)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ServerError("the server sent an event of another shape than the API's "
+                              f"({where}={shown(first['input'])}: {first['msg']})") from error  # fmt: skip
+        found.told = told_in(event) or found.told
+    found.ids = ids or None
+    if outside := [token for token in ids if token >= vocabulary]:
+        raise ServerError(f"the server sent token {outside[0]}, and the target has {vocabulary}")
     _refuse_inconsistent(found, limit)
     return found
 
@@ -108,27 +136,40 @@ def told_in(event: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _part(event: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = event.get(name) or {}
-    if not isinstance(part, Mapping):
-        raise TypeError(f"{name} is {shown(part)}")
-    return part
-
-
-def _count(value: Any) -> int:
-    """A count of the server's. Raises ValueError if it is none."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{shown(value)} is no count of tokens")
-    return value
+def _add(found: Answer, ids: list[int], event: Event, seconds: float) -> None:
+    """Adds an event to an answer."""
+    timings, usage, choices = event.timings or Timings(), event.usage or Usage(), event.choices or []
+    if event.timings is not None:
+        found.timings = timings
+    if usage.prompt_tokens is not None:
+        found.prompt_tokens = usage.prompt_tokens
+    text = "".join(choice.text or "" for choice in choices)
+    own = [token for choice in choices for token in choice.token_ids or ()]
+    ids += own
+    now = timings.predicted_n if usage.completion_tokens is None else usage.completion_tokens
+    now = len(ids) if now is None and own else now
+    if now is not None and now < found.tokens:
+        raise ServerError(f"the server's count of tokens went from {found.tokens} to {now}")
+    if timings.draft_n_accepted > timings.draft_n:
+        raise ServerError(f"the server accepted {timings.draft_n_accepted} of {timings.draft_n} guesses")
+    if text or ((now or 0) > found.tokens and (found.tokens or not found.pieces)):  # a sum at the end is no piece
+        found.pieces.append(AnswerPiece(seconds, text, now, timings.draft_n, timings.draft_n_accepted))
+    found.tokens = now or found.tokens
+    for choice in choices:
+        if choice.finish_reason:
+            found.finish, found.finished = choice.finish_reason, seconds
 
 
 def _refuse_inconsistent(found: Answer, limit: int) -> None:
     """Raises ServerError if an answer is cut off, or its counts cannot be right."""
     if not found.finish:
         raise ServerError("the server ended the connection in the middle of an answer")
+    if found.finish not in FINISHED:
+        raise ServerError(f"the server ended its answer for another reason than its length or a stop: "
+                          f"{shown(found.finish)}")  # fmt: skip
     if not found.tokens:
         raise ServerError("the server does not say how many tokens its answer has (usage.completion_tokens)")
-    if not found.pieces:
+    if not found.pieces or (found.ids is None and found.tokens >= CHARACTER and not found.text):
         raise ServerError("the server's answer has no text")
     if found.tokens > limit:
         raise ServerError(f"the server counted {found.tokens} new tokens where at most {limit} were asked for")

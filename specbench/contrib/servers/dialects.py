@@ -157,7 +157,7 @@ def llama_acceptance(answer: Answer) -> AnswerAcceptance:
     """Counts over the rounds of an answer of llama.cpp. Each of its tokens is an event with the counts of guesses so
     far: a round begins where they grow. If an event has several tokens, since a character takes several, rounds can
     hide in it."""
-    drafted, accepted = (int(answer.timings.get(name, 0)) for name in ("draft_n", "draft_n_accepted"))
+    drafted, accepted = answer.timings.draft_n, answer.timings.draft_n_accepted
     known: dict[str, Any] = {"drafted": drafted, "accepted": accepted}
     if not drafted:
         return AnswerAcceptance(answer.tokens - answer.first, answer.tokens - answer.first, 0, 0, 0)

@@ -1,18 +1,20 @@
 """An HTTP endpoint, asked with httpx: JSON and text by GET, and answers that come as server-sent events."""
 
-import json
 import re
 import socket
 import ssl
+import threading
 import time
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
+
+from pydantic_core import from_json
 
 from specbench.errors import ConfigError, first_line, shown
 
@@ -26,7 +28,8 @@ LONGEST_BODY = 2**26  # bytes of an answer to GET
 CONNECT_SECONDS = 10.0  # until a connection is made
 LINE_END = re.compile(rb"\r\n|\n|\r")  # of events, which `Response.iter_lines` ends at other characters too
 EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
-LOOK_SECONDS = 5.0  # for what a server answers without computing
+LOOK_SECONDS = 5.0  # for what a server answers without computing, and for what it still sends after an answer
+MOST_AFTER = 16  # events after the last token
 VERSION = "/v1"  # the API's, which a URL may end with
 CONNECTED, SENDING = ("connect_tcp.complete", "start_tls.complete"), "send_request_headers.started"  # traced events
 
@@ -65,6 +68,30 @@ class Exchange:
 
     connection: socket.socket | None = None
     sent: float = 0.0  # by `time.perf_counter`
+    late: float | None = None  # the seconds after which it was ended, since they had passed
+    finished: bool = False  # whether the answer has its last token
+
+    def end(self) -> None:
+        """Ends the connection, if it is made."""
+        with suppress(OSError):
+            if self.connection is not None:
+                self.connection.shutdown(socket.SHUT_RDWR)
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Inside, the exchange is ended when the seconds have passed, whatever still arrives."""
+
+        def end() -> None:
+            self.late = seconds
+            self.end()
+
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 @dataclass
@@ -75,6 +102,7 @@ class Endpoint:
     url: SplitResult
     timeout: float  # seconds without data
     key: str | None = field(default=None, repr=False)
+    longest: float = 3600.0  # seconds of a whole answer, from its headers on
     aborted: bool = field(default=False, repr=False)
     _open: list[Exchange] = field(default_factory=list, repr=False)
 
@@ -90,14 +118,16 @@ class Endpoint:
 
     def get(self, path: str) -> str:
         """The text at a path. Raises ServerError."""
-        with self._answered("GET", path, min(self.timeout, LOOK_SECONDS), Exchange()) as response:
-            return _beginning(response, LONGEST_BODY)
+        exchange, seconds = Exchange(), min(self.timeout, LOOK_SECONDS)
+        with exchange.within(LOOK_SECONDS), self._answered("GET", path, seconds, exchange) as response:
+            text, exchange.finished = _beginning(response, LONGEST_BODY), True
+        return text
 
     def get_json(self, path: str) -> Any:
         """The JSON at a path. Raises ServerError."""
         return self._parsed(self.get(path))
 
-    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[tuple[float, dict[str, Any]]]:
+    def stream(self, path: str, body: Mapping[str, Any]) -> Generator[tuple[float, dict[str, Any]], None, None]:
         """Posts JSON, and yields each event of the answer with the moment, by `time.perf_counter`, when it came. The
         first one is `{}`, with the moment when the request was sent, on a connection that was made before; the last
         one `{}`, when the answer is over. Raises ServerError."""
@@ -108,14 +138,20 @@ class Endpoint:
                 yield exchange.sent, {}
                 kind = response.headers.get("content-type", "text/plain").partition(";")[0].strip().lower()
                 if kind != "text/event-stream":
-                    told = self._error_text(response)
+                    with exchange.within(LOOK_SECONDS):
+                        told = self._error_text(response)
                     raise ServerError(f"{self} answers with {shown(kind)} where a stream of events was asked for{told}")
-                for now, data in self._events(response):
-                    if data == b"[DONE]":
-                        yield now, {}
-                        return
-                    yield now, self._event(data)
-                yield time.perf_counter(), {}
+                with exchange.within(self.longest), ExitStack() as after:
+                    left = MOST_AFTER
+                    for now, data in self._events(response, exchange):
+                        if data == b"[DONE]" or not left:
+                            break
+                        yield now, (event := self._event(data))
+                        left -= exchange.finished
+                        if not exchange.finished and _ends(event):
+                            exchange.finished = True
+                            after.enter_context(exchange.within(LOOK_SECONDS))
+            yield time.perf_counter(), {}
         finally:
             self._open.remove(exchange)
 
@@ -124,9 +160,7 @@ class Endpoint:
         get a ServerError. So do all others until `aborted` is false again."""
         self.aborted = True
         for exchange in [*self._open]:
-            with suppress(OSError):
-                if exchange.connection is not None:
-                    exchange.connection.shutdown(socket.SHUT_RDWR)
+            exchange.end()
 
     @contextmanager
     def _answered(
@@ -146,30 +180,42 @@ class Endpoint:
         waits = httpx.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS), pool=None)
         address, hooks = str(self) + path, {"trace": trace}
         try:
-            with self.client.stream(method, address, json=body, timeout=waits, extensions=hooks) as response:
+            with ExitStack() as stack:
+                with exchange.within(seconds + CONNECT_SECONDS):  # headers may drip too
+                    call = self.client.stream(method, address, json=body, timeout=waits, extensions=hooks)
+                    response = stack.enter_context(call)
                 if response.status_code != 200:
-                    told = self._error_text(response)
+                    with exchange.within(LOOK_SECONDS):
+                        told = self._error_text(response)
                     reason = f"{response.status_code} {shown(response.reason_phrase)}"
                     raise ServerError(f"{self}{path} answers {reason}{told}", response.status_code)
                 yield response
+                if exchange.late is not None and not exchange.finished:
+                    raise ServerError(f"{self} did not end its answer within {exchange.late:g} s")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
+            if exchange.finished:  # what was waited for is not needed
+                return
+            if exchange.late is not None:
+                raise ServerError(f"{self} did not end its answer within {exchange.late:g} s") from error
             raise self._told(error, waits.connect if isinstance(error, httpx.ConnectTimeout) else seconds) from error
 
-    def _events(self, response: "httpx.Response") -> Iterator[tuple[float, bytes]]:
+    def _events(self, response: "httpx.Response", exchange: Exchange) -> Iterator[tuple[float, bytes]]:
         """The data of server-sent events, each with the moment when it came: its lines of data, joined. Other fields
         and comments, which keep a connection alive, are left out. Raises ServerError, also if no data comes within the
-        timeout."""
+        timeout, or more bytes than an answer has."""
         heard, rest = time.monotonic(), b""
         with suppress(httpx.RemoteProtocolError):  # the server has ended the connection
             for read in chain(response.iter_raw(), [b"\n\n"]):
                 now = time.perf_counter()
+                if response.num_bytes_downloaded > LONGEST_BODY:
+                    raise ServerError(f"{self} sent an answer of more than {LONGEST_BODY:,} bytes")
                 *events, rest = EVENT_END.split(rest + read)
                 for event in events:
                     lines = [line.partition(b":") for line in LINE_END.split(event.removeprefix(BOM_UTF8))]
                     if data := b"\n".join(value.strip() for name, _, value in lines if name == b"data").strip():
                         heard = time.monotonic()
                         yield now, data
-                if time.monotonic() - heard > self.timeout:
+                if time.monotonic() - heard > self.timeout and not exchange.finished:
                     raise ServerError(f"{self} kept the connection, but sent no data for {self.timeout:g} s")
                 if len(rest) > LONGEST_EVENT:
                     raise ServerError(f"{self} sent an event of more than {LONGEST_EVENT:,} bytes")
@@ -185,16 +231,16 @@ class Endpoint:
 
     def _parsed(self, text: str) -> Any:
         try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as error:
+            return from_json(text, allow_inf_nan=False)
+        except ValueError as error:
             raise ServerError(f"{self} sent what is no JSON: {shown(self._hidden(text))}") from error
 
     def _error_text(self, response: "httpx.Response") -> str:
         """What the body of an answer says, for a sentence: with ": " before it, or nothing."""
         with suppress(httpx.HTTPError):
             text = _beginning(response, LONGEST_EVENT).strip()
-            with suppress(ValueError, RecursionError):
-                text = self._message(json.loads(text))
+            with suppress(ValueError):
+                text = self._message(from_json(text))
             return f": {shown(self._hidden(text))}" if text else ""
         return ""
 
@@ -228,3 +274,9 @@ def _beginning(response: "httpx.Response", most: int) -> str:
         if len(body) >= most:
             break
     return body[:most].decode("utf-8", "replace")
+
+
+def _ends(event: Mapping[str, Any]) -> bool:
+    """Whether an event says why the answer ends; what may follow is its counts."""
+    choices = event.get("choices")
+    return isinstance(choices, list) and any(isinstance(c, dict) and c.get("finish_reason") for c in choices)

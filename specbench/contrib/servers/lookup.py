@@ -15,6 +15,7 @@ AUTO = "auto"
 COMPLETIONS = "/v1/completions"
 UPPER_CASE = re.compile(r"[A-Z_][A-Z0-9_]*")
 LISTED = 20  # models in a sentence
+LONGEST_NAME = 1000  # characters of a model's name
 SHORT = "a"  # a prompt that is not counted
 
 
@@ -31,10 +32,12 @@ class Server:
 def find_server(key: str, url: str, settings: Any) -> Server:
     """The server at a URL, which has completed one token. Raises ConfigError, naming the key, if there is none, if it
     does not serve the model, or if it does not complete."""
-    endpoint = Endpoint(split(key, url), settings.timeout, key_of(settings.key_env))
+    endpoint = Endpoint(split(key, url), settings.timeout, key_of(settings.key_env), settings.answer_timeout)
     try:
         listed = endpoint.get_json("/v1/models")
-        models = {str(model["id"]): model for model in listed["data"]}
+        models = {model["id"]: model for model in listed["data"]}
+        if not all(isinstance(name, str) and name.isprintable() and len(name) <= LONGEST_NAME for name in models):
+            raise TypeError("a name of a model is none")
     except ServerError as error:
         if settings.model is None or (error.status or 0) < 500:
             raise config_error(key, url, error, settings) from error

@@ -43,7 +43,7 @@ def server_numbers(
     name: str, server: Server, results: Sequence[Result], tokenizer: Any, stops: Sequence[str] | None, rows: int
 ) -> ServerNumbers:
     """Of a peer that is a server. `stops` are the run's stop strings, None above temperature 0; `rows` requests were
-    sent at once."""
+    sent at once. `results` are those of requests that it has answered."""
     outputs = [result.peers[name] for result in results]
     answers = [(output, output.streamed) for output in outputs if output.streamed is not None]
     return ServerNumbers(
@@ -80,7 +80,8 @@ def _latency(answers: Answers) -> Latency:
     """Waiting times as the client sees them, the network and HTTP included."""
     gaps = [np.diff(streamed.arrivals) for _, streamed in answers]
     later = [output.decode_seconds / output.decoded for output, _ in answers if output.decoded]
-    per_token = [(s.last - s.arrivals[0]) / (output.count - 1) for output, s in answers if output.count > 1]
+    timed = [(output, s) for output, s in answers if len(s.arrivals) > 1 < output.count]
+    per_token = [(s.last - s.arrivals[0]) / (output.count - 1) for output, s in timed]
     return Latency(
         queue=percentiles([]),
         first_token=percentiles([streamed.arrivals[0] for _, streamed in answers]),

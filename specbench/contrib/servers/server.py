@@ -3,8 +3,10 @@ are sent the same prompts over HTTP."""
 
 import logging
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -31,6 +33,7 @@ PEER = "server"  # the name of the peer, or the beginning of several
 NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,60}")
 LOOKS_LIKE_A_KEY = re.compile(r"sk[-_]|hf_")
+ARRIVING = 0.1  # seconds, at most, from a failure until requests that have yet to arrive are given up
 TRIED = 8  # new tokens of the first request, which is not counted
 
 
@@ -46,6 +49,7 @@ class ServerPeers(Peers):
         dialect: str = setting(choices=(AUTO, *DIALECTS))
         key_env: str | None = setting()
         timeout: float = setting(gt=0, le=86400)
+        answer_timeout: float = setting(gt=0, le=86400)
 
         def check(self, prefix: str) -> None:
             for key, url in self.urls(prefix).items():
@@ -82,8 +86,6 @@ class ServerPeers(Peers):
             return "without httpx: install it with pip install 'speculative-decoding-bench[servers]'"
         if (penalty := run.scalars["repetition_penalty"]) != 1:
             return f"with repetition_penalty={penalty}, which servers understand in different ways: it must be 1"
-        if run["workload"].name != "all_at_once":
-            return f"with workload={run['workload'].name}: choose workload=all_at_once"
         if run.workers > 1:
             return f"with workers={run.workers}, which would ask the server at the same time: choose workers=1"
         return None
@@ -117,44 +119,69 @@ class ServerPeers(Peers):
 
 
 class ServerPeer(Peer):
-    """One server. A group of requests is sent so that `at_once` of them are under way."""
+    """One server. A group of requests is sent so that `at_once` of them are under way, or each when it arrives, by the
+    arrival times that the run's own decoders have, however many are under way then."""
 
     elsewhere = True
 
     def __init__(self, server: Server, target: LanguageModel, context: Context):
         self.server, self.target, self.context = server, target, context
         self.fields = standard_fields(server, target, context)
+        self.at_once = 1  # requests under way, at most, where they arrive over time
         self.gone = ""  # why it is not asked any more
         self.warm = False
 
     def numbers(self, name: str, results: Sequence[Result], rows: int) -> ServerNumbers:
         stops = self.context.stop_strings if self.context.sampling.greedy else None
-        return server_numbers(name, self.server, results, self.target.tokenizer, stops, rows)
+        return server_numbers(name, self.server, results, self.target.tokenizer, stops, max(rows, self.at_once))
 
     def notes(self, name: str) -> list[str]:
         return server_notes(name, self.server)
 
     def decode(self, job: Job) -> PeerOutput:
-        return self.decode_all([job])[0]
+        [found] = self.decode_all([job])
+        if isinstance(found, RuntimeError):
+            raise found
+        return found
 
-    def decode_all(self, jobs: Sequence[Job], at_once: int = 1) -> list[PeerOutput]:
-        if self.gone:
-            raise RuntimeError(f"{self.gone}, so it is not asked any more")
+    def decode_all(
+        self, jobs: Sequence[Job], at_once: int = 1, arrivals: Sequence[float] | None = None
+    ) -> list[PeerOutput | RuntimeError]:
         endpoint, dialect = self.server.endpoint, self.server.dialect
-        try:
-            endpoint.aborted = False
+        endpoint.aborted = False
+        if not self.gone:
             self._warm_up(jobs[0])
             dialect.open(endpoint)
-            answers = in_parallel(self._answer, jobs, at_once, endpoint.abort)
-            counts = dialect.close(endpoint, answers)
-        except ServerError as error:
-            self._look(error)
-            raise RuntimeError(str(error)) from error
+        answer, begun = self._answer, time.perf_counter()
+        if arrivals is not None:
+            due = {id(job): begun + second for job, second in zip(jobs, arrivals, strict=True)}
+            at_once = self.at_once = len(jobs)
+
+            def answer(job: Job) -> Answer | ServerError:
+                while (left := due[id(job)] - time.perf_counter()) > 0 and not endpoint.aborted:
+                    time.sleep(min(left, ARRIVING))
+                return self._answer(job)
+
+        found = in_parallel(answer, jobs, at_once, endpoint.abort)
+        answers = [answer for answer in found if isinstance(answer, Answer)]
+        counts = dialect.close(endpoint, answers) if answers else []
         spans = [(answer.sent + answer.pieces[0].seconds, answer.sent + answer.finished) for answer in answers]
         rows = zip(answers, counts, shares_of_time(spans), strict=True)
-        return [self._output(answer, own, share) for answer, own, share in rows]
+        outputs = iter([self._output(answer, own, share) for answer, own, share in rows])
+        return [next(outputs) if isinstance(answer, Answer) else answer for answer in found]
 
-    def _answer(self, job: Job) -> Answer:
+    def _answer(self, job: Job) -> Answer | ServerError:
+        """The answer to a request, or what went wrong with it."""
+        try:
+            if self.gone:
+                raise ServerError(f"{self.gone}, so it is not asked any more")
+            return self._checked(job)
+        except ServerError as error:
+            if not self.gone and not self.server.endpoint.aborted:
+                self._look(error)
+            return error
+
+    def _checked(self, job: Job) -> Answer:
         """The answer to a request. Raises ServerError."""
         answer = self._asked(self._prompt(list(job.tokens)), job.limit - len(job.tokens), job.key)
         if answer.prompt_tokens not in (None, len(job.tokens)):
@@ -166,7 +193,8 @@ class ServerPeer(Peer):
 
     def _asked(self, prompt: list[int] | str, limit: int, key: int) -> Answer:
         own = {"prompt": prompt, "max_tokens": limit, "seed": key % 2**31, **self.server.dialect.own_fields()}
-        return read_answer(self.server.endpoint.stream(COMPLETIONS, self.fields | own), limit)
+        with closing(self.server.endpoint.stream(COMPLETIONS, self.fields | own)) as events:
+            return read_answer(events, limit, self.target.vocab_size)
 
     def _warm_up(self, job: Job) -> None:
         """A first answer, which does not count, even if it fails: to the prompt backwards, which no cache of prefixes
@@ -202,7 +230,7 @@ class ServerPeer(Peer):
 
     def _output(self, answer: Answer, counts: AnswerAcceptance, seconds: float) -> PeerOutput:
         timings, last = answer.timings, answer.pieces[-1].seconds
-        own = timings.get("predicted_ms") if isinstance(timings.get("predicted_ms"), int | float) else None
+        own = timings.predicted_ms
         arrivals = tuple(piece.seconds for piece in self.server.dialect.rounds(answer.pieces))
         told = (None, None) if own is None else (answer.tokens - 1, own / 1e3)
         streamed = Streamed(answer.text, arrivals, last, answer.finished, counts, *told)
@@ -221,7 +249,7 @@ def standard_fields(server: Server, target: LanguageModel, context: Context) -> 
 def in_parallel(
     answer: Callable[[Job], Any], jobs: Sequence[Job], at_once: int, abort: Callable[[], None]
 ) -> list[Any]:
-    """The answers to all jobs, `at_once` of which are under way. The first error, or a signal, ends the others."""
+    """The answers to all jobs, `at_once` of which are under way. An error that is raised, or a signal, ends them."""
     if at_once == 1 or len(jobs) == 1:
         return [answer(job) for job in jobs]
     with ThreadPoolExecutor(at_once) as pool:

@@ -2,6 +2,7 @@
 
 import io
 import math
+import stat
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ import numpy.typing as npt
 from specbench.errors import ConfigError, first_line, installing
 
 SLOWEST, FASTEST = 1_000, 384_000  # samples a second
+LARGEST = 2**30  # bytes of a file
+LOUDEST = 1000.0  # of samples that a format holds from -1 to 1; beyond it features overflow
+ENDLESS = 0x7FFFF000  # announced bytes from which on a writer did not know how many there would be
 NEEDED = "a WAV file of PCM samples, as ffmpeg -i IN -ac 1 OUT.wav makes it"
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # formats of a WAV file; the last one names another behind its other fields
 KINDS = {(PCM, 8): "u1", (PCM, 16): "<i2", (PCM, 24): "u1", (PCM, 32): "<i4", (FLOAT, 32): "<f4", (FLOAT, 64): "<f8"}
@@ -53,10 +57,13 @@ class Sound:
 def bytes_of(path: Path, where: str) -> bytes:
     """The contents of a file. Raises ConfigError."""
     try:
-        return path.read_bytes()
-    except OSError as error:
-        reason = "is not a file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        raise ConfigError(f"{where} {reason}: it must be {NEEDED}") from error
+        found = path.stat()
+        if stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST:
+            return path.read_bytes()
+        reason = f"has more than {LARGEST:,} bytes" if stat.S_ISREG(found.st_mode) else "is not a file"
+    except (OSError, ValueError) as error:
+        reason = "is not a file" if isinstance(error, FileNotFoundError) else f"cannot be read ({first_line(error)})"
+    raise ConfigError(f"{where} {reason}: it must be {NEEDED}")
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,7 @@ class Wave:
     channels: int
     rate: int  # samples a second
     data: bytes
+    announced: int  # bytes of them
 
     @property
     def frame(self) -> int:
@@ -92,22 +100,27 @@ def decode_sound(content: bytes, where: str) -> tuple[Samples, int]:
     formats the package soundfile. Raises ConfigError."""
     read = _header(content)
     found, rate = (read.samples(), read.rate) if isinstance(read, Wave) else _by_soundfile(content, where, read)
-    _refuse(len(found), rate, where)
-    if not np.isfinite(found).all():
-        raise ConfigError(f"{where} holds samples that are not finite: it must be {NEEDED}")
-    return found.mean(1, dtype=np.float32), rate
+    _refuse(read, len(found), rate, where)
+    with np.errstate(over="ignore"):
+        mixed = found.mean(1, dtype=np.float32)
+    if not (np.abs(mixed) <= LOUDEST).all():
+        raise ConfigError(f"{where} holds samples that are not finite, or above {LOUDEST:g}: it must be {NEEDED}")
+    return mixed, rate
 
 
 def length(content: bytes, where: str) -> tuple[int, int]:
     """How many samples a sound file has, and how many a second, by its header. Raises ConfigError."""
     read = _header(content)
     count, rate = (len(read), read.rate) if isinstance(read, Wave) else _by_soundfile(content, where, read, False)
-    _refuse(count, rate, where)
+    _refuse(read, count, rate, where)
     return count, rate
 
 
-def _refuse(count: int, rate: int, where: str) -> None:
-    """Raises ConfigError if there are no samples, or too few or too many a second."""
+def _refuse(read: Wave | str, count: int, rate: int, where: str) -> None:
+    """Raises ConfigError if a WAV file is cut, or if there are no samples, or too few or too many a second."""
+    if isinstance(read, Wave) and len(read.data) + read.frame <= read.announced < ENDLESS:
+        raise ConfigError(f"{where} is cut: its header announces {read.announced:,} bytes of samples, and "
+                          f"{len(read.data):,} are there: fetch it again")  # fmt: skip
     if not count:
         raise ConfigError(f"{where} holds no samples: it must be {NEEDED}")
     if not SLOWEST <= rate <= FASTEST:
@@ -132,7 +145,7 @@ def _header(content: bytes) -> Wave | str:
             if kind not in KINDS or not channels or block != bits // 8 * channels:
                 return f"its format is {number} with {bits} bits and {channels} channels: 1 is PCM, 3 is float"
         elif name == b"data" and channels:
-            return Wave(kind, channels, rate, content[place : place + size])
+            return Wave(kind, channels, rate, content[place : place + size], size)
         place += size + size % 2
     return "it is cut"
 

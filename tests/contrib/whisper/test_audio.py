@@ -1,6 +1,7 @@
 """Runs on sounds: from WAV files or a data set to results, and what is refused in a sentence."""
 
 import json
+import os
 import shutil
 import struct
 import sys
@@ -202,6 +203,23 @@ def test_wav_files_of_floats(kind):
         decode_sound(of_floats(tone(1) + np.nan, kind), "F")
 
 
+def test_a_sound_that_overflows_when_its_channels_are_mixed_is_refused():
+    loud = wav(np.full((8, 1), 0.5))
+    stereo = loud[:20] + struct.pack("<HHIIHH", 3, 2, 16000, 128000, 8, 32) + b"data" + struct.pack("<I", 64)
+    with pytest.raises(ConfigError, match="F holds samples that are not finite"):
+        decode_sound(stereo + np.full(16, 3e38, "<f4").tobytes(), "F")
+    assert decode_sound(stereo + np.full(16, 0.5, "<f4").tobytes(), "F")[0].tolist() == [0.5] * 8
+
+
+@pytest.mark.parametrize("there", [0.99, 0.5, 0.01])
+def test_a_sound_that_is_cut_is_refused(there):
+    content = wav(tone(0))
+    for read in (decode_sound, length):
+        assert read(content, "F")
+        with pytest.raises(ConfigError, match="F is cut: its header announces 12,800 bytes of samples, and "):
+            read(content[: 44 + int(12800 * there)], "F")
+
+
 def test_a_stream_whose_length_was_not_known_is_read_to_its_end():
     content = wav(tone(0))
     assert decode_sound(content[:40] + b"\xff" * 4 + content[44:] + b"x", "F")[0].shape == tone(0).shape
@@ -275,10 +293,17 @@ def test_what_does_not_fit_is_said_before_a_model_loads(here, tmp_path, monkeypa
 
 
 def test_json_lines_that_name_no_sound_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "large.wav").open("wb") as large:
+        large.truncate(2**30 + 1)
     for line, told in (
         ({"text": "a"}, "has no field 'audio': set data.field"),
         ({"audio": 3}, "a number, not text"),
         ({"audio": "none.wav"}, "none.wav, is not a file"),
+        ({"audio": "/dev/zero"}, "/dev/zero, is not a file"),
+        ({"audio": "pipe"}, "pipe, is not a file"),
+        ({"audio": "large.wav"}, "large.wav, has more than 1,073,741,824 bytes"),
+        ({"audio": "a\0b"}, "cannot be read .embedded null byte"),
         ({"audio": "", "text": "a"}, "is empty"),
     ):
         (tmp_path / "f.jsonl").write_text(json.dumps(line))

@@ -1,0 +1,155 @@
+"""The advice against measuring everything: is it the best, how long does it take, is its gain that of other prompts?
+
+python experiments/advise/make.py
+python experiments/advise/make.py --minutes 60 --pair "stories=target.path=P drafter.path=Q data=text data.path=F"
+
+Each case is a pair of models, a temperature and a batch size. Its advice reads the first half of the prompts; then all
+ways that it tried are decoded in turn on prompts of the other half (python -m specbench.compare). What is finished is
+not measured again: the same command goes on. --stored makes the table from results.csv.
+"""
+
+import argparse
+import contextlib
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import measured, read_rows, text, to_markdown, write_header, write_rows
+
+from specbench.contrib.advise.command import advise
+from specbench.results.reader import read_result
+
+FOLDER = Path(__file__).resolve().parent
+PAIRS = {"stdlib": "drafter=stdlib", "bytes": "drafter=bytes"}  # included; others by --pair
+CASES = [(temperature, rows) for temperature in (0, 1) for rows in (1, 8)]
+REQUESTS = {1: 32, 8: 160}  # of the measurement of everything: 32 units, or five of 32 requests
+HALF = 320  # prompts of the included data that the advice may read, of 640
+WITHIN = 0.03
+STORE = Path("outputs") / "advice_cases"
+TABLE = {
+    "pair": text("pair"),
+    "T": lambda row: f"{row['temperature']:g}",
+    "batch": lambda row: f"{row['batch']:g}",
+    "advice": text("advice"),
+    "its gain": lambda row: f"{row['gain']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
+    "its gain on other prompts": lambda row: f"{row['advised_is']:.2f} ({row['is_low']:.2f} to {row['is_high']:.2f})",
+    "best of all": lambda row: f"{row['best']}: {row['best_is']:.2f}",
+    "behind the best": lambda row: f"{row['regret']:.1%}",
+    "time": lambda row: f"{row['share']:.2f}",
+    "verdict": text("verdict"),
+}
+
+
+def words_of_case(pair: str, temperature: int, rows: int) -> list[str]:
+    """The overrides of a case, without which prompts it reads."""
+    own = shlex.split(pair)
+    count = [] if any(word.startswith("data=") for word in own) else [f"data.count={2 * HALF}"]
+    return [*own, f"temperature={temperature}", f"batch_size={rows}", *count, "order=1"]
+
+
+def case(name: str, pair: str, temperature: int, rows: int, minutes: float, half: int) -> dict | None:
+    """The row of a case: measures what is missing. None if the measurement of everything failed."""
+    place, words = STORE / f"{name}_t{temperature}_b{rows}", words_of_case(pair, temperature, rows)
+    place.mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
+    folder = advise([*words, f"take={half}"], minutes)
+    note(place / "advice_seconds.json", time.monotonic() - begun)
+    state = json.loads((folder / "advice.json").read_text())
+    (own,), (answer,) = state["loads"].values(), state["answers"]
+    ways = {label: way for stage in own["stages"].values() for label, way in stage["ways"].items()}
+    unique = sorted({" ".join(way): way for way in ways.values()}.values(), key=len)  # the first has no path
+    return compared(place, words, unique, answer, name, temperature, rows, half)
+
+
+def compared(place, words, unique, answer, name, temperature, rows, half) -> dict | None:
+    """Decodes all ways in turn on other prompts, unless that was done, and makes the row."""
+    out = place / "everything"
+    path = out / "comparison.json"
+    if not path.is_file():
+        more = [f"skip={half}", f"take={REQUESTS[rows]}", f"hydra.sweep.dir={out}", "logger=none", f"name={place.name}"]
+        first, *others = [shlex.join(way) for way in unique]
+        common = [word for word in words if not word.startswith("drafter")]
+        also = [word for other in others for word in ("--also", other)]
+        begun = time.monotonic()
+        command = [sys.executable, "-m", "specbench.compare", *common, *more, *shlex.split(first), *also]
+        if subprocess.run(command, check=False).returncode or not path.is_file():
+            print(f"{place}: the comparison failed", file=sys.stderr)
+            return None
+        note(place / "everything_seconds.json", time.monotonic() - begun)
+    runs = json.loads(path.read_text())["comparisons"][0]["runs"]
+    results = {run["folder"]: read_result(out / run["folder"]) for run in runs}
+    gains = {folder: (r["speedup"]["measured"], r["speedup"]["ci95"] or [0, 0]) for folder, r in results.items()}
+    keys = ("drafter", "gamma", "gamma_policy", "verifier")
+    named = {folder: {key: word for word in r["overrides"] for key in keys if word.startswith(f"{key}=")}
+             for folder, r in results.items()}  # fmt: skip
+    best = max(gains, key=lambda folder: gains[folder][0])
+    wanted = {word.partition("=")[0]: word for word in answer.get("words", []) if word.partition("=")[0] in keys}
+    advised = next((folder for folder in gains if named[folder] == wanted), best)
+    chosen = gains[advised][0] if answer["on"] else 1.0
+    reached = max(gains[best][0], 1.0)
+    seconds = [read_seconds(place / f"{what}_seconds.json") for what in ("advice", "everything")]
+    low, high = answer["ci95"] or (float("nan"),) * 2
+    return {
+        "pair": name, "temperature": temperature, "batch": rows, "advice": "on" if answer["on"] else "off",
+        "gain": answer["gain"], "low": low, "high": high, "advised_is": gains[advised][0],
+        "is_low": gains[advised][1][0], "is_high": gains[advised][1][1], "inside": low <= gains[advised][0] <= high,
+        "best": " ".join(named[best].values()), "best_is": gains[best][0], "regret": reached / chosen - 1,
+        "loses": bool(answer["on"] and gains[advised][0] < 1), "share": seconds[0] / seconds[1],
+        "verdict": answer["verdict"] or "-",
+    }  # fmt: skip
+
+
+def note(path: Path, seconds: float) -> None:
+    """Adds seconds to those that the file has."""
+    path.write_text(json.dumps((read_seconds(path) if path.is_file() else 0.0) + seconds))
+
+
+def read_seconds(path: Path) -> float:
+    return float(json.loads(path.read_text()))
+
+
+def summary(rows: list[dict]) -> str:
+    """The goals, and what was reached."""
+    on = [row for row in rows if row["advice"] == "on"]
+    errors = sorted(abs(row["gain"] / row["advised_is"] - 1) for row in on) or [float("nan")]
+    return "\n".join([
+        f"- best, or within {WITHIN:.0%} of the best: {sum(row['regret'] <= WITHIN for row in rows)} of {len(rows)}",
+        f"- on where it loses: {sum(str(row['loses']) == 'True' for row in rows)}",
+        f"- time over measuring everything: {sum(row['share'] for row in rows) / len(rows):.2f} (mean)",
+        f"- gain on other prompts within the interval: {sum(str(row['inside']) == 'True' for row in on)} of {len(on)}; "
+        f"median error {errors[len(errors) // 2]:.1%}",
+    ])  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", action="append", default=[], metavar="NAME=WORDS", help="another pair of models")
+    parser.add_argument("--half", type=int, default=HALF, help="prompts that the advice may read")
+    parser.add_argument("--minutes", type=float, default=300.0, help="no case begins after so many minutes")
+    parser.add_argument("--advice", type=float, default=15.0, help="minutes of an advice")
+    parser.add_argument("--stored", action="store_true", help="make the table from results.csv")
+    args = parser.parse_args()
+    until, rows, folders = time.monotonic() + 60 * args.minutes, [], []
+    pairs = PAIRS | dict(pair.split("=", 1) for pair in args.pair)
+    for name, pair in () if args.stored else pairs.items():
+        for temperature, size in CASES:
+            if time.monotonic() < until:
+                with contextlib.suppress(KeyError):
+                    row = case(name, pair, temperature, size, args.advice, args.half)
+                    rows += [row] if row else []
+                    folders += [*(STORE / f"{name}_t{temperature}_b{size}" / "everything").glob("*/results.json")][:1]
+    if rows:
+        write_rows(FOLDER / "results.csv", rows)
+        write_header(FOLDER / "README.md", measured(rows, [read_result(path.parent) for path in folders]))
+    rows = read_rows(FOLDER / "results.csv")
+    shown = f"{to_markdown(rows, TABLE)}\n{summary(rows)}\n"
+    (FOLDER / "table.md").write_text(shown, encoding="utf-8")
+    print(shown)
+
+
+if __name__ == "__main__":
+    main()

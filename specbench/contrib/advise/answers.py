@@ -1,0 +1,167 @@
+"""What was measured, as answers: on or off at each load, what it gains, and what it would take to gain more."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specbench.contrib.advise.bench import DECODERS, State
+from specbench.contrib.advise.race import PLAIN, Race, break_even
+from specbench.results.reader import read_result
+from specbench.results.wording import steady, unsteady, within
+from specbench.stats.bootstrap import FEWEST, cluster_weights, intervals_of
+from specbench.stats.latency import enough
+
+WANTED = 0.05  # +- of a gain that is called known
+RECITES = 0.25  # share of new tokens that stand earlier in prompt or text: the data are easily guessed
+DELAYS = ("first_token", "per_output_token")
+PERCENTILES = (50, 99)
+SAMPLES = 400
+MOST = 10**9
+Answer = dict[str, Any]
+
+
+def answer(load: str, own: Mapping[str, Any]) -> Answer:
+    """The answer at one load, from what was kept of it."""
+    found: Answer = {
+        "load": load,
+        "batch_size": own["rows"],
+        "rate": own["rate"],
+        "on": False,
+        "way": own.get("winner"),
+    }
+    stages, winner = own["stages"], own.get("winner")
+    if winner is None:
+        gains = {way: gain for stage in stages.values() for way, gain in stage.get("gains", {}).items()}
+        way = max(gains, key=lambda way: gains[way][0], default=None)
+        failed = [way for stage in stages.values() for way, told in stage["verdicts"].items() if told == "failed"]
+        gain, ci95 = gains.get(way, (None, None))
+        why = f"all ways lost against plain decoding in the pilot; the best was {way}" if way else "nothing was decoded"
+        why += f"; the verdict FAILED of {', '.join(failed)}" if failed else ""
+        verdicts = {way: told for stage in stages.values() for way, told in stage["verdicts"].items()}
+        return found | {"gain": gain, "ci95": ci95, "verdict": verdicts.get(way), "why": why, "fresh": False}
+    stage = stages.get("measurement", {"units": []})
+    race = Race([winner, PLAIN], MOST)
+    for unit in stage["units"]:
+        race.add(unit)
+    if not race.units or not stage["folders"].get(winner):
+        return found | {"gain": None, "ci95": None, "verdict": None, "fresh": True,
+                        "why": "there was no time, or no prompts were left, to measure the winner"}  # fmt: skip
+    result = read_result(Path(stage["folders"][winner][-1]))
+    gain, ci95 = race.gain(winner)
+    verdict, needed = stage["verdicts"][winner], race.needed(winner, WANTED)
+    on = ci95 is not None and ci95[0] > 1 and verdict != "failed"
+    wide = ci95 is None or ci95[1] / ci95[0] > (1 + WANTED) / (1 - WANTED)
+    found |= {
+        "on": on, "gain": gain, "ci95": ci95, "verdict": verdict, "fresh": True, "words": own["words"],
+        "units": len(race.units), "requests": len(race.units) * own["unit"],
+        "needs_requests": needed * own["unit"] if wide and needed else None,
+        "tokens_per_second": result["throughput"], "waits": waits(stage["waits"], winner),
+        "goodput": goodput(result), "more": [*more(result)] if own["rate"] is None else [],
+        "folder": stage["folders"][winner][-1], "notes": [*notes(result)],
+    }  # fmt: skip
+    return found | {"why": _why(found)}
+
+
+def _why(found: Answer) -> str:
+    """On or off, in words."""
+    if found["verdict"] == "failed":
+        return "the output is not the target's: the verdict FAILED"
+    if found["on"]:
+        return "the interval is above 1"
+    told = "it loses" if found["ci95"] and found["ci95"][1] < 1 else "no gain is shown"
+    if found["needs_requests"] and not (found["ci95"] and found["ci95"][1] < 1):
+        told += f"; +-{WANTED:.0%} needs {found['needs_requests']:,} requests"
+    return told
+
+
+def notes(result: Mapping[str, Any]) -> Iterator[str]:
+    """What makes the numbers doubtful."""
+    if not steady(result):
+        yield f"the machine was not steady: {'; '.join(unsteady(result))}"
+    if (recited := result.get("recited") or 0) >= RECITES:
+        yield f"{recited:.0%} of the new tokens stand earlier in prompt or text: other data may be harder to guess"
+    yield from result["notes"]
+
+
+def waits(units: Sequence[State], way: str) -> dict[str, Any]:
+    """Percentiles of both decoders and their ratios (ours over plain decoding's) with intervals over units."""
+    found: dict[str, Any] = {}
+    for place, delay in enumerate(DELAYS):
+        tables = [[np.array([row[place] for row in unit[way][decoder] if row[place] is not None], float)
+                   for decoder in DECODERS] for unit in units if way in unit]  # fmt: skip
+        if not tables or not all(len(own) for unit in tables for own in unit):
+            continue
+        point = _percentiles(tables, [1] * len(tables))
+        samples = None
+        if len(tables) >= FEWEST:
+            each = [_percentiles(tables, row) for block in cluster_weights(len(tables), SAMPLES) for row in block]
+            samples = {name: np.array([own[name] for own in each]) for name in point}
+        intervals = intervals_of(lambda s: s, [point], [samples], len(tables))
+        count = sum(len(unit[0]) for unit in tables)
+        found[delay] = {
+            f"p{p}": {**{d: point[f"{d} p{p}"] for d in DECODERS}, "ratio": point[f"ratio p{p}"],
+                      "ci95": intervals[f"ratio p{p}"] if enough(p, count) else None}
+            for p in PERCENTILES
+        }  # fmt: skip
+    return found
+
+
+def _percentiles(tables: Sequence[Sequence[Any]], times: Any) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for place, decoder in enumerate(DECODERS):
+        values = np.concatenate([unit[place] for unit, count in zip(tables, times, strict=True) for _ in range(count)])
+        found |= {f"{decoder} p{p}": float(np.percentile(values, p)) for p in PERCENTILES}
+    return found | {f"ratio p{p}": found[f"speculative p{p}"] / found[f"baseline p{p}"] for p in PERCENTILES}
+
+
+def goodput(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Of both decoders, if requests arrive over time and have limits."""
+    rates = result["latency_by_rate"]
+    return {name: served["goodput"] for name, served in rates[0]["decoders"].items()} if rates else {}
+
+
+def more(result: Mapping[str, Any]) -> Iterator[str]:
+    """What would gain more, by tau / (g c + v + o), scaled to what was measured."""
+    cost, counts, tau = result["cost"], result["counts"], result["block_efficiency"]["mean"]
+    if not counts["drafted"] or not cost["target_step_seconds"]:
+        return
+    g, measured = counts["drafted"] / counts["rounds"], result["speedup"]["measured"]
+    drafting, v, o = g * (cost["c"] or 0.0), cost["v"], cost["o"]
+    whole = drafting + v + o
+    yield (
+        f"A round keeps tau = {tau:.2f} tokens and takes {whole:.2f} target steps: {drafting:.2f} of drafting (g c), "
+        f"{v:.2f} of verifying (v), {o:.2f} of the rest (o). It gains where tau is above {tau / measured:.2f}."
+    )
+    for told, share in (
+        ("drafts that cost nothing", (v + o) / whole),
+        ("a call on g + 1 tokens that costs as much as on one (v = 1)", (drafting + min(v, 1.0) + o) / whole),
+        ("nothing between the calls (o = 0)", (drafting + v) / whole),
+    ):
+        if share < 0.98:
+            yield f"With {told}: {measured / share:.2f}x."
+    yield f"With every guess accepted (tau = {g + 1:.2f}): {measured * (g + 1) / tau:.2f}x."
+
+
+def sentence(found: Answer) -> str:
+    """An answer as one line."""
+    gain = "" if found["gain"] is None else f": {found['gain']:.2f}x plain decoding{within(found['ci95'])}"
+    verdict = f", verdict {found['verdict']}" if found["verdict"] else ""
+    way = f" with {found['way']}" if found["way"] else ""
+    return f"{found['load']}: {'ON' if found['on'] else 'OFF'}{way}{gain}{verdict}; {found['why']}."
+
+
+def crossings(found: Sequence[Answer]) -> Iterator[str]:
+    """The break-even batch size at each rate."""
+    for rate in dict.fromkeys(each["rate"] for each in found):
+        gains = {each["batch_size"]: each["gain"] for each in found if each["rate"] == rate and each["gain"]}
+        if len(gains) < 2:
+            continue
+        at, told = break_even(gains), f"At {rate:g} requests a second: " if rate else ""
+        if at is not None:
+            yield f"{told}Break-even at a batch size of about {at:.1f}, on a line between those that were measured."
+        elif min(gains.values()) > 1:
+            yield f"{told}Break-even is above a batch size of {max(gains)}, the largest that was measured."
+        elif max(gains.values()) <= 1:
+            yield f"{told}Break-even is below a batch size of {min(gains)}, the smallest that was measured."

@@ -1,0 +1,173 @@
+"""Decodes parts of the prompts in several ways in turn, whose models are loaded once, and keeps what was measured."""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from specbench.config.build import Targets, build
+from specbench.config.components import Components
+from specbench.config.compose import compose
+from specbench.config.validate import ValidatedConfig, check
+from specbench.contrib.advise.race import PLAIN, Race, Unit
+from specbench.contrib.advise.ways import Load, Ways
+from specbench.errors import ConfigError, first_line
+from specbench.results.console import decoding_progress
+from specbench.results.schema import RunResult
+from specbench.results.terminal import show
+from specbench.results.wording import duration, word
+from specbench.run.execute import save
+from specbench.run.jobs import RunJob
+from specbench.run.run import run_in_turn
+from specbench.stats.latency import time_per_output_token
+from specbench.stats.records import DecodedRequest, Group, RunRecord, call_seconds
+
+log = logging.getLogger(__name__)
+PART = 8  # units of a part, if they are of several requests
+DECODERS = ("speculative", "baseline")
+State = dict[str, Any]  # what advice.json holds of a stage
+
+
+class Bench:
+    """The ways of one load. `folder` gets a folder for each part and way."""
+
+    def __init__(
+        self, common: Sequence[str], load: Load, folder: Path, targets: Targets, save_state: Callable[[], None]
+    ):
+        self.common, self.load, self.folder, self.targets = [*common, *load.words], load, folder, targets
+        self.save_state = save_state
+        self.built: dict[str, Components] = {}  # by the overrides of a way
+        self.refused: dict[str, str] = {}
+
+    def total(self, ways: Ways) -> int:
+        """Builds the ways; those that cannot be built are `refused`, and taken out. Returns the number of prompts.
+        Raises ConfigError if none is left."""
+        for label, words in list(ways.items()):
+            if (key := " ".join(words)) in self.built:
+                continue
+            show(Text(f"loading {label}", style="dim"))
+            try:
+                self.built[key] = build(self.checked(words), log.info, self.targets)
+            except (ConfigError, RuntimeError, MemoryError) as error:
+                self.refused[label] = str(error) if isinstance(error, ConfigError) else first_line(error)
+                log.warning("%s is left out: %s", label, self.refused[label])
+                del ways[label]
+        if not ways:
+            raise ConfigError(f"no way fits: {next(iter(self.refused.values()), 'all were refused before')}")
+        return len(self.built[" ".join(next(iter(ways.values())))].prompts)
+
+    def checked(self, words: Sequence[str]) -> ValidatedConfig:
+        """The checked configuration of a way. Raises ConfigError."""
+        return check(compose([*self.common, *words]))
+
+    def run(self, name: str, ways: Ways, race: Race, state: State, last: int, until: float) -> None:
+        """Decodes units of the prompts from `state`'s next one to number `last` until the race is over, or until that
+        second of the clock. `state` keeps the units. Raises KeyboardInterrupt after a signal, with everything kept."""
+        for unit in state["units"]:
+            race.add(unit)
+        size, begun, before = self.load.unit, time.monotonic(), len(race.units)
+        while not race.over and time.monotonic() < until:
+            skip = state["next"]
+            units = min(race.most - len(race.units), (last - skip) // size, PART if size > 1 else race.most)
+            if units < 1:
+                break
+            if len(race.units) > before:
+                pace = (time.monotonic() - begun) / (len(race.units) - before)
+                told = duration(min(until - time.monotonic(), pace * (race.most - len(race.units))))
+                show(
+                    Text(f"{self.load.label}, {name}: {len(race.drafting)} ways left, at most {told} more", style="dim")
+                )
+            left = {way: ways[way] for way in race.drafting}
+            interrupted = self._part(f"{name}-{len(race.units)}", left, race, state, units * size, until)
+            self.save_state()
+            if interrupted:
+                raise KeyboardInterrupt("what was finished is kept, and the same command goes on")
+            if state["next"] == skip:
+                break
+
+    def _part(self, name: str, ways: Ways, race: Race, state: State, take: int, until: float) -> bool:
+        """One run of each way on the next prompts. Returns whether a signal has ended it."""
+        labels, skip, seen, stopped = list(ways), state["next"], [0], set[int]()
+        place = self.folder / self.load.label.replace(", ", "-").replace(" ", "_") / name
+        words = [[*ways[way], f"skip={skip}", f"take={take}"] for way in labels]
+        jobs = [RunJob([*self.common, *own], place / f"way-{number}", self.checked(own))
+                for number, own in enumerate(words)]  # fmt: skip
+        built = [self.built[" ".join(ways[way])] for way in labels]
+        prompts = built[0].prompts[skip : skip + take]
+        numbers = {prompt.id: number for number, prompt in enumerate(prompts, skip)}
+
+        def stops(records: Sequence[RunRecord]) -> Collection[int]:
+            while any(len(record.groups) > seen[0] for record in records):
+                groups = {way: record.groups[seen[0]] for way, record in zip(labels, records, strict=True)
+                          if way in race.left and len(record.groups) > seen[0]}  # fmt: skip
+                seen[0] += 1
+                if groups:
+                    state["units"].append(unit_of(groups))
+                    state["waits"].append({way: waits_of(group) for way, group in groups.items()})
+                    state["next"] = 1 + max(numbers[r.request.prompt_id] for r in next(iter(groups.values())).results)
+                    before = len(race.left)
+                    race.add(state["units"][-1])
+                    if len(race.left) < before:
+                        self._tell(name, race)
+            for way, record in zip(labels, records, strict=True):
+                if record.failures and way in race.left:
+                    race.leave(way, record.failures[0].error)
+            over = race.over or time.monotonic() >= until
+            stopped.update(number for number, way in enumerate(labels) if over or way not in race.left)
+            return stopped
+
+        runs = [(replace(parts, prompts=prompts, config=job.checked.resolved), job.folder, lambda group: None)
+                for parts, job in zip(built, jobs, strict=True)]  # fmt: skip
+        with decoding_progress(f"{self.load.label}, {name}: ") as progress:
+            finished = run_in_turn([runs], progress, stops=stops)
+        self._keep(labels, jobs, finished, state)
+        return any(result.status == "interrupted" and number not in stopped
+                   for number, (result, _) in enumerate(finished) if isinstance(result, RunResult))  # fmt: skip
+
+    def _tell(self, name: str, race: Race) -> None:
+        """Says that ways have left."""
+        best = f", the fastest {race.drafting[0]} ({race.gain(race.drafting[0])[0]:.2f}x)" if race.drafting else ""
+        show(Text(f"{self.load.label}, {name}: {len(race.drafting)} ways left after {len(race.units)} units{best}"))
+
+    def _keep(self, labels: Sequence[str], jobs: Sequence[RunJob], finished: Sequence[Any], state: State) -> None:
+        """Writes the files of each run, and notes its folder and its verdict: of several parts the worst one."""
+        for way, job, (result, record) in zip(labels, jobs, finished, strict=True):
+            if not isinstance(result, RunResult):
+                continue
+            if len(jobs) > 1:
+                result.in_turn = {"started": result.provenance["started"], "runs": [j.checked.digest for j in jobs]}
+            save(job, next(iter(self.built.values())).target.tokenizer, result, record)
+            if state["verdicts"].get(way) != "failed":
+                state["verdicts"][way] = word(result.as_dict()["lossless"])
+            state["folders"].setdefault(way, []).append(str(job.folder))
+
+
+def unit_of(groups: dict[str, Group]) -> Unit:
+    """Seconds and tokens of each way, and of plain decoding: of requests that arrive over time those from arrival to
+    the last token, else of decoding alone."""
+    found = {way: cost_of([result.speculative for result in group.results]) for way, group in groups.items()}
+    plain = next(iter(groups.values()))
+    return found | {PLAIN: cost_of([result.baseline for result in plain.results])}
+
+
+def cost_of(requests: Sequence[DecodedRequest]) -> list[float]:
+    """Seconds and tokens of requests that were decoded together."""
+    seconds = [r.seconds if r.times is None else r.times.finished - r.times.arrived for r in requests]
+    return [sum(seconds), float(sum(len(r.tokens) for r in requests))]
+
+
+def waits_of(group: Group) -> dict[str, list[list[float | None]]]:
+    """By decoder, each request's seconds to its first tokens and per output token; None where nothing says it."""
+    alone, found = len(group.results) == 1, {}
+    for way, decoder in enumerate(DECODERS):
+        rows: list[list[float | None]] = []
+        for request in (result.both[way] for result in group.results):
+            seconds, times = call_seconds(request.rounds), request.times
+            first = times.first_token - times.arrived if times else float(seconds[0]) if alone else None
+            rows.append([first, time_per_output_token(request, seconds)])
+        found[decoder] = rows
+    return found

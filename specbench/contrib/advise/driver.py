@@ -1,0 +1,142 @@
+"""For each load: a pilot that finds the fastest way, then its measurement on other prompts. What is finished is kept in
+advice.json, and is not done again."""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from specbench.config.build import Targets
+from specbench.contrib.advise.bench import Bench, State
+from specbench.contrib.advise.race import FIRST, LEVEL, PLAIN, Race
+from specbench.contrib.advise.ways import Load, Trial, Ways, variants
+from specbench.results.atomic_files import file_text, parse_json, write_json
+from specbench.results.completion import keep_other
+from specbench.results.reader import read_result
+from specbench.results.terminal import show
+
+FILE = "advice.json"
+MOST = 64, 16  # units of a pilot: of one request, of several
+PILOT, VARIANTS = 0.5, 0.65  # of a load's time, when the pilot ends, and when variants of its winner have been tried
+WANTED = 0.03  # +- of the measured gain
+MEASURED = {1: (12, 64)}  # units of a measurement at least and at most, by requests of a unit
+MEASURED_TOGETHER = (FIRST, 8)
+
+
+class Driver:
+    """The loads of a trial, one after the other. `state` is what advice.json holds."""
+
+    def __init__(self, tried: Trial, folder: Path, seconds: float):
+        self.tried, self.folder, self.until = tried, folder, time.monotonic() + seconds
+        self.targets = Targets()
+        first = Bench(tried.common, tried.loads[0], folder, self.targets, self.save)
+        identity = first.checked(next(iter(tried.ways.values()))).identity().as_dict()
+        self.state: dict[str, Any] = {"identity": identity, "loads": {}}
+        path = folder / FILE
+        if path.is_file():
+            earlier = parse_json(file_text(path), str(path))
+            if isinstance(earlier, dict) and earlier.get("identity") == identity:
+                self.state = earlier
+            else:
+                show(Text(f"{path} is of other models, settings or code: it is kept beside the new one", style="dim"))
+                keep_other(path, "")
+
+    def save(self) -> None:
+        """Writes advice.json."""
+        write_json(self.folder / FILE, self.state)
+
+    def go(self) -> dict[str, Any]:
+        """Does what is missing for every load. Returns the state. Raises ConfigError, or KeyboardInterrupt."""
+        for number, load in enumerate(self.tried.loads):
+            own = self.state["loads"].setdefault(load.label, {"stages": {}, "refused": dict(self.tried.refused)})
+            if own.get("over"):
+                continue
+            now = time.monotonic()
+            share = max(0.0, self.until - now) / (len(self.tried.loads) - number)
+            self._load(load, own, now, share)
+            self.save()
+        return self.state
+
+    def _load(self, load: Load, own: dict[str, Any], now: float, share: float) -> None:
+        bench = Bench(self.tried.common, load, self.folder, self.targets, self.save)
+        ways = dict(self.tried.ways)
+        total = bench.total(ways)
+        own |= {"rows": load.rows, "rate": load.rate, "unit": load.unit, "prompts": total,
+                "refused": own["refused"] | bench.refused}  # fmt: skip
+        several = load.unit > 1
+        stages, most = own["stages"], MOST[several]
+        winner, race = self._race(bench, stages, "pilot", ways, (total // 2, now + PILOT * share, most))
+        if winner is not None and len(race.ways) > 2:
+            result = read_result(Path(stages[self.last(stages)]["folders"][winner][-1]))
+            more = variants(bench.common, ways[winner], result)
+            bench.total(more)
+            if len(more) > 1:
+                ways |= more
+                limits = total * 2 // 3, now + VARIANTS * share, most // 2
+                found, _ = self._race(bench, stages, "variants", more, limits)
+                winner = found or winner
+        own["winner"] = winner
+        if winner is not None:
+            own["words"] = ways[winner]
+            least, largest = MEASURED_TOGETHER if several else MEASURED[1]
+            needed = race.needed(winner, WANTED) if winner in race.ways else None
+            units = min(largest, max(least, needed or largest))
+            self._stage(bench, stages, "measurement", {winner: ways[winner]}, Race([winner, PLAIN], units),
+                        (total, now + share))  # fmt: skip
+        own["over"] = time.monotonic() < now + share or winner is None
+
+    def _race(
+        self, bench: Bench, stages: dict[str, State], name: str, ways: Ways, limits: tuple[int, float, int]
+    ) -> tuple[str | None, Race]:
+        """The winner of a race between ways, or None if plain decoding wins. A way whose verdict fails is left out, and
+        the others begin anew."""
+        last, until, most = limits
+        left, number = dict(ways), 1
+        while True:
+            race = Race([*left, PLAIN], most, LEVEL / 2)
+            stage = name if number == 1 else f"{name}-{number}"
+            state = self._stage(bench, stages, stage, left, race, (last, until))
+            bad = [way for way in left if state["verdicts"].get(way) == "failed"]
+            known = race.units[0] if race.units else ()
+            state["gains"] = {way: race.gain(way) for way in race.ways if way != PLAIN and way in known}
+            state["left"], state["reasons"] = race.drafting, race.reasons | dict.fromkeys(bad, "its verdict failed")
+            left = {way: words for way, words in left.items() if way not in bad}
+            if not bad or not left:
+                return next((way for way in race.drafting if way in left and race.units), None), race
+            number += 1
+
+    def _stage(
+        self, bench: Bench, stages: dict[str, State], name: str, ways: Ways, race: Race, limits: tuple[int, float]
+    ) -> State:
+        """Goes on with a stage from where it was."""
+        begin = max((stage["next"] for stage in stages.values()), default=0)
+        empty: State = {"next": begin, "units": [], "waits": [], "verdicts": {}, "folders": {}, "ways": {}}
+        state = stages.setdefault(name, empty)
+        state["next"] = begin  # no stage sees the prompts of another one
+        state["ways"] |= ways
+        if name == "measurement" and set(state["ways"]) != set(ways):  # after a longer pilot
+            state |= empty | {"ways": dict(ways)}
+        bench.run(name, ways, race, state, *limits)
+        return state
+
+    @staticmethod
+    def last(stages: Mapping[str, State]) -> str:
+        """The name of the last stage that has units."""
+        return [name for name, stage in stages.items() if stage["units"]][-1]
+
+
+def summary(tried: Trial, minutes: float) -> Sequence[str]:
+    """What will be tried, before anything is loaded."""
+    drafters = ", ".join(dict.fromkeys(words[0].partition("=")[2] for words in tried.ways.values()))
+    loads = "; ".join(load.label for load in tried.loads)
+    lines = [
+        f"{len(tried.ways)} ways of decoding ({drafters}) beside plain decoding, each prompt in all in turn; {loads}"
+    ]
+    lines += [f"not {name}: {reason}" for name, reason in tried.refused.items()]
+    lines.append(
+        f"It takes at most about {minutes:g} minutes (--minutes), and the time to load the models: a pilot, which "
+        "drops ways that cannot win, then a measurement of the winner on other prompts."
+    )
+    return lines

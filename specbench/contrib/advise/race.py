@@ -1,0 +1,133 @@
+"""Which way of decoding is the fastest: ways are compared on units of work, and leave when they cannot win.
+
+A unit is a request, or several that are decoded together. The rate of a way is the sum of its seconds over that of its
+tokens. At each of a few looks, each way is tested against every other one by Student's t of the logarithm of the ratio
+of their rates, linearised and paired by unit. The fastest way is tested against `ways - 1` others at each look, so with
+a level of LEVEL / looks / (ways - 1) for each test it leaves with probability LEVEL at most.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+
+from specbench.contrib.planning.plans import Spread, fewest_prompts
+from specbench.stats.bootstrap import interval_around, student, student_tail
+from specbench.stats.estimates import Floats, Interval
+from specbench.stats.two_way_bootstrap import VarianceParts
+
+LEVEL = 0.05  # probability that the fastest way leaves
+WORTH = 0.02  # ways that differ by less are equally good
+FIRST, GROWTH = 5, 1.4  # units at the first look, and from one look to the next
+PLAIN = "plain decoding"
+Unit = Mapping[str, Sequence[float]]  # by way: seconds and tokens
+
+
+def looks(most: int) -> list[int]:
+    """The numbers of units at which ways may leave, up to `most`."""
+    found = [min(FIRST, most)]
+    while found[-1] < most:
+        found.append(min(most, int(found[-1] * GROWTH) + 1))
+    return found
+
+
+@cache
+def quantile(tail: float, freedom: int) -> float:
+    """The t that Student's distribution exceeds with this probability, by bisection."""
+    low, high = 0.0, 1e4
+    while high - low > 1e-4 * max(1.0, low):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_tail(middle, freedom) / 2 > tail else (low, middle)
+    return high
+
+
+class Race:
+    """Ways of decoding, PLAIN among them, on at most `most` units."""
+
+    def __init__(self, ways: Iterable[str], most: int, level: float = LEVEL):
+        self.ways, self.most, self.looks = [*ways], most, looks(most)
+        self.level = level / len(self.looks) / max(1, len(self.ways) - 1)  # of each test
+        self.left = {*self.ways}
+        self.units: list[Unit] = []
+        self.reasons: dict[str, str] = {}  # of those that have left
+        self._decided = False
+
+    @property
+    def drafting(self) -> list[str]:
+        """The ways that are left, without plain decoding, fastest first."""
+        left = [way for way in self.ways if way in self.left and way != PLAIN]
+        return sorted(left, key=lambda way: -self.gain(way)[0]) if self.units else left
+
+    @property
+    def over(self) -> bool:
+        """Whether no further unit is needed."""
+        drafting = len(self.left - {PLAIN})
+        alone = len(self.ways) > 2 and drafting < 2  # of a single way, its gain is wanted
+        return not drafting or alone or self._decided or len(self.units) >= self.most
+
+    def leave(self, way: str, reason: str) -> None:
+        """A way that cannot be decoded leaves."""
+        self.left.discard(way)
+        self.reasons[way] = reason
+
+    def add(self, unit: Unit) -> None:
+        """Takes the times of a unit, of all ways that are left."""
+        self.units.append(unit)
+        for way in self.left - unit.keys():
+            self.leave(way, "it failed")
+        if len(self.units) in self.looks and len(self.units) > 1:
+            self._look()
+
+    def _look(self) -> None:
+        names = [way for way in self.ways if way in self.left]
+        rates, influence = rates_of([[unit[way] for unit in self.units] for way in names])
+        count = len(self.units)
+        spread = (influence[:, None] - influence[None]).std(-1, ddof=1) / np.sqrt(count)  # [ways, ways]
+        slower = np.log(rates[:, None] / rates[None])  # of the first than the second
+        bound = quantile(self.level, count - 1) * spread
+        for slow, fast in np.argwhere((slower > bound) & (spread > 0)):
+            self.reasons.setdefault(names[slow], f"slower than {names[fast]} after {count} units")
+            self.left.discard(names[slow])
+        kept = [place for place, name in enumerate(names) if name in self.left and name != PLAIN]
+        if kept:
+            best = min(kept, key=lambda place: rates[place])
+            self._decided = all(slower[best, place] + bound[best, place] < WORTH for place in kept if place != best)
+
+    def gain(self, way: str) -> tuple[float, Interval]:
+        """The rate of plain decoding over that of the way, on the units that it has, with a 95 % interval."""
+        log_gain, error, count = self._log_gain(way)
+        return float(np.exp(log_gain)), interval_around(
+            float(np.exp(log_gain)), student(count - 1) * error if count >= FIRST else np.inf, True
+        )
+
+    def needed(self, way: str, half: float) -> int | None:
+        """The units that an interval of +- `half` needs, if they vary as those that are there."""
+        _, error, count = self._log_gain(way)
+        spread = Spread(VarianceParts(process=None, prompt=error**2 * count, cell=0.0), 0.0)
+        return fewest_prompts(spread, half, 1, 1) if count > 1 else None
+
+    def _log_gain(self, way: str) -> tuple[float, float, int]:
+        units = [unit for unit in self.units if way in unit and PLAIN in unit]
+        rates, influence = rates_of([[unit[name] for unit in units] for name in (PLAIN, way)])
+        error = (influence[0] - influence[1]).std(ddof=1) / np.sqrt(len(units)) if len(units) > 1 else np.inf
+        return float(np.log(rates[0] / rates[1])), float(error), len(units)
+
+
+def rates_of(table: Sequence[Sequence[Sequence[float]]]) -> tuple[Floats, Floats]:
+    """Seconds per token of each way [ways], and what each unit adds to its logarithm [ways, units], from seconds and
+    tokens [ways, units, 2]."""
+    of_units = np.array(table, float)
+    shares = of_units / of_units.mean(1, keepdims=True)
+    sums = of_units.sum(1)
+    return sums[:, 0] / sums[:, 1], shares[..., 0] - shares[..., 1]
+
+
+def break_even(gains: Mapping[int, float]) -> float | None:
+    """The batch size at which the gain falls to 1, on a line between logarithms; None if it does not."""
+    ordered = sorted(gains.items())
+    for (small, above), (large, below) in pairwise(ordered):
+        if above > 1 >= below:
+            share = np.log(above) / np.log(above / below)
+            return float(small * (large / small) ** share)
+    return None

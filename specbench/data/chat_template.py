@@ -1,0 +1,106 @@
+"""Renders chat templates, which are programs of others, in a process that is ended if one takes too long or too much.
+
+As a script this file is that process: of each line of JSON that it reads, it writes the text or the error.
+"""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SECONDS = 10.0  # for one text
+BEGIN_SECONDS = 120.0  # until the process has begun
+LARGEST = 2**24  # characters of a text
+MEMORY = 2**31  # bytes of the process
+
+
+class TemplateError(Exception):
+    """What a template has done, in words."""
+
+
+class Renderer:
+    """The process, which is begun when it is needed, and again after one was ended."""
+
+    def __init__(self) -> None:
+        self._lock, self._owner, self._process = threading.Lock(), 0, None
+
+    _process: "subprocess.Popen[bytes] | None"
+
+    def render(self, template: str, messages: Sequence[Mapping[str, str]], special: Mapping[str, Any]) -> str:
+        """The text of messages, up to where the model begins its answer. Raises TemplateError."""
+        words = {"conversations": [messages], "chat_template": template, "add_generation_prompt": True, **special}
+        with self._lock:
+            if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+                self._begin()
+            self._send(json.dumps(words).encode() + b"\n")
+            found = json.loads(self._line(SECONDS))
+        if "error" in found:
+            raise TemplateError(found["error"])
+        text: str = found["text"]
+        return text
+
+    def _begin(self) -> None:
+        environment = {"USE_TORCH": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._owner = os.getpid()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **environment},
+            start_new_session=True,  # signals of the terminal are not for it
+        )
+        self._line(BEGIN_SECONDS)
+
+    def _send(self, line: bytes) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(line)
+        self._process.stdin.flush()
+
+    def _line(self, seconds: float) -> bytes:
+        """The next line of the process. Ends it, and raises TemplateError, if there is none in time."""
+        assert self._process is not None and self._process.stdout is not None
+        line, end, pipe = b"", time.monotonic() + seconds, self._process.stdout.fileno()
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([pipe], [], [], max(0.0, end - time.monotonic()))
+            read = os.read(pipe, 2**16) if ready else b""
+            if not read:
+                self._process.kill()
+                self._process.wait()
+                reason = "its process has ended" if ready else f"it did not end within {seconds:g} s"
+                raise TemplateError(reason)
+            line += read
+        return line
+
+
+RENDERER = Renderer()
+
+
+def serve() -> None:
+    """Renders what comes by lines from the standard input, until it ends."""
+    import resource
+
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        try:
+            text = render_jinja_template(**json.loads(line))[0][0]
+            if len(text) > LARGEST:
+                raise ValueError(f"its text has more than {LARGEST:,} characters")
+            found = {"text": text}
+        except MemoryError:
+            found = {"error": f"it needs more than {MEMORY:,} bytes of memory"}
+        except Exception as error:
+            found = {"error": f"{type(error).__name__}: {str(error)[:1000]}"}
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,191 @@
+"""The advice as a command, on little models: its stages, what it keeps, and what it never advises."""
+
+import json
+import sys
+
+import pytest
+from small_runs import LITTLE, interrupt_the_second_group, short_prompts, steady
+from small_runs import finished as finished
+
+import specbench.contrib.advise.driver as driver
+from specbench.contrib.advise.answers import answer, more, sentence
+from specbench.contrib.advise.bench import Bench
+from specbench.contrib.advise.command import advise, main
+from specbench.contrib.advise.engines import DIFFERENT, configurations
+from specbench.contrib.advise.race import PLAIN, Race
+from specbench.contrib.advise.ways import trial
+from specbench.errors import ConfigError
+
+COMMON = [f"target.path={LITTLE['target.path']}", "device=cpu", "executor=eager", "max_new_tokens=8", "temperature=0"]
+
+
+def words(*more_words):
+    return [*COMMON, "data=jsonl", f"data.path={short_prompts()}", "drafter=ngram", *more_words]
+
+
+@pytest.fixture
+def few(monkeypatch, tmp_path):
+    """A pilot of five requests, and a measurement of five others."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(driver, "MOST", (5, 5))
+    monkeypatch.setattr(driver, "MEASURED", {1: (5, 5)})
+    monkeypatch.setattr(driver, "variants", lambda common, own, result: {"the winner": own})
+    with steady():
+        yield tmp_path
+
+
+def test_it_goes_from_pilot_to_measurement_on_other_prompts_and_writes_its_page(few, capsys, monkeypatch):
+    folder = advise(words("gamma=1,2"), 10, only=True)
+    state = json.loads((folder / "advice.json").read_text())
+    (own,), (found,) = state["loads"].values(), state["answers"]
+    pilot, measured = own["stages"]["pilot"], own["stages"]["measurement"]
+    assert (
+        set(pilot["ways"]) == {"drafter ngram, gamma 1", "drafter ngram, gamma 2"}
+        and len(pilot["units"]) == len(measured["units"]) == 5
+    )
+    seen = [
+        {json.loads(line)["id"] for line in (few / stage["folders"][own["winner"]][0] / "prompts.jsonl").open()}
+        for stage in (pilot, measured)
+    ]
+    assert len(seen[0]) == len(seen[1]) == 5 and not seen[0] & seen[1]
+    result = json.loads((few / found["folder"] / "results.json").read_text())
+    assert found["gain"] == pytest.approx(result["speedup"]["measured"]) and found["verdict"] == "passed"
+    assert found["on"] == (found["ci95"][0] > 1) and found["requests"] == 5
+    page, out = (folder / "report.html").read_text(), capsys.readouterr().out
+    assert sentence(found).split(":")[0] in page and "gamma" in page
+    assert out.index("2 ways of decoding") < out.index("loading") < out.index("Advice")
+    assert found["waits"]["per_output_token"]["p50"]["baseline"] > 0
+
+    before = (folder / "advice.json").read_text()  # a finished advice is not measured again
+    monkeypatch.setattr(Bench, "total", lambda *others: pytest.fail("loaded again"))
+    assert advise(words("gamma=1,2"), 10, only=True) == folder and (folder / "advice.json").read_text() == before
+
+
+@pytest.mark.slow
+def test_an_interrupted_advice_keeps_what_it_has_and_goes_on(few, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="the same command goes on"):
+        interrupt_the_second_group(patch)
+        advise(words("gamma=1,2"), 10, only=True)
+    (path,) = few.glob("outputs/advise/*/advice.json")
+    (own,) = json.loads(path.read_text())["loads"].values()
+    kept = own["stages"]["pilot"]["units"]
+    assert len(kept) == 1 and own["stages"]["pilot"]["next"] == 1
+    state = json.loads((advise(words("gamma=1,2"), 10, only=True) / "advice.json").read_text())
+    (own,) = state["loads"].values()
+    assert own["stages"]["pilot"]["units"][:1] == kept and len(own["stages"]["pilot"]["units"]) == 5
+    assert own["over"]
+
+
+@pytest.mark.slow
+def test_several_rows_and_a_rate_are_loads_with_groups_as_units(few, monkeypatch):
+    monkeypatch.setattr(driver, "MOST", (5, 1))
+    monkeypatch.setattr(driver, "MEASURED_TOGETHER", (1, 1))
+    given = words("gamma=1", "batch_size=1,2", "workload.rate=50", "workload.slo_per_token=10")
+    state = json.loads((advise(given, 10, only=True) / "advice.json").read_text())
+    assert [found["batch_size"] for found in state["answers"]] == [1, 2]
+    for found in state["answers"]:
+        assert found["requests"] == 4 * found["batch_size"] and found["rate"] == 50 and not found["on"]
+        assert found["goodput"]["speculative"]["share"] == 1 and found["waits"]["first_token"]["p50"]["ratio"] > 0
+
+
+def stored(verdict, rates, winner="way"):
+    """What advice.json has of a load whose measurement has these seconds per token of the way, and 1 of plain."""
+    race = [{"way": [rate, 1.0], PLAIN: [1.0, 1.0]} for rate in rates]
+    stage = {"units": race, "verdicts": {"way": verdict}, "folders": {"way": ["run"]}, "waits": []}
+    return {
+        "rows": 1,
+        "rate": None,
+        "unit": 1,
+        "winner": winner,
+        "words": ["drafter=ngram"],
+        "stages": {"measurement": stage},
+    }
+
+
+@pytest.mark.parametrize(
+    ("verdict", "rates", "on"),
+    [
+        ("passed", [0.5, 0.52, 0.48, 0.5, 0.51], True),
+        ("failed", [0.5, 0.52, 0.48, 0.5, 0.51], False),
+        ("passed", [0.5, 1.6, 0.6, 1.2, 0.9], False),
+        ("passed", [0.5, 0.5], False),
+        ("passed", [1.5, 1.52, 1.48, 1.5, 1.51], False),
+    ],
+)
+def test_on_needs_an_interval_above_one_and_no_failed_verdict(finished, monkeypatch, verdict, rates, on):
+    result = finished("drafter=ngram", "gamma=2")[0].as_dict()
+    monkeypatch.setattr("specbench.contrib.advise.answers.read_result", lambda folder: result)
+    found = answer("batch 1", stored(verdict, rates))
+    assert found["on"] is on and sentence(found).startswith(f"batch 1: {'ON' if on else 'OFF'}")
+    assert ("FAILED" in found["why"]) == (verdict == "failed")
+    if rates[1] == 1.6:
+        assert "needs" in found["why"] and found["needs_requests"] > 100
+
+
+def test_what_would_gain_more_multiplies_with_the_costs(finished):
+    result = finished("drafter=ngram", "gamma=2")[0].as_dict()
+    told = list(more(result))
+    cost, counts = result["cost"], result["counts"]
+    g = counts["drafted"] / counts["rounds"]
+    best = result["speedup"]["measured"] * (g + 1) / result["block_efficiency"]["mean"]
+    assert told[-1].endswith(f"{best:.2f}x.") and f"{cost['v']:.2f} of verifying" in told[0]
+
+
+@pytest.mark.slow
+def test_a_way_whose_verdict_fails_is_left_out_and_the_others_begin_anew(few, monkeypatch):
+    keep = Bench._keep
+
+    def failing(self, labels, jobs, finished, state):
+        keep(self, labels, jobs, finished, state)
+        state["verdicts"] |= {way: "failed" for way in labels if way.endswith("gamma 2")}
+
+    monkeypatch.setattr(Bench, "_keep", failing)
+    state = json.loads((advise(words("gamma=1,2"), 10, only=True) / "advice.json").read_text())
+    (own,) = state["loads"].values()
+    assert own["winner"] == "drafter ngram, gamma 1"
+    assert set(own["stages"]["pilot-2"]["ways"]) == {own["winner"]}
+
+
+def test_it_tries_what_needs_no_training_and_says_what_does_not_fit():
+    found = trial([f"target.path={LITTLE['target.path']}", "drafter.path=shipped:drafter_tv", "gamma=2"], only=False)
+    drafters = [way[0].removeprefix("drafter=") for way in found.ways.values()]
+    assert drafters == ["model", "lookup_or_model", "suffix", "prompt_lookup", "token_recycling", "layer_skip",
+                        "self_quantized"]  # fmt: skip
+    assert list(found.refused) == ["mtp"] and [load.label for load in found.loads] == ["batch 1"]
+    assert all("drafter.path=shipped:drafter_tv" in way for way in list(found.ways.values())[:2])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["batch_size=0"], "batch_size=0 is not allowed"),
+        (["batch_size=1.5"], "must be an integer"),
+        (["workload.rate=fast"], "workload.rate=fast is not allowed"),
+        (["drafter=nothing"], "drafter=nothing is not a choice"),
+        (["drafter=ngram", "temperature=0,1"], "temperature=0,1 is not possible: it has several values"),
+        ([], "--only needs drafters"),
+    ],
+)
+def test_a_mistake_is_one_sentence(given, told):
+    with pytest.raises(ConfigError) as error:
+        trial([f"target.path={LITTLE['target.path']}", *given], only=True)
+    assert told in str(error.value)
+
+
+def test_minutes_are_above_zero(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["advise"])
+    with pytest.raises(SystemExit) as ended:
+        main(["--minutes", "0"])
+    assert ended.value.code == 2 and "--minutes 0 is not allowed" in capsys.readouterr().err
+
+
+def test_other_engines_get_the_same_gamma_or_say_that_they_cannot():
+    for drafter in ("model", "suffix", "prompt_lookup", "self_quantized", "mtp"):
+        told = configurations("P", [f"drafter={drafter}", "drafter.path=Q", "gamma=5"])
+        assert told.keys() == DIFFERENT.keys() and '"num_speculative_tokens": 5' in told["vLLM"]
+        assert "--speculative-num-draft-tokens 6" in told["SGLang"]
+    assert all("has no such drafter" in text for text in configurations("P", ["drafter=token_recycling"]).values())
+
+
+def test_a_race_needs_no_unit_without_a_way():
+    assert Race([PLAIN], 5).over

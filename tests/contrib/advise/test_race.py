@@ -1,0 +1,86 @@
+"""The race between ways of decoding, by simulation: the fastest way leaves as rarely as is said, and is found."""
+
+import numpy as np
+import pytest
+
+from specbench.contrib.advise.race import LEVEL, PLAIN, Race, break_even, looks, quantile
+from specbench.stats.bootstrap import student_tail
+
+RACES, MOST, SD = 150, 12, 0.2
+
+
+def units_of(rates, generator, most=MOST):
+    """Units whose seconds per token vary by SD for each way, and as much for all ways together."""
+    names = [f"way {number}" for number in range(len(rates))]
+    for _ in range(most):
+        tokens = generator.integers(20, 60)
+        common = np.exp(SD * generator.standard_normal())
+        own = rates * common * np.exp(SD * generator.standard_normal(len(rates)))
+        yield {name: (float(tokens * rate), float(tokens)) for name, rate in zip(names, own, strict=True)} | {
+            PLAIN: (2.0 * tokens * common, float(tokens))
+        }
+
+
+def race(rates, seed, level=None):
+    """A finished race; with a `level` each test has that one, whatever the number of tests."""
+    found = Race([*(f"way {number}" for number in range(len(rates))), PLAIN], MOST)
+    if level is not None:
+        found.level = level
+    for unit in units_of(np.array(rates), np.random.default_rng(seed)):
+        if found.over:
+            break
+        found.add(unit)
+    return found
+
+
+def left_wrongly(level=None):
+    """The share of races between equal ways in which a way named before has left."""
+    return np.mean(["way 0" not in race([1.0] * 6, seed, level).left for seed in range(RACES)])
+
+
+def test_of_equal_ways_one_leaves_as_rarely_as_is_said():
+    """The control: tests that are not corrected for their number."""
+    assert left_wrongly() <= LEVEL + 2 * np.sqrt(LEVEL * (1 - LEVEL) / RACES)
+    assert left_wrongly(level=LEVEL) > 2 * LEVEL
+
+
+def test_the_fastest_way_is_found_and_the_slow_ones_leave_early():
+    races = [race([1.0, 1.05, 1.3, 2.0, 3.0, 1.6], seed) for seed in range(30)]
+    assert np.mean([found.drafting[0] == "way 0" for found in races]) > 0.6  # two differ by .05
+    assert all(found.drafting[0] in ("way 0", "way 1") for found in races)
+    early = [int(found.reasons["way 4"].split()[-2]) for found in races]
+    assert np.median(early) <= 8 < MOST
+
+
+def test_ways_that_lose_against_plain_decoding_all_leave():
+    assert not race([3.0, 4.0, 5.0], 0).drafting
+
+
+def test_a_gain_has_its_interval():
+    """Of simulated measurements, 95 % of the intervals hold the true gain."""
+    inside = []
+    for seed in range(150):
+        found = Race(["way 0", PLAIN], 12)
+        for unit in units_of(np.array([1.0]), np.random.default_rng(seed), 12):
+            found.add(unit)
+        low, high = found.gain("way 0")[1]
+        inside.append(low < 2 / np.exp(SD**2 / 2) < high)
+    assert 0.9 < np.mean(inside) < 0.99
+
+
+def test_the_units_that_are_needed_give_that_interval():
+    pilot = Race(["way 0", PLAIN], 10**6)
+    for unit in units_of(np.array([1.0]), np.random.default_rng(0), 400):
+        pilot.add(unit)
+    needed, other = pilot.needed("way 0", 0.05), Race(["way 0", PLAIN], 10**6)
+    for unit in units_of(np.array([1.0]), np.random.default_rng(1), needed):
+        other.add(unit)
+    _, (low, high) = other.gain("way 0")
+    assert np.log(high / low) / 2 == pytest.approx(0.05, rel=0.25)
+
+
+def test_looks_quantiles_and_break_even():
+    assert looks(24) == [5, 8, 12, 17, 24] and looks(3) == [3]
+    for tail, freedom in ((0.01, 4), (1e-4, 7)):
+        assert student_tail(quantile(tail, freedom), freedom) / 2 == pytest.approx(tail, rel=0.01)
+    assert break_even({1: 2.0, 4: 0.5}) == pytest.approx(2.0) and break_even({1: 2.0, 8: 1.5}) is None

@@ -1,0 +1,62 @@
+"""What others may have put into a folder, or into data, does no harm: links, formulas, passwords."""
+
+import csv
+import os
+from io import StringIO
+from types import SimpleNamespace
+
+import pytest
+from small_runs import call, small
+
+from specbench.errors import ConfigError
+from specbench.results.atomic_files import write_text
+from specbench.results.folder_lock import locked
+from specbench.results.table import Table, to_csv
+from specbench.results.writer import PromptsFile
+from specbench.run.sweep import Sweep
+
+
+def test_links_in_a_folder_are_not_followed_for_writing(tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.write_text("theirs")
+    run = tmp_path / "run"
+    run.mkdir()
+    for name, write in (
+        (".lock", lambda: locked(run).__enter__()),
+        ("prompts.jsonl.part", lambda: PromptsFile(run)),
+    ):
+        (run / name).symlink_to(theirs)
+        with pytest.raises(ConfigError, match=f"{name} cannot be written"):
+            write()
+        (run / name).unlink()
+    for name in ("config.yaml", f"config.yaml.{os.getpid()}.tmp"):
+        (run / name).symlink_to(theirs)
+    write_text(run / "config.yaml", "ours")
+    assert theirs.read_text() == "theirs" and (run / "config.yaml").read_text() == "ours"
+    assert not (run / "config.yaml").is_symlink()
+
+
+def test_cells_of_csv_are_no_formulas():
+    cells = ["=cmd|' /C calc'!A0", "-2+3", "@x", "+1+1", "\t=1", "-1.5", "1e5", "a=b", "", -3, None]
+    read = list(csv.reader(StringIO(to_csv(Table.of([{"x": cell} for cell in cells], "t", ["x"])))))
+    assert [row[0] if row else "" for row in read[1:]] == [
+        "'=cmd|' /C calc'!A0", "'-2+3", "'@x", "'+1+1", "'\t=1", "-1.5", "1e5", "a=b", "", "-3", ""]  # fmt: skip
+
+
+def test_a_refused_configuration_leaves_no_password(monkeypatch, tmp_path, capsys):
+    words = ["baseline=server", "baseline.url=http://user:s3cret@localhost:1", "hydra.run.dir=D", "logger=none"]
+    assert call(small(*words), monkeypatch, tmp_path) == 2
+    assert "holds a name or a password" in capsys.readouterr().err
+    left = [path for path in (tmp_path / "D").rglob("*") if path.is_file()]
+    assert not any("s3cret" in path.read_text() for path in left)
+
+
+def test_a_sweep_whose_job_is_held_by_another_names_that(monkeypatch, capsys):
+    sweep = Sweep()
+    sweep.failures.append("D is being written by process 5: wait for it")
+    monkeypatch.setattr(sweep, "summarise", lambda: ("1 of 2 jobs have no result, see their run.log", 1))
+    with pytest.raises(SystemExit):
+        sweep.on_multirun_end(SimpleNamespace())
+    assert "have no result, see their run.log; the first has failed: D is being written by process 5" in (
+        capsys.readouterr().err
+    )

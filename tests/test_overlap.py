@@ -1,0 +1,40 @@
+"""The prompts of the head of SmolLM2 and the public questions share no words (experiments/smollm2/overlap.py)."""
+
+import importlib.util
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).parents[1] / "experiments" / "smollm2" / "overlap.py"
+
+
+@pytest.fixture
+def overlap():
+    spec = importlib.util.spec_from_file_location("overlap", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_no_prompt_of_the_training_has_words_of_a_public_question(overlap):
+    questions, prompts = overlap.read("questions"), overlap.read("prompts")
+    assert len(questions) > 30_000 and len(prompts) > 10_000
+    assert overlap.common(questions, prompts) == 0
+
+
+def test_twenty_words_of_a_question_are_found_anywhere_in_a_prompt(overlap, tmp_path, monkeypatch):
+    """Through the files, in other capitals and signs. Negative control: twelve words, which are too few."""
+    monkeypatch.setattr(overlap, "HERE", tmp_path)
+    rng = random.Random(0)
+    for number in range(20):
+        question, before, after = ([f"w{rng.randrange(1000)}" for _ in range(60)] for _ in range(3))
+        begin = rng.randrange(40)
+        for words, seen in ((20, True), (12, False)):
+            shared = question[begin : begin + words]
+            prompt = f"{' '.join(before)}: {', '.join(shared).upper()}? {' '.join(after[: rng.randrange(60)])}"
+            for name, record in (("a", {"turns": ["other", " ".join(question)]}), ("b", {"prompt": prompt})):
+                (tmp_path / f"{name}.jsonl").write_text(json.dumps(record) + "\n")
+                overlap.write(name, [tmp_path / f"{name}.jsonl"])
+            assert (overlap.common(overlap.read("a"), overlap.read("b")) > 0) == seen, number
