@@ -18,7 +18,9 @@ from pathlib import Path
 DICTD, WORDNET, GERMAN = Path("/usr/share/dictd"), Path("/usr/share/wordnet"), Path("/usr/share/trans/de-en")
 PASSAGE = (300, 1200)  # characters of a passage
 PERSON, PLACE, THING = "18", "15", "06"  # WordNet's files of nouns
-NAMES = "Ada Ben Carla David Elif Farid Grace Hugo Ines Jonas Keiko Liam Mona Nils Olga Pablo Rosa Sam Tara Victor".split()
+NAMES = (
+    "Ada Ben Carla David Elif Farid Grace Hugo Ines Jonas Keiko Liam Mona Nils Olga Pablo Rosa Sam Tara Victor".split()
+)
 GOODS = "apples books candles eggs marbles notebooks pencils plums shirts stamps tickets toys".split()
 FORMS = (
     "Write a short story about {}.", "Write a friendly email to a colleague about {}.", "Write a poem about {}.",
@@ -59,7 +61,9 @@ def articles() -> list[tuple[str, str]]:
 def nouns(kind: str) -> list[str]:
     """Words of one of WordNet's files of nouns; of persons and places the names alone."""
     lines = (WORDNET / "data.noun").read_text(encoding="latin-1").splitlines()
-    words = [line.split()[4].replace("_", " ") for line in lines if not line.startswith(" ") and line.split()[1] == kind]
+    words = [
+        line.split()[4].replace("_", " ") for line in lines if not line.startswith(" ") and line.split()[1] == kind
+    ]
     return [word for word in words if word[0].isupper() and " " in word or kind == THING]
 
 
