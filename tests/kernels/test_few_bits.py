@@ -11,10 +11,11 @@ pytest.importorskip("triton")
 from checkpoints import checkpoint
 from choosing import slow_unless
 from compile_triton import Job, compiled
-from small_runs import parts_of
+from small_runs import composed, parts_of
 from torch.nn import functional as F
 from triton import knobs
 
+from specbench.config.validate import check
 from specbench.executors import packed_linear, quantized_linear
 from specbench.executors.packed_linear import is_quantized
 from specbench.executors.quant_grids import GRIDS
@@ -135,6 +136,18 @@ def test_a_wrong_product_fails_the_verdict(stores_few_bits, tmp_path, monkeypatc
     monkeypatch.setattr(QuantizedLinear, "wide", lambda self, dtype: wide(self, dtype).roll(1, 0))
     _, result = run_of(tmp_path, "target.quantization=int8")
     assert result.lossless.passed is False
+
+
+@pytest.mark.parametrize(("kind", "most"), [(None, 16.5e9), ("fp8", 12.5e9), ("int8", 12.5e9), ("int4", 10e9)])
+def test_bytes_of_weights_that_a_round_of_llama_3b_and_1b_reads(kind, most):
+    """One call of the target and four steps of the drafter, in bfloat16 but for a quantised drafter."""
+    random = ("target.weights=random", "drafter.weights=random", f"drafter.quantization={kind or 'null'}")
+    chosen = check(composed("drafter=llama1b", *random)).choices
+    target, drafter = (footprint(chosen[role].settings, role, torch.bfloat16) for role in ("target", "drafter"))
+    step = drafter.weights if kind is None else drafter.few - 2 * 128256 * 2048  # the embedding is looked up
+    print(f"{kind}: {(target.weights + 4 * step) / 1e9:.2f} GB")
+    assert target.weights + 4 * step < most
+    assert kind is None or target.weights + 4 * (drafter.weights - 2 * 128256 * 2048) > 16e9  # control: stored wide
 
 
 # -- For a GPU that is not here ---------------------------------------------------------------------
