@@ -33,7 +33,8 @@ from specbench.executors.packed_linear import SharedLinear, packed
 from specbench.models.language_model import LanguageModel
 from specbench.run.run import run
 
-MOST_KERNELS = {"score": 10, "step": 9, "kernel": 9}  # of one layer, by leaf
+MOST_KERNELS = {"score": 10, "step": 9, "kernel": 9, "kernel step": 8, "int4": 9}  # of one layer, by leaf
+OF_TWO = ("specbench.softmax", "specbench.race")  # operators that launch two kernels
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,18 @@ def test_a_layer_is_few_kernels(leaf, kernels):
     two, three = kernels[leaf]["2"], kernels[leaf]["3"]
     print(*two, sep="\n")
     assert len(three) - len(two) <= MOST_KERNELS[leaf]
+
+
+@pytest.mark.slow
+def test_a_round_is_few_kernels(kernels):
+    """Four steps of 16 layers and a target's call of 28, as Llama 1B drafts for 3B."""
+
+    def nodes(leaf: str, layers: int) -> int:
+        two, three = (sum(1 + any(name in call for name in OF_TWO) for call in kernels[leaf][n]) for n in "23")
+        return two + (layers - 2) * (three - two)
+
+    print(nodes("kernel step", 16), nodes("kernel", 28))
+    assert 4 * nodes("kernel step", 16) + nodes("kernel", 28) <= 830  # and some 10 for the verdict
 
 
 @pytest.mark.slow
