@@ -18,8 +18,42 @@ from pathlib import Path
 DICTD, WORDNET, GERMAN = Path("/usr/share/dictd"), Path("/usr/share/wordnet"), Path("/usr/share/trans/de-en")
 PASSAGE = (300, 1200)  # characters of a passage
 PERSON, PLACE, THING = "18", "15", "06"  # WordNet's files of nouns
-NAMES = "Ada Ben Carla David Elif Farid Grace Hugo Ines Jonas Keiko Liam Mona Nils Olga Pablo Rosa Sam Tara Victor".split()
-GOODS = "apples books candles eggs marbles notebooks pencils plums shirts stamps tickets toys".split()
+NAMES = [
+    "Ada",
+    "Ben",
+    "Carla",
+    "David",
+    "Elif",
+    "Farid",
+    "Grace",
+    "Hugo",
+    "Ines",
+    "Jonas",
+    "Keiko",
+    "Liam",
+    "Mona",
+    "Nils",
+    "Olga",
+    "Pablo",
+    "Rosa",
+    "Sam",
+    "Tara",
+    "Victor",
+]
+GOODS = [
+    "apples",
+    "books",
+    "candles",
+    "eggs",
+    "marbles",
+    "notebooks",
+    "pencils",
+    "plums",
+    "shirts",
+    "stamps",
+    "tickets",
+    "toys",
+]
 FORMS = (
     "Write a short story about {}.", "Write a friendly email to a colleague about {}.", "Write a poem about {}.",
     "Draft a blog post on {}, with headings.", "List five arguments for and against {}.", "Explain {} to a child.",
@@ -59,8 +93,10 @@ def articles() -> list[tuple[str, str]]:
 def nouns(kind: str) -> list[str]:
     """Words of one of WordNet's files of nouns; of persons and places the names alone."""
     lines = (WORDNET / "data.noun").read_text(encoding="latin-1").splitlines()
-    words = [line.split()[4].replace("_", " ") for line in lines if not line.startswith(" ") and line.split()[1] == kind]
-    return [word for word in words if word[0].isupper() and " " in word or kind == THING]
+    words = [
+        line.split()[4].replace("_", " ") for line in lines if not line.startswith(" ") and line.split()[1] == kind
+    ]
+    return [word for word in words if (word[0].isupper() and " " in word) or kind == THING]
 
 
 def german() -> list[str]:
