@@ -26,7 +26,7 @@ from specbench.decoding.token_tree import MISSING, ROOT, branching_tree
 from specbench.decoding.transfers import upload
 from specbench.decoding.verifier import Verifier
 from specbench.drafters.blockwise import BlockwiseDrafter, MedusaDrafter
-from specbench.drafters.early_exit import EarlyExitDrafter, SelfQuantizedDrafter
+from specbench.drafters.early_exit import EarlyExitDrafter, SelfQuantizedDrafter, WindowDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
 from specbench.drafters.layer_skip import LayerParts, LayerSkipDrafter
 from specbench.drafters.lookahead import LookaheadDrafter
@@ -43,13 +43,13 @@ from specbench.drafters.rest import RestDrafter, stored
 from specbench.drafters.suffix import SuffixDrafter
 from specbench.drafters.token_recycling import TokenRecyclingDrafter
 from specbench.drafters.tree import TreeDrafter
-from specbench.drafters.tree_shapes import CHILDREN, DynamicTree, FixedTree, widths
+from specbench.drafters.tree_shapes import CHILDREN, DynamicTree, FixedTree, SampledTree, widths
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import MtpModel, PairInput
 from specbench.models.published_heads import PublishedHeads
 from specbench.models.quantization import quantise
-from specbench.models.shared_cache import BorrowedCache, first_layers
+from specbench.models.shared_cache import BorrowedCache, NearColumns, first_layers
 from specbench.models.trained_parts import Heads, HeadsConfig, LookAhead, load_part
 from specbench.settings import BaseSettings
 from specbench.verifiers.block import BlockVerifier
@@ -68,7 +68,8 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
 
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
           "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized", "mtp", "eagle", "under_ngram",
-          "under_under_model", "mlp_speculator", "suffix", "lookup_or_model", "layer_skip", "rest")  # fmt: skip
+          "under_under_model", "mlp_speculator", "suffix", "lookup_or_model", "layer_skip", "rest",
+          "window")  # fmt: skip
 
 
 TREES = (
@@ -76,6 +77,7 @@ TREES = (
     "tree_distinct",
     "tree_best",
     "tree_dynamic",
+    "tree_sampled",
     "multi_draft",
     "multi_draft_two",
     "medusa",
@@ -193,7 +195,7 @@ def spare_of(kind: str, gamma: int) -> int:
     """Cache columns that a draft of `make_drafter(kind, ...)` may take, and one."""
     if kind == "own_trees":
         return WIDTH * gamma + 1
-    if kind.endswith("_dynamic"):
+    if kind.endswith(("_dynamic", "_sampled")):
         return max(7, 3 * gamma) + 1
     if kind.endswith(CHILDREN):
         return len(branching_tree(widths([3, 2], gamma))) + 1
@@ -208,8 +210,8 @@ def spare_of(kind: str, gamma: int) -> int:
 
 def shape_of(kind: str, sampling: Sampling) -> FixedTree | DynamicTree | None:
     """The shape of the trees of `make_drafter(kind, ...)`, None for chains."""
-    if kind.endswith("_dynamic"):
-        return DynamicTree(nodes=7, width=3)
+    if kind.endswith(("_dynamic", "_sampled")):
+        return (SampledTree if kind.endswith("_sampled") and not sampling.greedy else DynamicTree)(nodes=7, width=3)
     children = "best" if sampling.greedy else kind.rpartition("_")[2]
     return FixedTree([3, 2], children) if kind.endswith(CHILDREN) else None
 
@@ -303,6 +305,9 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
     if kind == "layer_skip":
         module = drafter_model.module if tabular else LayerParts(target.module).without(["mlp.0", "attention.1"])
         return LayerSkipDrafter(BorrowedCache(module, target, kind, target.sampling), target.vocab_size, 5)
+    if kind == "window":  # too small for the table's pairs of tokens
+        model = NearColumns(target, target.sampling, 1, 1 if tabular else 6)
+        return WindowDrafter(model, target.vocab_size, 5)
     if kind == "self_quantized":
         module = drafter_model.module if tabular else in_four_bits(target.load_again)
         model = BorrowedCache(module, target, kind, target.sampling, exact=False)

@@ -22,8 +22,8 @@ from specbench.contrib.dflash.config import DFlashConfig, Options
 from specbench.contrib.dflash.drafter import DFlashDrafter
 from specbench.contrib.dflash.model import DFlashModel
 from specbench.contrib.dflash.network import DFlashNetwork, Markov
-from specbench.contrib.eagle.drafter import EagleDrafter
-from specbench.contrib.eagle.model import EagleModel
+from specbench.contrib.eagle.drafter import EagleDrafter, ParallelEagleDrafter
+from specbench.contrib.eagle.model import EagleModel, ParallelEagleModel
 from specbench.contrib.traffic.lenience import LoadLenience
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.search import Decoding
@@ -181,6 +181,19 @@ def eagle_of_layers(kind, target, place, helper) -> EagleDrafter:
     return EagleDrafter(model, V, 4)
 
 
+def parallel_eagle_of_layers(kind, target, place, helper) -> ParallelEagleDrafter:
+    """As `eagle_of_layers`; the logits of all guesses come from masks."""
+    module, size = first_layer_of_pairs(target.module), CONFIG.hidden_size
+    generator = torch.Generator().manual_seed(4)
+    features = nn.Linear(2 * size, size, bias=False).to(torch.bfloat16)
+    features.weight.data.copy_(torch.randn(size, 2 * size, generator=generator) / size**0.5)
+    module.features, module.mask_token = place(features), 5
+    hidden = nn.Parameter(torch.randn(1, 1, 2 * size, generator=generator).to(torch.bfloat16), requires_grad=False)
+    module.mask_hidden = place(nn.ParameterList([hidden]))[0]
+    model = ParallelEagleModel(module, target, kind, target.sampling, 4, (0, 2), normed=True, targets=None)
+    return ParallelEagleDrafter(model, V, 4)
+
+
 def dflash_of_layers(kind, target, place, helper) -> DFlashDrafter:
     """A block of four rows, the first of which guesses too, with DSpark's bias."""
     layers = Qwen3Config(**LAYER, head_dim=16, num_hidden_layers=1, vocab_size=V, max_position_embeddings=256)
@@ -199,7 +212,11 @@ def dflash_of_layers(kind, target, place, helper) -> DFlashDrafter:
     return DFlashDrafter(model, target.sampling, V)
 
 
-PUBLISHED = {"eagle_layers": eagle_of_layers, "dflash": dflash_of_layers}  # read hidden states of several layers
+PUBLISHED = {
+    "eagle_layers": eagle_of_layers,
+    "parallel_eagle": parallel_eagle_of_layers,
+    "dflash": dflash_of_layers,
+}  # read hidden states of several layers
 
 
 class Replay(Rerun):

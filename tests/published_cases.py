@@ -37,6 +37,13 @@ def eagle3() -> Checkpoint:
     return speculators(tensors), tensors
 
 
+def peagle() -> Checkpoint:
+    config, tensors = eagle3()
+    return config | {"speculators_model_type": "peagle", "mask_token_id": 77}, tensors | {
+        "mask_hidden": numbers("mask_hidden", 1, 1, 3 * D)
+    }
+
+
 def dflash(kind: str = "speculators") -> Checkpoint:
     config, fewer, rank = KINDS[kind]
     return config, random_weights(fewer, rank)

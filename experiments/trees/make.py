@@ -37,6 +37,7 @@ FIXED = [([1], 16), ([1], 8), ([2, 1], 8), ([3, 1], 5), ([4, 1], 4), ([2, 2, 1],
 BEST = ([3, 1], [4, 3])  # those whose children are the likeliest tokens at temperature 1 too
 # By temperature: width, gamma, and the temperature of the drafter, whose q says how good a guess is.
 DYNAMIC = {0: [(2, 8, None), (4, 8, None), (3, 10, 0.6), (3, 12, 0.4)], 1: [(4, 6, None), (8, 4, None)]}
+DRAWN = [(2, 16), (3, 12), (4, 8)]  # width and gamma of dynamic trees whose guesses are drawn, at temperature 1
 
 
 def cases() -> Iterator[Row]:
@@ -45,9 +46,14 @@ def cases() -> Iterator[Row]:
         for width, gamma, own in DYNAMIC[temperature]:
             sharp = "" if own is None else f", q at {own}"
             words = ["drafter=dynamic_tree", f"drafter.nodes={NODES}", f"drafter.width={width}",
-                     f"drafter.temperature={'null' if own is None else own}"]  # fmt: skip
+                     "drafter.children=best", f"drafter.temperature={'null' if own is None else own}"]  # fmt: skip
             yield {"temperature": temperature, "tree": f"dynamic, width {width}{sharp}", "children": "best",
                    "verifier": "iterative", "gamma": gamma, "nodes": NODES, "words": words}  # fmt: skip
+        for width, gamma in DRAWN if temperature else ():
+            words = ["drafter=dynamic_tree", f"drafter.nodes={NODES}", f"drafter.width={width}"]
+            for verifier in ("iterative", "traversal"):
+                yield {"temperature": temperature, "tree": f"dynamic, width {width}", "children": "distinct",
+                       "verifier": verifier, "gamma": gamma, "nodes": NODES, "words": words}  # fmt: skip
         for branching, gamma in FIXED:
             width = [*branching, *[1] * gamma][:gamma]
             nodes = sum(accumulate(width, int.__mul__))

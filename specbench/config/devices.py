@@ -1,6 +1,7 @@
 """Turns the settings `device` and `dtype` into a torch device and dtype."""
 
 import re
+from typing import Any
 
 import torch
 
@@ -28,6 +29,8 @@ def pick_device(name: str) -> torch.device:
         raise ConfigError(f"device={name} is not here: {torch.cuda.device_count()} CUDA devices are visible, use cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
+        products: Any = torch.backends.cuda.matmul  # split sums of products stay in float32
+        products.allow_bf16_reduced_precision_reduction = products.allow_fp16_reduced_precision_reduction = False
         torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew, for 20 to 40 ms, at every new length of a text
     return device
 

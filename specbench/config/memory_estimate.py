@@ -127,8 +127,9 @@ def _laws(root: RunConfig, vocab_size: int) -> int:
 
 
 def _of_draft(checked: ValidatedConfig, gamma: int, vocab_size: int) -> int:
-    """Bytes of `Drafter.stored` p, and of as many logits at temperature 0."""
-    drafter, copies = checked.choices["drafter"], 2 if checked.root.temperature == 0 else 1
+    """Bytes of `Drafter.stored` p, and of as many logits at temperature 0, else of q that is no point mass."""
+    drafter = checked.choices["drafter"]
+    copies = 1 if checked.root.temperature and drafter.kind.point_masses(drafter.settings) else 2
     return copies * 4 * checked.root.batch_size * int(drafter.kind.stored(drafter.settings, gamma)) * vocab_size
 
 

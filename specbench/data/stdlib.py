@@ -64,7 +64,7 @@ def nodes_of(text: str, kinds: tuple[type, ...] = (ast.AST,)) -> list[Any]:
         return []
 
 
-ENDS = {"python": functions, "prose": documentation, "lists": literals, "dialogue": sessions}
+ENDS = {"python": functions, "prose": documentation, "lists": literals, "dialogue": sessions, "copied": functions}
 IN_TURN = {"mixed": ("python", "prose"), "content": ("python", "prose", "lists", "dialogue")}
 
 
@@ -72,7 +72,8 @@ class StdlibData(Data):
     """`count` prompts of 24 lines. Those of kind python end with the first line of a function, those of kind prose
     inside a documentation string, those of kind lists inside a list, tuple, set or dictionary of many lines, those of
     kind dialogue with what a person types into an interactive session; mixed alternates the first two, content takes
-    one of each of the four in turn."""
+    one of each of the four in turn. Those of kind copied are what follows from the first line of a function on, and
+    then its first two lines again: what comes is likely a copy."""
 
     @dataclass
     class Settings(BaseSettings):
@@ -107,6 +108,9 @@ def take(kind: str) -> list[Prompt]:
         hashed = sorted((hashlib.sha256(name.encode()).hexdigest(), name) for name in names)
         for rank, (digest, name) in enumerate(hashed):
             # No line break at the end: the tokenizer joins it with the indentation that follows.
-            before = "\n".join(lines[names[name] + 1 - LINES_BEFORE : names[name] + 1])
-            found.append((rank, digest, Prompt(name, (before,), kind)))
+            before = lines[names[name] + 1 - LINES_BEFORE : names[name] + 1]
+            if kind == "copied":
+                passage = lines[names[name] : names[name] + LINES_BEFORE - 3]
+                before = [*passage, "", *passage[:2]]
+            found.append((rank, digest, Prompt(name, ("\n".join(before),), kind)))
     return [prompt for _, _, prompt in sorted(found, key=lambda entry: entry[:2])]

@@ -40,7 +40,7 @@ class TreeDrafter(ModelDrafter):
 
     @classmethod
     def point_masses(cls, settings: TreeSettings) -> bool:
-        return settings.nodes is not None or (settings.branching is not None and settings.children == "best")
+        return settings.children == "best" and (settings.nodes is not None or settings.branching is not None)
 
     @classmethod
     def nodes(cls, settings: TreeSettings, gamma: int) -> int:

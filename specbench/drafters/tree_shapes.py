@@ -1,4 +1,5 @@
-"""Shapes of token trees: a number of children by depth (SpecInfer), or the likeliest nodes by q (EAGLE-2, 2406.16858).
+"""Shapes of token trees: a number of children by depth (SpecInfer), the likeliest nodes by q (EAGLE-2, 2406.16858), or
+drawn nodes whose number follows q (as in DySpec, 2410.11744).
 
 B rows, n guesses of a level, m nodes that are read to draft it, V vocabulary, K width.
 """
@@ -33,6 +34,7 @@ from specbench.models.language_model import LanguageModel
 from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
 
 MOST_LEAVES, MOST_NODES, MOST_WIDTH = 1000, 1000, 32
+CHAIN = 0.7  # what a guess is worth beside the one before it, if guesses are drawn
 CHILDREN = ("independent", "distinct", "best")
 
 
@@ -114,6 +116,7 @@ class DynamicTree:
 
     def __init__(self, nodes: int, width: int):
         self.most, self.width = nodes, width
+        self.start = 0.0  # the value of the end of the text
 
     def reads(self, depth: int) -> int:
         """See `FixedTree.reads`."""
@@ -128,27 +131,34 @@ class DynamicTree:
         best = q.topk(self.width, dim=-1)
         return best.indices.flatten(1), best.values.log().flatten(1)
 
-    def grow(self, step: Step, rows: Rows, depth: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """All P guesses [B, P], their parents [B, P], log q of their paths [B, P], and the entry [B, P + 1] of each
-        entry of the draft among those that were read."""
-        K, root = self.width, torch.full_like(rows.length[:, None], ROOT)
-        last, score = root, torch.zeros_like(root, dtype=torch.float)  # the nodes read next, log q of their paths
+    def values(self, above: Tensor, guesses: Tensor, law: Tensor) -> Tensor:
+        """[B, m * K]: the values of guesses whose m parents have the values above [B, m], -inf for none."""
+        return above.repeat_interleave(self.width, 1) + law
+
+    def grow(self, step: Step, rows: Rows, depth: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        """All P guesses [B, P], their parents [B, P], their values [B, P], the entry [B, P + 1] of each entry of the
+        draft among those that were read, and q [B, P, V] of guesses that are drawn, or None."""
+        K, levels, root = self.width, pool(self.width, depth), torch.full_like(rows.length[:, None], ROOT)
+        bits = None if self.point_masses else node_bits(rows.noise[PROPOSAL], rows.length, levels)
+        last, value = root, torch.full_like(root, self.start, dtype=torch.float)  # of the nodes that are read next
         number = parents = root[:, :0]  # of all nodes that are read: which they are, and their tree
         guesses: list[Tensor] = []
         above: list[Tensor] = []
-        scores: list[Tensor] = []
+        values: list[Tensor] = []
+        laws: list[Tensor] = []
         nodes: Nodes | None = None
-        for level in range(depth):
-            found, log_q = step(nodes, None)
-            assert log_q is not None
-            begin = K * K * (level - 1) + K if level else 0
+        for level, at in enumerate(level_ranges(levels)):
+            own = None if bits is None else bits[:, at.start : at.stop].clone(memory_format=torch.contiguous_format)
+            found, law = step(nodes, own)
+            assert law is not None
             guesses.append(found)
             above.append(last.repeat_interleave(K, 1))
-            scores.append(score.repeat_interleave(K, 1) + log_q)
+            values.append(self.values(value, found, law))
+            laws += [] if bits is None else [law]
             if level + 1 == depth:
                 break
-            score, best = scores[-1].topk(K, dim=1)
-            last, up = best + begin, best // K
+            value, best = values[-1].topk(K, dim=1)
+            last, up = best + at.start, best // K
             number = torch.cat([number, last], 1)
             parents = torch.cat([parents, up + K * (level - 1) if level else root.expand_as(up)], 1)
             whole = tree_of((K,) * (level + 1), parents)
@@ -156,16 +166,53 @@ class DynamicTree:
         tokens = torch.cat(guesses, 1)
         read = torch.arange(1, number.shape[1] + 1, device=tokens.device).expand_as(number)
         place = torch.zeros(len(tokens), tokens.shape[1] + 1, dtype=torch.long, device=tokens.device)
-        return tokens, torch.cat(above, 1), torch.cat(scores, 1), place.scatter(1, number + 1, read)
+        place = place.scatter(1, number + 1, read)
+        return tokens, torch.cat(above, 1), torch.cat(values, 1), place, torch.cat(laws, 1) if laws else None
 
     def draft(self, grown: Any, gamma: list[int], depth: int) -> tuple[Draft, Tensor]:
-        """See `FixedTree.draft`; returns the last of `grown` too."""
-        tokens, parent, score, place = grown
+        """See `FixedTree.draft`; returns the places of `grown` too."""
+        tokens, parent, value, place, q = grown
         levels = pool(self.width, depth)
         deep = constant(depth_of_entries)(levels, tokens.device)[1:] > counts(tuple(gamma), tokens.device)[:, None]
-        kept = best_nodes(score.masked_fill(deep, -torch.inf), self.most)
+        kept = best_nodes(value.masked_fill(deep, -torch.inf), self.most)
         count = torch.full_like(tokens[:, 0], tokens.shape[1])
-        return Draft(tokens, levels, torch.where(kept, parent, MISSING), None, count, most=self.most), place
+        return Draft(tokens, levels, torch.where(kept, parent, MISSING), q, count, most=self.most), place
+
+
+class SampledTree(DynamicTree):
+    """A dynamic tree whose guesses are drawn from q, siblings without replacement. A guess's value is how many guesses
+    it and those below it may be. Whether there is a guess is known before it is drawn, and what is drawn stays in the
+    draft: with any other choice by q the output distribution would not be p."""
+
+    point_masses = False
+
+    def __init__(self, nodes: int, width: int):
+        super().__init__(nodes, width)
+        self.start = nodes + 1.0
+
+    def children(
+        self, sampling: Sampling, logits: Tensor, bits: Tensor | None, seen: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """See `FixedTree.children`."""
+        assert bits is not None
+        return without_replacement(sampling.probabilities(logits, seen), bits[:, :: self.width], self.width)
+
+    def values(self, above: Tensor, guesses: Tensor, law: Tensor) -> Tensor:
+        """See `DynamicTree.values`. A guess of probability q is taken to be accepted with (1 + q) / 2, or half of it if
+        a sibling was rejected, and each guess of a chain to be worth CHAIN of the one before it: a child and the next
+        one get what makes the last guesses of two such chains worth as much."""
+        left = above - 1  # [B, m], -inf of nodes that there are not
+        q_x = law.gather(2, guesses[..., None])[..., 0].unflatten(1, (-1, self.width))
+        shares = []
+        for k in range(self.width):
+            left = left - 1
+            accepted = (1 + q_x[..., k]) / (2 if k == 0 else 4)
+            ahead = (accepted / (1 - accepted) * 4).log() / -math.log(CHAIN)
+            below = ((left + ahead) / 2).round() if k + 1 < self.width else left
+            below = torch.minimum(below, left).clamp(min=0)
+            shares.append(torch.where(left < 0, -torch.inf, 1 + below))
+            left = left - below
+        return torch.stack(shares, 2).flatten(1)
 
 
 Shape = FixedTree | DynamicTree
@@ -183,6 +230,9 @@ class TreeSettings(BaseSettings):
 
     def check(self, prefix: str) -> None:
         super().check(prefix)
+        if self.nodes is not None and self.children == "independent":
+            raise ConfigError(f"{prefix}children=independent is not possible with {prefix}nodes={self.nodes}: it must "
+                              "be distinct or best")  # fmt: skip
         if self.branching is None:
             return
         if self.nodes is not None:
@@ -204,7 +254,8 @@ class TreeSettings(BaseSettings):
                 f"drafter.{key}={getattr(self, key)} is not possible: {model.name} has {model.vocab_size} tokens"
             )
         if self.nodes is not None:
-            return DynamicTree(self.nodes, self.width)
+            kind = DynamicTree if model.sampling.greedy or self.children == "best" else SampledTree
+            return kind(self.nodes, self.width)
         return FixedTree(self.branching or [], "best" if model.sampling.greedy else self.children)
 
 

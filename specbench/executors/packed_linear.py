@@ -183,12 +183,19 @@ def packed(module: Module) -> Module:
     if not several:
         return module
     stacks = [_stack(group) for group in several]
-    configs = (vars(m)["config"] for m in module.modules() if "config" in vars(m))
-    copies: dict[int, Any] = {id(entry): entry for entry in (*module.parameters(), *module.buffers(), *configs)}
-    found = copy.deepcopy(module, copies)
+    copies: dict[int, Any] = {}
+    found = twin_of(module, copies)
     for (parent, names), stack in zip(several, stacks, strict=True):
         replace((copies[id(parent)], names), stack)
     return found
+
+
+def twin_of(module: Module, copies: dict[int, Any] | None = None) -> Module:
+    """A copy of a module that shares its weights and configs. `copies` gets the copy of each part, by its `id`."""
+    copies = {} if copies is None else copies
+    configs = (vars(m)["config"] for m in module.modules() if "config" in vars(m))
+    copies |= {id(entry): entry for entry in (*module.parameters(), *module.buffers(), *configs)}
+    return copy.deepcopy(module, copies)
 
 
 def _stack(group: LinearGroup) -> nn.Linear:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 PROGRAMS = 256  # wanted: two for each multiprocessor of a large GPU
 MOST_ROWS = 64  # of a tile; a row is one query head of one new token
+MOST_ROWS_OF_TREES = 32  # with more, what a row sees of a tree spills registers
 FEW_TILES = 4
 VARY = ["N", "M", "sees_row", "sees_token", "depth_row"]  # from call to call: one kernel serves all values
 LOG2E = 1.4426950408889634
@@ -165,8 +166,8 @@ def merge_splits(
 
 def tile_shape(rows: int, widest: int, dtype: torch.dtype, tree: bool) -> tuple[int, int, int]:
     """Query rows and columns of a tile, and warps of a program, for `rows` query rows of a key head and heads of
-    `widest` numbers. With these no kernel spills registers on an H100 (tests/kernels/test_kernels.py)."""
-    BM = min(max(16, triton.next_power_of_2(rows)), MOST_ROWS)
+    `widest` numbers. With these no kernel of a named model spills registers (docs/gpu.md)."""
+    BM = min(max(16, triton.next_power_of_2(rows)), MOST_ROWS_OF_TREES if tree else MOST_ROWS)
     if dtype == torch.float32:
         return BM, 16, 8
     return BM, 32 if widest > 128 else 64, 8 if tree or widest > 128 or BM == MOST_ROWS else 4

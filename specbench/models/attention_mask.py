@@ -34,14 +34,20 @@ class TokenPlaces(NamedTuple):
     root: Tensor  # [b], the column of entry 0 of their tree, if they are one
     visible: int  # columns that they see
     tree: Tree | None
+    near: Tensor | None = None  # [b, T], of chains: which columns they read, if not the leading ones
+
+    @property
+    def columns(self) -> Tensor:
+        """[b or 1, T]: the columns that are read."""
+        return torch.arange(self.visible, device=self.root.device)[None] if self.near is None else self.near
 
     @property
     def of_columns(self) -> Tensor:
         """[b or 1, T]: the position of each column, of those that are seen. The columns of a tree's entries, from root
         on, stand at the entries' depths behind the root."""
-        columns = torch.arange(self.visible, device=self.root.device)
+        columns = self.columns
         if self.tree is None:
-            return columns[None]
+            return columns
         sees, root = self.tree.sees, self.root
         depth = torch.where(sees, sees.long().cumsum(-1) - 1, 0).amax(1)  # [1 or b, M]
         relative = columns - root[:, None]  # [b, T], column of entry 0 is 0
@@ -52,9 +58,9 @@ class TokenPlaces(NamedTuple):
     @property
     def seen(self) -> Tensor:
         """[b, N, T] bool: every column up to the token's own and, of a tree's entries, only ancestors and itself."""
-        columns = torch.arange(self.visible, device=self.slots.device)
+        columns = self.columns
         if self.tree is None:
-            return columns <= self.slots[:, :, None]
+            return columns[:, None] <= self.slots[:, :, None]
         (b, N), M = self.slots.shape, self.tree.sees.shape[2]
         relative = columns - self.root[:, None]
         entry = relative.clamp(0, M - 1)[:, None].expand(b, N, self.visible)

@@ -25,6 +25,7 @@ from specbench.decoding.token_tree import Tree
 from specbench.models.architecture import context_of, family_of, stops_of
 from specbench.models.attention_mask import AttentionMask, TokenPlaces, refuse_unknown_kinds
 from specbench.models.encoder_decoder import Encoder, not_applied
+from specbench.models.float_logits import with_float_logits
 from specbench.models.flops import chosen_by_token, expert_layers, per_token
 from specbench.models.positions import Decoder
 from specbench.models.vocabulary import VocabMap
@@ -65,6 +66,8 @@ class CachedModel(Target):
         refuse_unknown_kinds(module.config, name)
         self.mask = AttentionMask(self.config, self.dtype)
         self.executor, self._stock, self.module = executor, module, executor.load(module, exact)
+        if self.device.type == "cuda":
+            self.module = with_float_logits(self.module)
         self.attention = attention
         self.encoder = (new_encoder or Encoder)(self.module, name) if module.config.is_encoder_decoder else None
         self.recurrence = family_of(module.config).state(self.module, self.mask, name)
@@ -276,6 +279,10 @@ class CachedModel(Target):
             return self.cache.capacity
         return self.executor.columns(needed, self.cache.capacity)
 
+    def near(self, slots: Tensor, visible: int) -> Tensor | None:
+        """[b, n]: the columns that new tokens in the columns slots [b, N] read, None for the leading `visible`."""
+        return None
+
     def forward(
         self, tokens: Tensor, first: Tensor, visible: int, row: int | None = None, tree: Tree | None = None,
         keep_logits: int = 0, suppressing: bool = True,
@@ -285,7 +292,8 @@ class CachedModel(Target):
         be the one at position 0, which is then read several times. Unless `suppressing`, they are the module's own,
         also of tokens that generate() never draws. Only tensor operations: an executor may compile or capture it."""
         slots = (first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)).clamp(min=0)
-        self.cache.place(slots, visible, row, in_blocks=self.kernel)
+        near = self.near(slots, visible)
+        self.cache.place(slots, visible, row, self.kernel, near)
         root = first if tree is None else first - (tree.sees.shape[2] - tokens.shape[1])  # column of entry 0
         positions = slots if tree is None else root[:, None] + tree.depth
         if torch.compiler.is_compiling() or visible > self.context:  # guesses of idle rows, whose logits are not used
@@ -294,7 +302,7 @@ class CachedModel(Target):
         if self.recurrence is not None:
             assert tree is None, "a recurrent model reads chains"
             return self.vocabulary.fit(self.recurrence.logits(self, words, slots, positions, visible, row, keep_logits))
-        places = TokenPlaces(slots, positions, root, visible, tree)
+        places = TokenPlaces(slots, positions, root, visible, tree, near)
         if self.encoder is not None:
             logits = self.encoder.logits(self.module, words, places, self.mask, row, self.cache)
             return self.vocabulary.fit(self.suppress(logits, positions) if suppressing else logits)

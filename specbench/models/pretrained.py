@@ -35,6 +35,7 @@ from specbench.models.checkpoint import (
     check_weights,
     local_path,
     reading,
+    short_message,
     source_of,
     weight_files,
 )
@@ -281,6 +282,8 @@ def _read_weights(
     source, quantized = source_of(settings.path), quantization_of(config)
     if quantized is not None and not AutoHfQuantizer.supports_quant_method(quantized):
         raise ValueError(f"quantization_config={quantized} in its config is not of a kind that can be read")
+    if quantized is not None:
+        _refuse_quantiser(quantized, options.get("device_map"), key)
     if Path(source).is_dir():
         check_weights(Path(source), quantized is not None)
     if settings.tensor_parallel > 1:
@@ -300,6 +303,16 @@ def _read_weights(
         info["unexpected_keys"] = [name for name in others if not name.startswith(MERGED)]
     checks.refuse_incomplete(info, key)
     return module
+
+
+def _refuse_quantiser(quantized: Any, device_map: Any, key: str) -> None:
+    """Raises ConfigError if this machine lacks a package or a device that a checkpoint's quantised weights need."""
+    try:
+        AutoHfQuantizer.from_config(quantized, pre_quantized=True).validate_environment(device_map=device_map)
+    except (ImportError, RuntimeError, ValueError) as error:
+        method = quantized.get("quant_method", "its own method") if isinstance(quantized, dict) else quantized
+        told = f"{key} is quantised by {method}, which cannot run on this machine"
+        raise ConfigError(f"{told} ({short_message(error)}): install what is missing, or give another") from error
 
 
 def placed_on(device: torch.device) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from transformers.generation.logits_process import SuppressTokensAtBeginLogitsPr
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.executor import cache_argument
 from specbench.models.encoder_decoder import encoder_words
+from specbench.models.float_logits import float_logits
 from specbench.models.language_model import LanguageModel
 from specbench.models.positions import Positions
 
@@ -28,7 +29,7 @@ def stock_logits(
         assert model.start_tokens is not None
         return _suppressed(module, text, own, len(model.start_tokens)) if suppressing else own
     kept = {"logits_to_keep": text.shape[1] - begin} if model.decoder.skips_logits else {}
-    with eager_attention(module):
+    with eager_attention(module), float_logits(module):
         logits: Tensor = module(input_ids=text[:, :-1], use_cache=False, **kept).logits
     return logits[0, begin - text.shape[1] :]
 
@@ -39,7 +40,7 @@ def _of_encoder_decoder(module: Any, text: Tensor, begin: int, encoder_input: En
     read = encoder_words(module, encoder_input)
     none = Positions(module.get_decoder()).no_position
     ends = [place + 1 for place, token in enumerate(text[0, :-1].tolist()) if token == none]
-    with eager_attention(module):
+    with eager_attention(module), float_logits(module):
         if not ends:
             found = [module(**read, decoder_input_ids=text[:, :-1], use_cache=False).logits]
         else:

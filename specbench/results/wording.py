@@ -50,7 +50,9 @@ def _tested(lossless: Mapping[str, Any]) -> Iterator[str]:
     if "wrong" in detail:
         yield f"{detail['tokens'] - detail['wrong']:,} of {detail['tokens']:,} tokens are the stock module's"
     if detail.get("ties"):
-        yield f"{detail['ties']} differ first at a tie"
+        largest = detail.get("largest_tie")  # results of earlier versions have none
+        far = "" if largest is None else f" of at most {largest:.2g} in logits"
+        yield f"{detail['ties']} text{'s' * (detail['ties'] > 1)} parted at ties{far}"
     if "tested" in detail and lossless["statistic"] is not None and word(lossless) != "untested":
         if lossless["method"] == "martingale":
             yield f"p-value {lossless['statistic']:.2g} (below {lossless['threshold']:g} fails)"

@@ -19,7 +19,7 @@ from specbench.run.reference_scores import host, readable
 from specbench.stats.draw_sums import normal
 from specbench.stats.position_stats import CHUNK, asked, opened
 from specbench.stats.records import DecodedRequest, Result
-from specbench.stats.reference_distribution import largest_tv, law, stock_scores, tolerance
+from specbench.stats.reference_distribution import largest_tv, law, stock_scores, tie
 from specbench.stats.test_statistics import of_tokens
 from specbench.stats.verdict_records import DrawnFrom, ReferenceScore, law_window
 
@@ -121,7 +121,7 @@ def _of_module(model: Any, whole: Tensor, guesses: _Guesses) -> tuple[Tensor, Te
         logits = whole[few.at]
         if model.sampling.greedy:
             short = logits.amax(-1) - logits.gather(1, few.tokens[:, None])[:, 0]
-            wrong = ~(short.double() <= tolerance(logits, model.dtype, model.sampling))
+            wrong = ~(short.double() <= tie(logits, model.dtype, model.sampling))
             found.append((wrong.double(), torch.zeros_like(few.reported)))
         else:
             stock = law(logits, *few.kept(logits), model.dtype, model.sampling)

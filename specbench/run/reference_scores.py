@@ -21,7 +21,7 @@ from specbench.models.language_model import LanguageModel
 from specbench.stats.draw_sums import add_draws, add_guesses
 from specbench.stats.estimates import Floats
 from specbench.stats.losslessness import first_difference
-from specbench.stats.reference_distribution import counted, largest_tv, law, stock_scores, tolerance
+from specbench.stats.reference_distribution import counted, largest_tv, law, stock_scores, tie
 from specbench.stats.test_statistics import no_sums
 from specbench.stats.verdict_records import DrawnFrom, ReferenceScore, law_window
 
@@ -47,7 +47,7 @@ def read(
     logits = stock_scores(model, text, len(prompt), encoder_input)
     tokens, most = text[0, len(prompt) :], logits.amax(-1)
     if sampling.greedy:
-        reading = _greedy(logits, tokens, tolerance(logits, model.dtype, sampling), plain)
+        reading = _greedy(logits, tokens, tie(logits, model.dtype, sampling), plain)
         if evidence is not None:
             _compare_logits(reading, logits, model.dtype, replace(sampling, temperature=1.0), evidence)
     else:

@@ -21,6 +21,7 @@ from specbench.stats.verdict_records import DEVIATIONS, ReferenceScore
 LEAST_VARIANCE = 1.0  # of log p, nats^2: below it the target leaves nothing to chance that could be tested
 MOST_TV = 0.5  # if only a total variation above this would have been found, nothing was shown
 MEAN_SHARE = 0.25  # of what rounding explains at most, the mean may reach this
+QUANTILES = (0.5, 0.9, 0.99, 1.0)
 DETECTABLE = {"tested": "favoured", "recovered": "recovered", "bonus": "untested", "guesses": "guess"}
 
 
@@ -95,7 +96,12 @@ def decoder_tv(readings: Sequence[ReferenceScore], prefix: str = "") -> DecoderT
         return None
     limits = float(MEAN_SHARE * most.mean()), float(most.max())
     within = bool((tv <= most).all() and tv.mean() <= limits[0])  # false if one is not finite
-    return DecoderTV(float(tv.mean()), float(tv.max()), *limits, len(tv), within)
+    shares = np.divide(tv, most, out=np.where(tv == 0, 0.0, np.inf), where=most > 0)
+    shares = np.quantile(shares, QUANTILES, method="higher")
+    quantiles: dict[str, float | None] = {
+        f"{share:g}": float(found) for share, found in zip(QUANTILES, shares, strict=True)
+    }
+    return DecoderTV(float(tv.mean()), float(tv.max()), *limits, len(tv), within, quantiles)
 
 
 def alpha_own(readings: Sequence[ReferenceScore]) -> AlphaOwn:
@@ -157,6 +163,7 @@ def equality(results: Sequence[Result], detail: dict[str, Any]) -> TestOutcome:
     bugs, unknown = kinds.count("bug"), kinds.count("unknown")
     detail |= {"requests": len(results), "equal": len(results) - len(divergences), "wrong": wrong}
     detail |= {"ties": kinds.count("tie"), "ties_of_tokens": ties, "divergences": divergences[:20]}
+    detail |= {"largest_tie": max((found["short"] for found in divergences if found["kind"] == "tie"), default=None)}
     if wrong:
         reason = f"{wrong} tokens do not have the largest logit of the stock module"
         return TestOutcome("failed", reason, float(wrong + bugs))
@@ -179,8 +186,9 @@ def _divergence(index: int, result: Result) -> dict[str, Any]:
     if reading.plain_short is None:  # one of them has ended, with the same tokens
         return found | {"kind": "bug"}
     tolerance = float(reading.tolerance[place])
-    tie = max(float(reading.short[place]), reading.plain_short) <= tolerance
-    return found | {"gap": float(reading.gap[place]), "tolerance": tolerance, "kind": "tie" if tie else "bug"}
+    short = max(float(reading.short[place]), reading.plain_short)
+    kind = "tie" if short <= tolerance else "bug"
+    return found | {"gap": float(reading.gap[place]), "short": short, "tolerance": tolerance, "kind": kind}
 
 
 def first_difference(ours: Sequence[int], plain: Sequence[int]) -> int:

@@ -38,8 +38,27 @@ def stock_scores(model: LanguageModel, text: Tensor, begin: int, encoder_input: 
 def tolerance(logits: Tensor, dtype: torch.dtype, sampling: Sampling) -> Tensor:
     """[n]: how far two logits may move against each other by rounding, from logits [n, V]; the rule of ties."""
     largest = torch.where(logits > -torch.inf, logits.abs(), 0.0).amax(-1).double()
-    penalty = max(sampling.repetition_penalty, 1 / sampling.repetition_penalty)  # errors grow with it
-    return ROUNDINGS.get(dtype, ROUNDINGS_OF_SUMS) * torch.finfo(dtype).eps * largest * penalty
+    return ROUNDINGS.get(dtype, ROUNDINGS_OF_SUMS) * torch.finfo(dtype).eps * largest * _penalty(sampling)
+
+
+def tie(logits: Tensor, dtype: torch.dtype, sampling: Sampling) -> Tensor:
+    """[n]: how far below the largest of logits [n, V] a token's may be by rounding. In 16 bits it is counted in steps
+    of the dtype at that logit itself, but one step at the largest absolute value is always forgiven."""
+    most = tolerance(logits, dtype, sampling)
+    if dtype not in ROUNDINGS:
+        return most
+    eps, best = torch.finfo(dtype).eps, logits.amax(-1).double() * _penalty(sampling)
+    return torch.maximum(ROUNDINGS[dtype] * _step(best, eps), _step(most / ROUNDINGS[dtype] / eps, eps)).minimum(most)
+
+
+def _penalty(sampling: Sampling) -> float:
+    """By how much the repetition penalty makes errors of logits grow."""
+    return max(sampling.repetition_penalty, 1 / sampling.repetition_penalty)
+
+
+def _step(values: Tensor, eps: float) -> Tensor:
+    """The distance of values from the next larger number of a dtype with this eps."""
+    return torch.ldexp(torch.full_like(values, eps / 2), torch.frexp(values).exponent)
 
 
 def largest_tv(logits: Tensor, dtype: torch.dtype, sampling: Sampling) -> Tensor:

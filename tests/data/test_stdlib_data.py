@@ -33,6 +33,13 @@ def test_mixed_is_one_of_each_in_turn():
     assert len({p.id for p in mixed}) == 40 and prompts("mixed") == mixed
 
 
+def test_what_is_to_be_copied_stands_in_the_prompt():
+    for prompt in prompts("copied"):
+        passage, _, again = prompt.turns[0].rpartition("\n\n")
+        assert SIGNATURE.match(again.splitlines()[0]) and passage.startswith(again) and passage != again
+        assert is_held_out(prompt.id.rsplit(":", 1)[0])
+
+
 def test_content_is_one_of_each_of_four_kinds_in_turn():
     """Lists end inside a literal of many lines; dialogue ends with what a person types, after an answer."""
     found = prompts("content", 40)

@@ -1,5 +1,6 @@
 """EAGLE-2's dynamic tree: the guesses are those of a search in plain Python, by row and by gamma."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -66,9 +67,63 @@ def test_the_tree_is_that_of_a_search(temperature):
     assert scores.p.nbytes == 4 * len(texts) * stored * V and (scores.logits is None) == (temperature > 0)
 
 
+def share(left, q, k):
+    """How many of the guesses that are left stand below child k of three, which was drawn with probability q."""
+    if k == 2 or (k == 0 and q > 0.999999):
+        return left
+    accepted = (1 + q) / (2 if k == 0 else 4)
+    ahead = math.log(4 * accepted / (1 - accepted)) / -math.log(0.7)
+    return min(left, max(0, round((left + ahead) / 2)))
+
+
+@pytest.mark.parametrize(("temperature", "gamma"), [(1.0, 4), (0.6, 4), (1.5, 2)])
+def test_a_drawn_tree_has_the_laws_and_shares_of_plain_python(temperature, gamma):
+    """Each guess's q is that of its parent's text without its earlier siblings, and it is there if its parent has left
+    what it takes. Laws differ so much that trees do."""
+    table, sampling = random_table(V, 3, spread=3.0), Sampling(temperature)
+    target, helper = tabular_model(random_table(V, 4), sampling), tabular_model(table, sampling)
+    texts = [[1, 2, 3], [4, 5, 6], [7, 8], [9, 1, 2], [3, 3, 3, 3]]
+    state = State.start([Job(text, 30, key) for key, text in enumerate(texts)], [], 20, target.device)
+    drafter = make_drafter("tree_sampled", target, "", helper)
+    drafter.begin(state)
+    draft = drafter.propose(state, [gamma] * len(texts))
+    for row, text in enumerate(texts):
+        children: dict[int, list[int]] = {}
+        for node, above in enumerate(draft.parents[row].tolist()):
+            if above != MISSING:
+                children.setdefault(above, []).append(node)
+        level = [(-1, [], NODES)]  # nodes that have children, their texts, and how many guesses may be below them
+        count = 0
+        for _ in range(gamma):
+            found = []
+            for node, path, left in level:
+                before, last = [*text, *path][-2:]
+                law = (table[before, last].double() / temperature).softmax(-1)
+                own = children.pop(node, [])
+                for k, child in enumerate(own):
+                    x = int(draft.tokens[row, child])
+                    law = law / law.sum()
+                    assert torch.allclose(draft.probs[row, child].double(), law, atol=1e-6) and law[x] > 0
+                    below = share(left - 1, float(law[x]), k)
+                    found.append((child, [*path, x], below))
+                    left, law[x] = left - 1 - below, 0
+                assert left == 0 or len(own) == WIDTH
+                count += len(own)
+            level = sorted([own for own in found if own[2]], key=lambda own: -own[2])[:WIDTH]
+        assert not children and count <= NODES
+    assert gamma == 2 or len({tuple(draft.parents[row].tolist()) for row in range(len(texts))}) > 1
+
+
+def test_a_drawn_tree_is_not_of_independent_guesses():
+    told = "drafter.children=independent is not possible with drafter.nodes=16: it must be distinct or best"
+    with pytest.raises(ConfigError, match=told):
+        check(composed(*small("drafter=dynamic_tree", "drafter.children=independent")))
+
+
 @pytest.mark.parametrize(("words", "entries"), [
     ("drafter=dynamic_tree temperature=0", 2 * (1 + 4 + 2 * 16)),
-    ("drafter=dynamic_tree drafter.width=9", 1 + 9 + 2 * 81),
+    ("drafter=dynamic_tree drafter.width=9", 2 * (1 + 9 + 2 * 81)),
+    ("drafter=dynamic_tree drafter.children=best", 1 + 4 + 2 * 16),
     ("drafter=tree", 0),
 ])  # fmt: skip
 def test_the_memory_estimate_counts_what_is_stored(words, entries):

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 from choosing import slow_unless
-from published_cases import CHECKPOINTS, dflash, written
+from published_cases import CHECKPOINTS, dflash, eagle3, peagle, written
 from small_runs import parts_of
 from torch import nn
 
 from specbench.executors.packed_linear import PackedLinear
 from specbench.run.run import run
+
+OTHERS = {"eagle3": eagle3, "peagle": peagle}
 
 
 def texts(folder: Path) -> list[str]:
@@ -20,12 +22,13 @@ def texts(folder: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0, 1])
-@pytest.mark.parametrize("kind", ["eagle3", "z-lab", "speculators", "dspark"])
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "z-lab", "speculators", "dspark"])
 def test_programs_write_the_tokens_of_eager_mode(kind, temperature, traced, monkeypatch, tmp_path):
     """Programs are traced and not compiled; all are there before anything is timed. Control: another seed."""
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(CHECKPOINTS, "dflash", partial(dflash, kind))
-    words = [*written("eagle3" if kind == "eagle3" else "dflash", tmp_path / "drafter"), f"temperature={temperature}",
+    published = "eagle3" if "eagle" in kind else "dflash"
+    monkeypatch.setitem(CHECKPOINTS, published, OTHERS.get(kind, partial(dflash, kind)))
+    words = [*written(published, tmp_path / "drafter"), f"temperature={temperature}",
              "gamma=3", "batch_size=2", "data.limit=2", "max_new_tokens=8", "verdict_tokens=0"]  # fmt: skip
     for name, more in (("eager", "executor=eager"), ("compiled", "executor=compiled"), ("control", "seed=1")):
         result, _ = run(parts_of(*words, more, *(["executor=eager"] if name == "control" else [])), tmp_path / name)

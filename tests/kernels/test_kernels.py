@@ -146,6 +146,20 @@ def test_errors_are_seen(splits):
     )
 
 
+def test_with_the_same_splits_a_row_is_bitwise_the_same_alone_beside_others_and_in_blocks(monkeypatch):
+    monkeypatch.setattr(attention, "number_of_splits", lambda *given: 2)
+    problem = Problem(N=4, heads=4, key_heads=1, D=64, rows=[70, 33], block=16)
+    both = problem.found()
+    q, table, first = problem.q, problem.table, problem.first
+    assert problem.found(q=q[:1], table=table[:1], first=first[:1]).equal(both[:1])  # rows
+    assert problem.found(q=q[:, :, :1]).equal(both[:, :1])  # new tokens, of as many tiles of columns
+    keys, values = (x[table].transpose(1, 2).flatten(2, 3) for x in (problem.keys, problem.values))  # [b, K, T, D]
+    assert problem.found(keys=keys, values=values, table=torch.arange(2)[:, None]).equal(both)  # cache
+    monkeypatch.setattr(attention, "number_of_splits", lambda *given: 1)
+    other = problem.found()  # negative control: another order of sums
+    assert not other.equal(both) and torch.allclose(other, both, atol=1e-5)
+
+
 def test_the_number_of_splits_follows_from_shapes():
     assert attention.number_of_splits(8, 4096, 64) == 32
     assert attention.number_of_splits(8, 128, 64) == 2

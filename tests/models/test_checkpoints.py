@@ -94,7 +94,7 @@ BROKEN = {
     "an encoder of sounds": (content("config.json", '{"model_type": "moonshine"}'), "reads no text"),
     "no language model": (content("config.json", '{"model_type": "vit"}'), "vocab_size=None in its config"),
     "Mamba with other weights": (content("config.json", OF_MAMBA), "lacks backbone."),
-    "a package that is not here": (config(quantization_config={"quant_method": "hqq"}), "could not be loaded"),
+    "a package that is not here": (config(quantization_config={"quant_method": "hqq"}), "cannot run on this machine"),
     "an unknown quantization": (config(quantization_config={"quant_method": "nope"}), "nope"),
     "code of its own": (config(model_type="own", auto_map={"AutoConfig": "own.C"}), ".trust_remote_code=true"),
     "generation_config.json is no JSON": (content("generation_config.json", "{"), "generation_config.json is not"),

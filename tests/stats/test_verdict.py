@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from choosing import in_turn, slow_unless
@@ -38,10 +39,11 @@ from specbench.run.recorder import Recorder
 from specbench.run.reference_scores import ends_where_it_should, read
 from specbench.run.run import run
 from specbench.run.strict_verdict import is_good, of_several
-from specbench.stats.losslessness import judge
+from specbench.stats.losslessness import decoder_tv, judge
 from specbench.stats.records import DecodedRequest, Group, Result, RunRecord
-from specbench.stats.reference_distribution import largest_tv, law
+from specbench.stats.reference_distribution import largest_tv, law, tie, tolerance
 from specbench.stats.test_statistics import ALTERNATIVES, no_sums, of_events, of_tokens, p_value_of_sums
+from specbench.stats.verdict_records import ReferenceScore
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import MatchVerifier
@@ -356,6 +358,37 @@ def test_at_temperature_0_only_a_tie_is_forgiven(dtype, tables):
             assert found.detail["divergences"][0]["kind"] == ("tie" if passes else "bug")
             assert (found.detail["wrong"] - wrong > 0) == (not passes and ours is second)
             assert found.detail["divergences"][0]["position"] == 1
+
+
+def test_a_tie_of_16_bits_is_counted_in_steps_of_the_best_logit():
+    """Its distance to the next number of the dtype, whatever sign and size the others have."""
+    for best, others, expected in ((17.0, 1.0, 4 * 0.125), (-17.0, 17.5, 4 * 0.125), (1.5, 60.0, 0.25)):
+        x = torch.tensor([best, others], dtype=torch.bfloat16)
+        step, largest = x.abs().nextafter(torch.full_like(x, torch.inf)).float() - x.abs().float()
+        logits = torch.tensor([[best, -others]])
+        assert float(tie(logits, torch.bfloat16, Sampling(temperature=0))) == expected == max(4 * step, largest)
+    assert tie(logits, torch.float32, Sampling(temperature=0)) == tolerance(logits, torch.float32, Sampling())
+    assert tie(logits, torch.bfloat16, Sampling(temperature=0, repetition_penalty=2.0)) == 0.5
+
+
+def test_ties_are_told_with_the_largest(tables):
+    table = tables.target.clone()
+    best, second = table[2, 3].topk(2).indices
+    table[1, 2, 3] = 99.0
+    table[2, 3, second] = table[2, 3, best] - 0.01
+    target = tabular_model(table, Sampling(temperature=0))
+    target.dtype = torch.bfloat16
+    found = greedy([1, 2], [3, int(best)], [3, int(second)], target)
+    assert found.verdict == "passed" and found.detail["largest_tie"] == pytest.approx(0.01, abs=1e-6)
+    assert "1 text parted at ties of at most 0.01 in logits" in verdict_text(dataclasses.asdict(found))[0]
+
+
+def test_distances_of_p_are_kept_in_shares_of_their_limits():
+    readings = [ReferenceScore(5, tv=np.array([0.0, 0.1, 0.2, 0.3]), rounding=np.array([0.0, 1.0, 1.0, 0.5]))]
+    found = decoder_tv(readings)
+    assert found.quantiles == pytest.approx({"0.5": 0.2, "0.9": 0.6, "0.99": 0.6, "1": 0.6})
+    readings[0].rounding[3] = 0.0
+    assert decoder_tv(readings).quantiles["1"] == np.inf  # beyond a limit of 0
 
 
 def test_at_temperature_0_what_is_no_tie_is_a_bug(tables):

@@ -10,9 +10,11 @@ from torch.nn import functional as F
 from specbench.config.components import Components
 from specbench.contrib.gpu_check.bench import GRAPHS, Bench, Measured, jobs_of, kernels_of, time_call
 from specbench.contrib.gpu_check.timing import PAIR, TARGET, score_call
+from specbench.models.float_logits import float_logits
 from specbench.run.decoder import Session
 from specbench.run.machine_watch import cuda_roofs
 from specbench.stats.records import DecodeResult
+from specbench.stats.reference_distribution import largest_tv
 
 EAGER, AUTO, PEERS = ("executor=eager",), ("executor=auto",), ("baseline=transformers",)
 ROWS, PROMPT, NEW = (1, 8), 64, 96  # rows decoded together; tokens of a prompt, and new ones
@@ -102,13 +104,17 @@ def laws(bench: Bench) -> Iterator[Measured]:
     for way in (AUTO, EAGER):
         parts, where = bench.parts(*TARGET, *way, f"gamma={width - 1}"), ", ".join(way)
         stock = parts.target.stock_module()
-        one, more, theirs = [], [], []
+        one, more, theirs, limits = [], [], [], []
         for length in LENGTHS:
             text = torch.tensor([jobs_of(parts, 1, length, 1)[0].tokens], device=bench.device)
             one.append(score_call(parts, length)().p[0, 0].clone())
             more.append(score_call(parts, length + width - 1, width)().p[0, 0].clone())
-            theirs.append(stock(text).logits[0, -1].float().softmax(-1))
+            with float_logits(stock):
+                logits = stock(text).logits[0, -1:].float()
+            theirs.append(logits[0].softmax(-1))
+            limits.append(float(largest_tv(logits, parts.target.dtype, parts.target.sampling)))
         yield from _distances(f"p of the stock module, {where}", one, theirs)
+        yield Measured(f"the verdict's least limit of these, {where}", min(limits))
         yield from _distances(f"p of a call on {width} tokens, {where}", one, more)
 
 

@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -28,6 +28,7 @@ from specbench.data.sources import of_python
 from specbench.errors import ConfigError, first_line, installing
 from specbench.models.pretrained import PretrainedModel, load_config, load_module, load_tokenizer
 from specbench.results.atomic_files import write_json
+from specbench.results.folder_lock import locked
 from specbench.results.provenance import provenance
 from specbench.settings import LARGEST_SEED, TEMPERATURE, BaseSettings, file_hash, setting, validate
 
@@ -63,8 +64,15 @@ class Training(BaseSettings):
 def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
     """Trains, measures on held-out text, and writes the checkpoint and metrics.json to `out_dir`; returns the metrics.
     A training that was interrupted goes on from its last checkpoint there. Raises ConfigError."""
-    scalars, target_settings, kind, settings = checked_settings(config)
+    checked = checked_settings(config)
     first = os.environ.get("RANK", "0") == "0"  # of several processes
+    with locked(out_dir) if first else nullcontext():
+        return _train(config, out_dir, checked, first)
+
+
+def _train(config: DictConfig, out_dir: Path, checked: tuple[Training, Any, Any, Any], first: bool) -> dict[str, Any]:
+    """`train`, in a folder that no other training writes into."""
+    scalars, target_settings, kind, settings = checked
     told: Any = OmegaConf.to_container(config, resolve=True)
     own = {key: told[key] for key in sorted(told) if key not in MAY_CHANGE}
     own |= _versions(scalars, target_settings, settings)

@@ -1,6 +1,7 @@
 """Training: losses, the look-ahead mask, and each method from text to a drafter that runs."""
 
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -21,6 +22,7 @@ from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
 from specbench.errors import ConfigError
 from specbench.models.pretrained import PretrainedModel, load_module
 from specbench.models.trained_parts import Heads, HeadsConfig
+from specbench.results.folder_lock import locked
 from specbench.run.run import run
 from specbench.settings import validate
 
@@ -73,6 +75,18 @@ def test_training_moves_the_heads_towards_the_target(tmp_path):
             size = [f"text={text}", "row=32", "batch_size=2", f"tokens={tokens}", "method.heads=1"]
             alphas[tokens] = train(training(*size), tmp_path / str(tokens))["alpha_by_guess"][0]
     assert alphas[6400] > alphas[32] + 0.2
+
+
+def test_two_trainings_in_one_folder_are_refused(tmp_path):
+    """Before a model loads; what the folder holds stays."""
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text("x = 1\n")
+    (out / "checkpoint-1").mkdir(parents=True)
+    with locked(out), pytest.raises(ConfigError, match=f"{out} is being written by process {os.getpid()}"):
+        train(training(f"text={text}"), out)
+    assert (out / "checkpoint-1").is_dir() and not (out / "training.json").exists()
+    with pytest.raises(ConfigError, match="has a checkpoint"):  # control: the lock is free again
+        train(training(f"text={text}"), out)
 
 
 @pytest.mark.slow

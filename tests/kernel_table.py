@@ -1,0 +1,215 @@
+"""What the kernels of attention take of a GPU that is not here, for the shapes of all named models.
+
+    python tests/kernel_table.py docs/gpu.md
+
+writes the table into a page. `attend` is called as a forward calls it, and Triton's own launch path chooses what each
+kernel is compiled for; only the launch is left out. A process of its own compiles, as in `compile_triton`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+CAPABILITIES = (80, 90)
+COLUMNS, BLOCK = 4096, 16
+BEGIN, END = "<!-- kernels: begin -->\n", "<!-- kernels: end -->\n"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Heads that attend alike, and the sliding window of some of the layers."""
+
+    heads: int
+    key_heads: int
+    size: int
+    window: int | None = None
+
+    def __str__(self) -> str:
+        window = "" if self.window is None else f", window {self.window:,}"
+        return f"{self.heads} / {self.key_heads} x {self.size}{window}"
+
+
+@dataclass(frozen=True)
+class Call:
+    """New tokens of a row: a chain, or a tree and its root."""
+
+    tokens: int
+    tree: bool = False
+
+    def __str__(self) -> str:
+        return f"tree of {self.tokens - 1}" if self.tree else f"{self.tokens} tokens"
+
+
+CALLS = (Call(1), Call(6), Call(512), Call(6, True), Call(17, True), Call(65, True))
+
+
+@dataclass(frozen=True)
+class Made:
+    """A kernel that was compiled."""
+
+    kernel: str
+    shape: Shape
+    call: Call
+    paged: bool
+    capability: int
+    warps: int
+    registers: int  # of a thread
+    stack: int  # bytes of a thread, to which registers are spilled
+    shared: int  # bytes of a program
+
+
+def named_shapes() -> dict[Shape, list[str]]:
+    """The shapes of the models in conf/target and conf/drafter that may use the kernel, and their names."""
+    import yaml
+
+    found: dict[Shape, list[str]] = {}
+    for file in sorted(ROOT.glob("conf/target/*.yaml")) + sorted(ROOT.glob("conf/drafter/*.yaml")):
+        given = yaml.safe_load(file.read_text())
+        shipped = str(given.get("path", "")).removeprefix("shipped:")
+        config = ROOT / "specbench" / "shipped" / shipped / "config.json"
+        shape = given.get("shape") or (json.loads(config.read_text()) if shipped and config.is_file() else {})
+        if not isinstance(shape, dict) or shape.get("is_encoder_decoder") or shape.get("model_type") in (None, "t5"):
+            continue
+        heads = shape.get("num_attention_heads") or shape.get("n_head")
+        if heads is None:
+            continue
+        size = shape.get("head_dim") or (shape.get("hidden_size") or shape["n_embd"]) // heads
+        window = shape.get("sliding_window") if shape["model_type"] == "gemma3_text" else None
+        key_heads = shape.get("num_key_value_heads") or heads
+        for each in {None, window}:
+            names = found.setdefault(Shape(heads, key_heads, size, each), [])
+            if file.stem not in names:
+                names.append(file.stem)
+    return found
+
+
+def alike(shapes: dict[Shape, list[str]]) -> dict[Shape, list[str]]:
+    """One of the shapes for which the kernels differ in the grid alone, with the names of all of them."""
+    found: dict[tuple[Any, ...], Shape] = {}
+    for shape in shapes:
+        found.setdefault((shape.heads // shape.key_heads, shape.size, shape.window), shape)
+    names = {first: list[str]() for first in found.values()}
+    for shape, own in shapes.items():
+        names[found[shape.heads // shape.key_heads, shape.size, shape.window]] += own
+    return {shape: sorted(set(own)) for shape, own in names.items()}
+
+
+def measured(shapes: list[Shape], capabilities: tuple[int, ...] = CAPABILITIES, change: str = "") -> list[Made]:
+    """What the kernels of these shapes take, behind a `change` in Python. Raises AssertionError with the compiler's
+    message if it fails."""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    given = json.dumps([[asdict(shape) for shape in shapes], capabilities])
+    script = f"import kernel_table\n{change}\nkernel_table.main_of_process()"
+    done = subprocess.run([sys.executable, "-c", script], input=given, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = (json.loads(line) for line in done.stdout.splitlines())
+    return [Made(**row | {"shape": Shape(**row["shape"]), "call": Call(**row["call"])}) for row in rows]
+
+
+def main_of_process() -> None:
+    """Compiles what it is told on standard input; prints a line for each kernel."""
+    shapes, capabilities = json.load(sys.stdin)
+    launched = listen()
+    for capability in capabilities:
+        for shape in shapes:
+            for made in compile_all(Shape(**shape), capability, launched):
+                print(json.dumps(asdict(made)), flush=True)
+
+
+def listen() -> list[tuple[str, Any, Any]]:
+    """The list that gets name, source and options of each kernel that would be compiled from now on."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    launched: list[tuple[str, Any, Any]] = []
+
+    def note(self: Any, key: Any, signature: Any, device: Any, constants: Any, options: Any, attributes: Any, _: Any):
+        source = triton.compiler.ASTSource(self, signature, constants, attributes)
+        launched.append((self.__name__, source, options.__dict__))
+
+    JITFunction._do_compile = note
+    driver.set_active(SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+    ))  # fmt: skip
+    return launched
+
+
+def compile_all(shape: Shape, capability: int, launched: list[tuple[str, Any, Any]]) -> Iterator[Made]:
+    """The kernels of a shape, each once."""
+    import triton
+    from compile_triton import resources
+    from triton.backends.compiler import GPUTarget
+
+    done: set[str] = set()
+    for call in CALLS:
+        for paged in (False, True):
+            launched.clear()
+            attend_once(shape, call, paged)
+            for name, source, options in launched:
+                if (key := f"{source.hash()} {options['num_warps']}") in done:
+                    continue
+                done.add(key)
+                options = {"num_warps": options["num_warps"], "num_stages": options["num_stages"]}
+                made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+                used = resources(made.asm["cubin"])
+                yield Made(name, shape, call, paged, capability, options["num_warps"], *used, made.metadata.shared)
+
+
+def attend_once(shape: Shape, call: Call, paged: bool) -> None:
+    """Calls `attend` in bfloat16 as a forward of one row calls it."""
+    import torch
+
+    from specbench.decoding.token_tree import static_tree
+    from specbench.kernels.attention import attend
+
+    N, H, K, D = call.tokens, shape.heads, shape.key_heads, shape.size
+    if paged:
+        stored = torch.empty(COLUMNS // BLOCK + 1, BLOCK, K, D, dtype=torch.bfloat16).transpose(1, 2)
+        table = torch.zeros(1, COLUMNS // BLOCK, dtype=torch.long)
+    else:
+        stored, table = torch.empty(1, K, COLUMNS, D, dtype=torch.bfloat16), torch.zeros(1, 1, dtype=torch.long)
+    q = torch.empty(1, N, H, D, dtype=torch.bfloat16).transpose(1, 2)
+    tree = static_tree((-1,) * (N - 1), torch.device("cpu")) if call.tree else None
+    sees, depth = (None, None) if tree is None else (tree.sees, tree.depth)
+    attend(q, stored, stored, table, torch.zeros(1, dtype=torch.long), sees, depth, D**-0.5, shape.window)
+
+
+def table_of(found: list[Made], names: dict[Shape, list[str]]) -> str:
+    """The table as Markdown: a line for each shape and call, of the cache that takes more registers."""
+    head = "| heads / key heads x size | models | call | registers sm_80 / sm_90 | spilled bytes | shared KiB, sm_90 |"
+    lines = [head, "|---|---|---|---|---|---|"]
+    for shape, own in names.items():
+        for call in CALLS:
+            here = [
+                made for made in found if (made.shape, made.call) == (shape, call) and made.kernel != "merge_splits"
+            ]
+            by = {cap: [made for made in here if made.capability == cap] for cap in CAPABILITIES}
+            if not all(by.values()):
+                continue
+            registers = " / ".join(str(max(made.registers for made in by[cap])) for cap in CAPABILITIES)
+            spilled = " / ".join(str(max(made.stack for made in by[cap])) for cap in CAPABILITIES)
+            shared = max(made.shared for made in by[90]) / 1024
+            lines.append(f"| {shape} | {', '.join(own)} | {call} | {registers} | {spilled} | {shared:.0f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    page = Path(sys.argv[1])
+    names = alike(named_shapes())
+    text = table_of(measured(list(names)), names)
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}{text}{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
