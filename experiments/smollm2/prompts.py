@@ -18,42 +18,10 @@ from pathlib import Path
 DICTD, WORDNET, GERMAN = Path("/usr/share/dictd"), Path("/usr/share/wordnet"), Path("/usr/share/trans/de-en")
 PASSAGE = (300, 1200)  # characters of a passage
 PERSON, PLACE, THING = "18", "15", "06"  # WordNet's files of nouns
-NAMES = [
-    "Ada",
-    "Ben",
-    "Carla",
-    "David",
-    "Elif",
-    "Farid",
-    "Grace",
-    "Hugo",
-    "Ines",
-    "Jonas",
-    "Keiko",
-    "Liam",
-    "Mona",
-    "Nils",
-    "Olga",
-    "Pablo",
-    "Rosa",
-    "Sam",
-    "Tara",
-    "Victor",
-]
-GOODS = [
-    "apples",
-    "books",
-    "candles",
-    "eggs",
-    "marbles",
-    "notebooks",
-    "pencils",
-    "plums",
-    "shirts",
-    "stamps",
-    "tickets",
-    "toys",
-]
+NAMES = (
+    "Ada Ben Carla David Elif Farid Grace Hugo Ines Jonas Keiko Liam Mona Nils Olga Pablo Rosa Sam Tara Victor".split()
+)
+GOODS = "apples books candles eggs marbles notebooks pencils plums shirts stamps tickets toys".split()
 FORMS = (
     "Write a short story about {}.", "Write a friendly email to a colleague about {}.", "Write a poem about {}.",
     "Draft a blog post on {}, with headings.", "List five arguments for and against {}.", "Explain {} to a child.",
@@ -96,7 +64,7 @@ def nouns(kind: str) -> list[str]:
     words = [
         line.split()[4].replace("_", " ") for line in lines if not line.startswith(" ") and line.split()[1] == kind
     ]
-    return [word for word in words if (word[0].isupper() and " " in word) or kind == THING]
+    return [word for word in words if word[0].isupper() and " " in word or kind == THING]
 
 
 def german() -> list[str]:

@@ -83,7 +83,6 @@ def test_positions_that_follow_from_columns_are_refused():
 @pytest.mark.parametrize(("words", "told"), [
     ("drafter=window drafter.window=0", "drafter.window=0 is not allowed: it must be an integer >= 1"),
     ("drafter=window drafter.sinks=-1", "drafter.sinks=-1 is not allowed"),
-    ("drafter=window drafter.path=x", "drafter.path"),
 ])  # fmt: skip
 def test_bad_settings_are_refused(words, told):
     with pytest.raises(ConfigError, match=told):
