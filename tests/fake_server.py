@@ -33,6 +33,7 @@ class Fake:
     refuses: Callable[[dict], bool] = lambda body: False  # which requests are answered with an error
     stop_token: int | None = None
     others: int = 0  # tokens that it makes for others meanwhile
+    tells: str = ""  # of each answer's own rounds: "summary" or "detailed", as vLLM's levels
     read: Callable[[str], list[int]] = lambda text: [0] * len(text)  # its tokenizer
     asked: list[dict] = field(default_factory=list)
     under_way: int = 0
@@ -74,6 +75,7 @@ class Fake:
         tokens, rounds = self.texts(prompt, limit), iter(self.rounds)
         size = len(read) + (broken == "prompt")
         made = accepted = drafted = 0
+        pairs: list[tuple[int, int]] = []
         for place in self._cut(tokens, rounds if number else iter(())):
             round_tokens, guesses, kept = place
             if broken == "stalls" and made:
@@ -89,6 +91,7 @@ class Fake:
             time.sleep(self.seconds)
             drafted, accepted = drafted + guesses, accepted + kept
             if guesses:
+                pairs.append((kept, guesses))
                 self.count(spec_decode_num_drafts=1, spec_decode_num_draft_tokens=guesses)
                 self.count(spec_decode_num_accepted_tokens=kept, **{f"at_{i}": 1 for i in range(kept)})
             steps = [[token] for token in round_tokens] if self.dialect not in ("vllm", "sglang") else [round_tokens]
@@ -107,8 +110,21 @@ class Fake:
             last["timings"] = self._timings(told, drafted, accepted)
         yield last | ({"usage": usage} if self.dialect in ("transformers", "llama_cpp") else {})
         if self.dialect not in ("transformers", "llama_cpp") and broken != "uncounted":
-            yield {"choices": [], "usage": usage}
+            yield {"choices": [], "usage": usage} | (self._own_rounds(pairs) if self.tells else {})
         yield "[DONE]"
+
+    def _own_rounds(self, pairs: list[tuple[int, int]]) -> dict:
+        accepted, drafted = ([pair[part] for pair in pairs] for part in (0, 1))
+        histogram = [accepted.count(n) for n in range(max(drafted, default=0) + 1)]
+        if self.dialect == "sglang":
+            told = {"spec_verify_ct": len(pairs), "spec_num_correct_drafts": sum(accepted),
+                    "spec_num_proposed_drafts": sum(drafted), "spec_correct_drafts_histogram": histogram}  # fmt: skip
+            return {"sglext": {"spec_tokens_details": told}}
+        told = {"num_spec_steps": len(pairs), "num_accepted_draft_tokens": sum(accepted),
+                "num_draft_tokens": sum(drafted), "acceptance_histogram": histogram}  # fmt: skip
+        if self.tells == "detailed":
+            told |= {"per_step_accepted": accepted, "per_step_drafted": drafted}
+        return {"metrics": {"speculative_decoding": told}}
 
     def _cut(self, tokens: list[int], rounds: Iterator[tuple[int, int]]) -> Iterator[tuple[list[int], int, int]]:
         """The first token, then the tokens of each round; without guesses one each."""

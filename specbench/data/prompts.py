@@ -1,9 +1,10 @@
 """Base class of data sources, and the way from a prompt to tokens."""
 
 import functools
+import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -15,6 +16,8 @@ from specbench.decoding.encoder_input import EncoderInput, Features
 from specbench.errors import ConfigError, shown
 
 log = logging.getLogger(__name__)
+FEWEST_COUNTED, MOST_COUNTED = 200, 4096  # tokens that tell random ids from text
+VARIED = 0.75  # of the different tokens that an even draw has
 
 
 @dataclass(frozen=True)
@@ -188,3 +191,12 @@ def _fails(prompt: Prompt, key: str, what: str) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ConfigError(f"{key} is not possible with prompt {prompt.id} ({reason}), {what}") from error
+
+
+def looks_random(texts: Iterable[Sequence[int]], vocabulary: int) -> bool:
+    """Whether tokens of these texts are as varied as those that are drawn evenly from the vocabulary: text repeats its
+    frequent tokens. False of few tokens."""
+    most = min(vocabulary // 2, MOST_COUNTED)
+    tokens = list(itertools.islice(itertools.chain.from_iterable(texts), most))
+    expected = vocabulary * (1 - (1 - 1 / vocabulary) ** len(tokens))
+    return len(tokens) >= FEWEST_COUNTED and len({*tokens}) > VARIED * expected

@@ -18,6 +18,7 @@ from specbench.settings import BaseSettings, file_hash, setting
 log = logging.getLogger(__name__)
 LONGEST_NAME = 200  # characters of an id or a category
 SHA256 = re.compile("[0-9a-fA-F]{64}")
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # in turns of SPEED-Bench that its own script has to fill
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 
 
@@ -157,7 +158,8 @@ class JsonlData(StoredData):
 
 
 class QuestionsData(StoredData):
-    """Question files in the format of Spec-Bench and MT-bench: `question_id`, `category`, `turns`. With `grouping:
+    """Question files in the format of Spec-Bench, MT-bench and SPEED-Bench: `question_id`, `category`, `turns`, or as
+    aiperf has them `messages`, of which the user's are the turns. With `grouping:
     spec_bench`, the eight categories of MT-bench are one, `mt_bench`, as in Spec-Bench's table."""
 
     stratified: ClassVar[bool] = True
@@ -188,13 +190,24 @@ def read_questions(path: str, turns: int | None) -> Iterator[Prompt]:
     """The questions of a file, with their first `turns` turns. Raises ConfigError."""
     for number, record in read_json_lines(path):
         where = f"data.path={path} line {number}"
-        found = record.get("turns")
+        found = record.get("turns", _asked(record.get("messages")))
         if not isinstance(found, list) or not found:
-            raise ConfigError(f"{where} has no list of turns: it is not a question file")
+            raise ConfigError(f"{where} has no list of turns, nor of messages: it is not a question file")
+        if any(isinstance(turn, str) and PLACEHOLDER in turn.upper() for turn in found):
+            raise ConfigError(
+                f"{where} is a placeholder of SPEED-Bench: fill the file with its own prepare_data.py first"
+            )
         texts = tuple(text_of(turn, f"{where} turn {place}") for place, turn in enumerate(found, 1))
         name = label_of(record.get("question_id", number), f"{where} question_id")
         category = label_of(record["category"], f"{where} category") if "category" in record else ""
         yield Prompt(name, texts[:turns], category)
+
+
+def _asked(messages: Any) -> list[Any] | None:
+    """What the user says in a list of messages; None if it is none."""
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        return None
+    return [message.get("content") for message in messages if message.get("role") == "user"]
 
 
 class HubData(StoredData):

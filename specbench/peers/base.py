@@ -40,9 +40,11 @@ class Peer(ABC):
     def decode(self, job: "Job") -> PeerOutput:
         """Decodes one prompt. Raises RuntimeError if that fails."""
 
-    def decode_all(self, jobs: "Sequence[Job]", at_once: int = 1) -> list[PeerOutput | RuntimeError]:
+    def decode_all(
+        self, jobs: "Sequence[Job]", at_once: int = 1, arrivals: Sequence[float] | None = None
+    ) -> list[PeerOutput | RuntimeError]:
         """Decodes the prompts of a group, of which `at_once` may be decoded together: of each the output, or why there
-        is none."""
+        is none. `arrivals`, in seconds from now on, are for peers that can be sent prompts over time."""
         return [self._output_or_error(job) for job in jobs]
 
     def _output_or_error(self, job: "Job") -> PeerOutput | RuntimeError:

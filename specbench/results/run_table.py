@@ -179,8 +179,11 @@ def _servers(result: dict[str, Any]) -> RemarkRows:
         told += "; prompts may have been read before" * found["keeps_prefixes"]
         yield f"  {peer}, first token", f"{first * 1e3:.1f} ms", told
         why = f"not known: {found['no_alpha']}" if found["no_alpha"] else f"over {found['alpha']['n']:,} tested guesses"
+        why += f"; it accepts with {law}" if (law := found.get("acceptance_law")) else ""
         yield f"  {peer}, alpha", _pm(found["alpha"]), why
         why = found["no_block_efficiency"] or f"over {found['block_efficiency']['n']:,} rounds"
+        each = (found.get("block_efficiency_of_requests") or {}).get("mean")
+        why += f"; mean of requests {each:.2f}" if each is not None else ""
         yield f"  {peer}, block efficiency", _pm(found["block_efficiency"]), why
         if texts["compared"]:
             told = "equal plain decoding's here"

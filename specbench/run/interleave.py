@@ -306,7 +306,7 @@ class InterleavedGroup:
         try:
             with self.phases("peers" if peer else "speculative" if member else "plain"):
                 if peer:
-                    found = self._by_peer(member.parts.peers[peer], jobs, member.parts.batch_size)
+                    found = self._by_peer(member.parts.peers[peer], jobs, wanted, member.parts.batch_size)
                     for request, output in zip(wanted.requests, found, strict=True):
                         if isinstance(output, RuntimeError):
                             log.warning("%s has no output for %s: %s", peer, request.id, causes(output))
@@ -317,11 +317,11 @@ class InterleavedGroup:
             processes.current.fail_if_distributed(error)
             return Failure(wanted.requests, causes(error), out_of_memory(error))
 
-    def _by_peer(self, peer: Peer, jobs: Sequence[Job], rows: int) -> list[PeerOutput | RuntimeError]:
+    def _by_peer(self, peer: Peer, jobs: Sequence[Job], wanted: Batch, rows: int) -> list[PeerOutput | RuntimeError]:
         """The work of a server on this machine is not that of others. A request of which a peer has no output has all
         its other numbers."""
         with self.watch.elsewhere() if peer.elsewhere else nullcontext():
-            return peer.decode_all(jobs, rows)
+            return peer.decode_all(jobs, rows, wanted.arrivals)
 
     def _add(self, wanted: Batch, jobs: Sequence[Job], decoded: dict[Way, Any]) -> None:
         """Gives each member its part of a decoded group."""

@@ -19,6 +19,7 @@ DELAYS = ("first_token", "per_output_token")
 PERCENTILES = (50, 99)
 SAMPLES = 400
 MOST = 10**9
+NOTHING = "there was no time to decode anything: the same command goes on, with more --minutes"
 Answer = dict[str, Any]
 
 
@@ -37,7 +38,7 @@ def answer(load: str, own: Mapping[str, Any]) -> Answer:
         way = max(gains, key=lambda way: gains[way][0], default=None)
         failed = [way for stage in stages.values() for way, told in stage["verdicts"].items() if told == "failed"]
         gain, ci95 = gains.get(way, (None, None))
-        why = f"all ways lost against plain decoding in the pilot; the best was {way}" if way else "nothing was decoded"
+        why = f"all ways lost against plain decoding in the pilot; the best was {way}" if way else NOTHING
         why += f"; the verdict FAILED of {', '.join(failed)}" if failed else ""
         verdicts = {way: told for stage in stages.values() for way, told in stage["verdicts"].items()}
         return found | {"gain": gain, "ci95": ci95, "verdict": verdicts.get(way), "why": why, "fresh": False}

@@ -2,7 +2,7 @@
 advice.json, and is not done again."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,23 +53,26 @@ class Driver:
             own = self.state["loads"].setdefault(load.label, {"stages": {}, "refused": dict(self.tried.refused)})
             if own.get("over"):
                 continue
-            now = time.monotonic()
-            share = max(0.0, self.until - now) / (len(self.tried.loads) - number)
-            self._load(load, own, now, share)
+            self._load(load, own, len(self.tried.loads) - number)
             self.save()
         return self.state
 
-    def _load(self, load: Load, own: dict[str, Any], now: float, share: float) -> None:
+    def _load(self, load: Load, own: dict[str, Any], loads: int) -> None:
+        """One of so many loads that share the time that is left; that to load models is given to each."""
         bench = Bench(self.tried.common, load, self.folder, self.targets, self.save)
-        ways = dict(self.tried.ways)
+        ways, begun = dict(self.tried.ways), time.monotonic()
         total = bench.total(ways)
+        now = time.monotonic()
+        self.until += now - begun
+        share = max(0.0, self.until - now) / loads
         own |= {"rows": load.rows, "rate": load.rate, "unit": load.unit, "prompts": total,
                 "refused": own["refused"] | bench.refused}  # fmt: skip
         several = load.unit > 1
         stages, most = own["stages"], MOST[several]
         winner, race = self._race(bench, stages, "pilot", ways, (total // 2, now + PILOT * share, most))
         if winner is not None and len(race.ways) > 2:
-            result = read_result(Path(stages[self.last(stages)]["folders"][winner][-1]))
+            pilots = [stage for name, stage in stages.items() if name.startswith("pilot")]
+            result = read_result(Path(pilots[-1]["folders"][winner][-1]))
             more = variants(bench.common, ways[winner], result)
             bench.total(more)
             if len(more) > 1:
@@ -85,7 +88,8 @@ class Driver:
             units = min(largest, max(least, needed or largest))
             self._stage(bench, stages, "measurement", {winner: ways[winner]}, Race([winner, PLAIN], units),
                         (total, now + share))  # fmt: skip
-        own["over"] = time.monotonic() < now + share or winner is None
+        lost = bool(race.units) and not race.drafting
+        own["over"] = lost or (winner is not None and time.monotonic() < now + share)
 
     def _race(
         self, bench: Bench, stages: dict[str, State], name: str, ways: Ways, limits: tuple[int, float, int]
@@ -120,11 +124,6 @@ class Driver:
             state |= empty | {"ways": dict(ways)}
         bench.run(name, ways, race, state, *limits)
         return state
-
-    @staticmethod
-    def last(stages: Mapping[str, State]) -> str:
-        """The name of the last stage that has units."""
-        return [name for name, stage in stages.items() if stage["units"]][-1]
 
 
 def summary(tried: Trial, minutes: float) -> Sequence[str]:

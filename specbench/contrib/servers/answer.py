@@ -59,6 +59,7 @@ class AnswerAcceptance:
     tested: int | None = None  # guesses up to the first rejected one of their round, that one included
     no_alpha: str = ""  # why `tested` is not known
     no_block_efficiency: str = ""  # why tokens a round are not
+    by_place: tuple[tuple[int, int], ...] = ()  # accepted and tested guesses at each place of a draft, if known
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class Answer:
     finish: str = ""
     finished: float = 0.0  # seconds until the server told why it ended
     timings: Timings = field(default_factory=Timings)  # at the end
+    told: Mapping[str, Any] = field(default_factory=dict)  # vLLM's and SGLang's counts of its own rounds, at the end
     sent: float = 0.0  # the moment by `time.perf_counter`
 
     @property
@@ -112,11 +114,26 @@ def read_answer(events: Iterable[tuple[float, Mapping[str, Any]]], limit: int, v
             where = ".".join(map(str, first["loc"]))
             raise ServerError("the server sent an event of another shape than the API's "
                               f"({where}={shown(first['input'])}: {first['msg']})") from error  # fmt: skip
+        found.told = told_in(event) or found.told
     found.ids = ids or None
     if outside := [token for token in ids if token >= vocabulary]:
         raise ServerError(f"the server sent token {outside[0]}, and the target has {vocabulary}")
     _refuse_inconsistent(found, limit)
     return found
+
+
+def told_in(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an event tells of the answer's own rounds: vLLM's `metrics.speculative_decoding`, SGLang's `meta_info` or
+    `sglext.spec_tokens_details`; empty if nothing."""
+    choices = event.get("choices") or [{}]
+    for path in ((event, "metrics", "speculative_decoding"), (event, "sglext", "spec_tokens_details"),
+                 (choices[0], "meta_info"), (event, "meta_info")):  # fmt: skip
+        found: Any = path[0]
+        for name in path[1:]:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        if isinstance(found, Mapping) and ("num_spec_steps" in found or "spec_verify_ct" in found):
+            return found
+    return {}
 
 
 def _add(found: Answer, ids: list[int], event: Event, seconds: float) -> None:

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from specbench.contrib.servers.answer import Answer, AnswerAcceptance, AnswerPiece
 from specbench.contrib.servers.endpoint import Endpoint, ServerError
+from specbench.contrib.servers.per_request import acceptance_of, by_place
 from specbench.contrib.servers.vllm_counters import NEW_TOKENS, Metrics, metrics_of, vllm_acceptance
 from specbench.decoding.sampling import Sampling
 
@@ -29,6 +30,7 @@ class Dialect(ABC):
     keeps_prefixes: ClassVar[bool] = True  # whether it may have read a prompt's beginning before, or in an earlier run
     owner: ClassVar[str] = ""  # of the models that it lists
     version_at: ClassVar[tuple[str, str]] = ("", "")  # the path that tells its version, and the field there
+    law: ClassVar[str] = ""  # with what probability it accepts a guess above temperature 0, by default
 
     @classmethod
     def version(cls, endpoint: Endpoint, model: Mapping[str, Any]) -> str | None:
@@ -107,6 +109,7 @@ class LlamaCpp(Dialect):
     takes_ids = True
     keeps_prefixes = False
     owner, version_at = "llamacpp", ("/props", "build_info")
+    law = "p(x): the token drawn from p has to be the guess x"
 
     def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
         """Its samplers in transformers' order; its own has temperature last."""
@@ -155,54 +158,60 @@ def llama_acceptance(answer: Answer) -> AnswerAcceptance:
     far: a round begins where they grow. If an event has several tokens, since a character takes several, rounds can
     hide in it."""
     drafted, accepted = answer.timings.draft_n, answer.timings.draft_n_accepted
-    known = {"drafted": drafted, "accepted": accepted}
+    known: dict[str, Any] = {"drafted": drafted, "accepted": accepted}
     if not drafted:
         return AnswerAcceptance(answer.tokens - answer.first, answer.tokens - answer.first, 0, 0, 0)
     if any(piece.tokens is None for piece in answer.pieces):
         why = "the server counts guesses only at the end of an answer, and not how many of them were tested"
         return AnswerAcceptance(**known, no_alpha=why, no_block_efficiency=why)
     rounds = tested = end = 0
+    pairs = []
     hidden = answer.pieces[0].drafted > 0
     for before, piece in pairwise(answer.pieces):
         guesses, kept = piece.drafted - before.drafted, piece.accepted - before.accepted
         beyond = (piece.tokens or 0) - max(end, before.tokens or 0)  # tokens of rounds that begin with this piece
         hidden |= guesses > 0 and beyond != 1
         if guesses:
+            pairs.append((kept, guesses))
             rounds, tested, end = rounds + 1, tested + kept + (kept < guesses), (piece.tokens or 0) + kept
         else:
             rounds += max(0, beyond)
     if hidden:
         why = "characters of several tokens hide where some rounds began"
         return AnswerAcceptance(**known, no_alpha=why, no_block_efficiency=why)
-    return AnswerAcceptance(rounds, answer.tokens - answer.first, drafted, accepted, tested)
+    return AnswerAcceptance(rounds, answer.tokens - answer.first, drafted, accepted, tested, by_place=by_place(pairs))
 
 
 class SGLang(Dialect):
-    """SGLang. The mean number of tokens a round that it tells is of all its requests since it was started: of other
-    clients, other temperatures and earlier runs."""
+    """SGLang, which newer versions tell the counts of each answer's rounds. The mean number of tokens a round that
+    others tell is of all requests since the start: of other clients, other temperatures and earlier runs."""
 
     name = "sglang"
     takes_ids = True
     owner, version_at = "sglang", ("/get_server_info", "version")
+    law = "p(x) of the guess x, unless it was started with rejection sampling, as sum min(p, q)"
 
     @classmethod
     def version(cls, endpoint: Endpoint, model: Mapping[str, Any]) -> str | None:
         return super().version(endpoint, model) or text_at(endpoint, "/server_info", "version")
 
     def fields(self, sampling: Sampling, stop_tokens: Sequence[int]) -> dict[str, Any]:
-        return fields_of_engines(sampling, stop_tokens)
+        return fields_of_engines(sampling, stop_tokens) | {"return_spec_tokens_details": True}
 
     def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[AnswerAcceptance]:
-        return [AnswerAcceptance(no_alpha=ONLY_A_MEAN, no_block_efficiency=ONLY_A_MEAN)] * len(answers)
+        nothing = AnswerAcceptance(no_alpha=ONLY_A_MEAN, no_block_efficiency=ONLY_A_MEAN)
+        return [acceptance_of(answer) or nothing for answer in answers]
 
 
 class VLLM(Dialect):
-    """vLLM, whose counters at /metrics are of all its requests together."""
+    """vLLM, whose counters at /metrics are of all its requests together. Started with
+    `--per-request-spec-decode-metrics`, it tells those of each answer."""
 
     name = "vllm"
     takes_ids = True
     keeps_prefixes = False
     owner, version_at = "vllm", ("/version", "version")
+    law = "p(x) of the drafter's likeliest token x, unless it was started with drawn drafts, as sum min(p, q)"
 
     def __init__(self) -> None:
         self.before: Metrics | str = NOT_TOLD
@@ -218,7 +227,10 @@ class VLLM(Dialect):
         self.before = metrics_of(endpoint)
 
     def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[AnswerAcceptance]:
-        """Those of the whole group, with its first answer; the others have none of their own."""
+        """Each answer's own, if all have them; or those of the whole group, with its first answer."""
+        own = [found for answer in answers if (found := acceptance_of(answer)) is not None]
+        if len(own) == len(answers):
+            return own
         tokens = sum(answer.tokens for answer in answers)
         rest = [AnswerAcceptance()] * (len(answers) - 1)
         if isinstance(self.before, str):

@@ -59,6 +59,7 @@ def server_numbers(
         own_tokens_per_second=_own_rate(answers),
         **_acceptance([streamed.counts for _, streamed in answers], prompt_clusters(results)),
         texts=EqualTexts(0, 0, None, NO_TEXTS) if stops is None else _texts(results, name, tokenizer, stops),
+        acceptance_law="1 if it is the likeliest token, else 0" if stops is not None else server.dialect.law,
     )
 
 
@@ -117,7 +118,11 @@ def _acceptance(counts: Sequence[AnswerAcceptance], clusters: Sequence[Hashable]
     if not no_efficiency:
         efficiency = ratio([own.tokens or 0 for own in known], [own.rounds or 0 for own in known], names)
     drafted, accepted = (sum_of_known([getattr(own, name) for own in known]) for name in ("drafted", "accepted"))
+    each = [own.tokens / own.rounds for own in known if own.tokens is not None and own.rounds]
+    several = len(rows) == len(counts) == len(each) and not no_efficiency
     return {
+        "block_efficiency_of_requests": ratio(each, [1] * len(each), names) if several else Estimate(None, None, 0),
+        "by_place": added_places([own.by_place for own in known]) if not no_alpha else [],
         "alpha": alpha,
         "no_alpha": no_alpha,
         "block_efficiency": efficiency,
@@ -134,6 +139,12 @@ def _reason(reasons: Sequence[str]) -> str:
     if not given or len(given) == len(reasons):
         return given[0] if given else ""
     return f"in {len(given)} of {len(reasons)} answers {given[0]}"
+
+
+def added_places(found: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
+    """Accepted and tested guesses at each place of a draft, of all."""
+    longest = max(map(len, found), default=0)
+    return [[sum(own[place][part] for own in found if len(own) > place) for part in (0, 1)] for place in range(longest)]
 
 
 def sum_of_known(values: Sequence[int | None]) -> int | None:
@@ -195,7 +206,11 @@ def pooled_server(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     drafted, accepted = (sum_of_known([own[name] for own in found]) for name in ("drafted", "accepted"))
     return {
         **first,
-        **{name: _pooled_ratio([own[name] for own in found]) for name in ("alpha", "block_efficiency")},
+        **{
+            name: _pooled_ratio([own[name] for own in found if name in own])
+            for name in ("alpha", "block_efficiency", "block_efficiency_of_requests")
+        },
+        "by_place": added_places([own.get("by_place", []) for own in found]),
         **{name: _harmonic([own[name] for own in found]) for name in ("tokens_per_second", "own_tokens_per_second")},
         "latency": means([own["latency"] for own in found]),
         **{name: next(filter(None, (own[name] for own in found)), "") for name in ("no_alpha", "no_block_efficiency")},
@@ -212,7 +227,7 @@ def pooled_server(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _pooled_ratio(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The ratio of the sums; where a process has none, none."""
-    known = all(own["mean"] is not None and own["n"] for own in found)
+    known = bool(found) and all(own["mean"] is not None and own["n"] for own in found)
     total = sum(own["n"] for own in found) if known else 0
     ratio = sum(own["mean"] * own["n"] for own in found) / total if total else None
     return {"mean": ratio, "stderr": None, "n": total}

@@ -3,6 +3,7 @@ are sent the same prompts over HTTP."""
 
 import logging
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -32,6 +33,7 @@ PEER = "server"  # the name of the peer, or the beginning of several
 NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,60}")
 LOOKS_LIKE_A_KEY = re.compile(r"sk[-_]|hf_")
+ARRIVING = 0.1  # seconds, at most, from a failure until requests that have yet to arrive are given up
 TRIED = 8  # new tokens of the first request, which is not counted
 
 
@@ -84,8 +86,6 @@ class ServerPeers(Peers):
             return "without httpx: install it with pip install 'speculative-decoding-bench[servers]'"
         if (penalty := run.scalars["repetition_penalty"]) != 1:
             return f"with repetition_penalty={penalty}, which servers understand in different ways: it must be 1"
-        if run["workload"].name != "all_at_once":
-            return f"with workload={run['workload'].name}: choose workload=all_at_once"
         if run.workers > 1:
             return f"with workers={run.workers}, which would ask the server at the same time: choose workers=1"
         return None
@@ -119,19 +119,21 @@ class ServerPeers(Peers):
 
 
 class ServerPeer(Peer):
-    """One server. A group of requests is sent so that `at_once` of them are under way."""
+    """One server. A group of requests is sent so that `at_once` of them are under way, or each when it arrives, by the
+    arrival times that the run's own decoders have, however many are under way then."""
 
     elsewhere = True
 
     def __init__(self, server: Server, target: LanguageModel, context: Context):
         self.server, self.target, self.context = server, target, context
         self.fields = standard_fields(server, target, context)
+        self.at_once = 1  # requests under way, at most, where they arrive over time
         self.gone = ""  # why it is not asked any more
         self.warm = False
 
     def numbers(self, name: str, results: Sequence[Result], rows: int) -> ServerNumbers:
         stops = self.context.stop_strings if self.context.sampling.greedy else None
-        return server_numbers(name, self.server, results, self.target.tokenizer, stops, rows)
+        return server_numbers(name, self.server, results, self.target.tokenizer, stops, max(rows, self.at_once))
 
     def notes(self, name: str) -> list[str]:
         return server_notes(name, self.server)
@@ -142,13 +144,25 @@ class ServerPeer(Peer):
             raise found
         return found
 
-    def decode_all(self, jobs: Sequence[Job], at_once: int = 1) -> list[PeerOutput | RuntimeError]:
+    def decode_all(
+        self, jobs: Sequence[Job], at_once: int = 1, arrivals: Sequence[float] | None = None
+    ) -> list[PeerOutput | RuntimeError]:
         endpoint, dialect = self.server.endpoint, self.server.dialect
         endpoint.aborted = False
         if not self.gone:
             self._warm_up(jobs[0])
             dialect.open(endpoint)
-        found = in_parallel(self._answer, jobs, at_once, endpoint.abort)
+        answer, begun = self._answer, time.perf_counter()
+        if arrivals is not None:
+            due = {id(job): begun + second for job, second in zip(jobs, arrivals, strict=True)}
+            at_once = self.at_once = len(jobs)
+
+            def answer(job: Job) -> Answer | ServerError:
+                while (left := due[id(job)] - time.perf_counter()) > 0 and not endpoint.aborted:
+                    time.sleep(min(left, ARRIVING))
+                return self._answer(job)
+
+        found = in_parallel(answer, jobs, at_once, endpoint.abort)
         answers = [answer for answer in found if isinstance(answer, Answer)]
         counts = dialect.close(endpoint, answers) if answers else []
         spans = [(answer.sent + answer.pieces[0].seconds, answer.sent + answer.finished) for answer in answers]

@@ -65,7 +65,8 @@ def vllm_acceptance(grown: Mapping[tuple[str, int | None], float], answers: Sequ
         no_efficiency = "the pieces of its answers are not its steps, so how many target calls it made is not known"
     emitted = None if calls is None else tokens - sum(answer.first for answer in answers)
     tested = None if no_alpha else drafts + sum(by_place[:-1])
-    return AnswerAcceptance(calls, emitted, drafted, accepted, tested, no_alpha, no_efficiency)
+    places_of = () if no_alpha else tuple(zip(by_place, [drafts, *by_place], strict=False))
+    return AnswerAcceptance(calls, emitted, drafted, accepted, tested, no_alpha, no_efficiency, places_of)
 
 
 def target_calls(answers: Sequence[Answer], drafts: int, by_place: Sequence[int]) -> int | None:

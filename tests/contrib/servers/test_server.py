@@ -25,6 +25,7 @@ from specbench.contrib.servers.dialects import LlamaCpp, llama_acceptance, vllm_
 from specbench.contrib.servers.endpoint import Endpoint, ServerError, split
 from specbench.contrib.servers.lookup import find_server
 from specbench.contrib.servers.numbers import pooled_server, server_numbers
+from specbench.contrib.servers.per_request import acceptance_of
 from specbench.contrib.servers.server import ServerPeer, ServerPeers, shares_of_time
 from specbench.data.sources import SHIPPED
 from specbench.decoding.sampling import Sampling
@@ -229,6 +230,45 @@ def test_counters_of_a_server_that_serves_others_are_refused(monkeypatch):
         peer.decode(job())
         told = numbers(peer, [peer.decode(job())])
     assert told.alpha.mean is None and "others used it" in told.no_alpha and told.drafted is None
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_what_a_server_tells_of_each_answers_rounds_is_used_though_it_serves_others(dialect):
+    """Four rounds, of which one drafted nothing and the last is cut by the limit."""
+    rounds = [(4, 4), (0, 0), (4, 1), (4, 2)]
+    fake = Fake(dialect, lambda prompt, limit: (TEXT * 2)[:limit], rounds=rounds, others=7, tells="summary")
+    with serving(fake) as url:
+        peer = peer_at(url)
+        told = numbers(peer, [peer.decode(job(10))], [TEXT], greedy=False)
+        assert (told.alpha.mean, told.alpha.n) == (pytest.approx(7 / 9), 9)
+        assert told.by_place == [[3, 3], [2, 3], [1, 2], [1, 1]]
+        assert (told.block_efficiency.mean, told.block_efficiency.n) == (9 / 4, 4)
+        assert told.block_efficiency_of_requests.mean == 9 / 4 and "p(x)" in told.acceptance_law
+        fake.rounds = [(4, 4), (2, 0), (3, 3)]
+        uneven = numbers(peer, [peer.decode(job(10))], [TEXT], greedy=False)
+        assert uneven.alpha.mean is None and "different lengths" in uneven.no_alpha and uneven.accepted == 7
+        fake.tells = "detailed"
+        if dialect == "vllm":
+            assert numbers(peer, [peer.decode(job(10))], [TEXT], greedy=False).by_place == [
+                [2, 3],
+                [2, 2],
+                [2, 2],
+                [1, 1],
+            ]
+
+
+@pytest.mark.parametrize("told", [
+    {"num_spec_steps": 2, "num_draft_tokens": 4, "acceptance_histogram": [0, 1]},
+    {"num_spec_steps": 1, "num_draft_tokens": 0, "acceptance_histogram": [0, 1]},
+    {"num_spec_steps": True, "num_draft_tokens": 4, "acceptance_histogram": [0, 1]},
+    {"num_spec_steps": 1, "num_draft_tokens": 4, "acceptance_histogram": "11"},
+    {"num_spec_steps": 1, "num_draft_tokens": 1, "acceptance_histogram": [0, 1],
+     "per_step_accepted": [1], "per_step_drafted": [0]},
+])  # fmt: skip
+def test_rounds_that_contradict_themselves_are_refused(told):
+    answer = in_pieces(1, 2)
+    answer.told = told
+    assert "contradicts itself" in acceptance_of(answer).no_alpha
 
 
 def test_rounds_of_llama_cpp_that_characters_hide_are_refused():
@@ -511,6 +551,19 @@ def test_requests_of_a_group_are_under_way_at_once_and_share_the_time():
     assert told.alpha.n == 6 * TESTED and told.tokens_per_second is None and told.at_once == 3 == fake_most
 
 
+def test_requests_that_arrive_over_time_are_sent_then_however_many_are_under_way():
+    """An open loop: with one row here, three are under way at the server."""
+    fake = counting("vllm", seconds=0.1)
+    with serving(fake) as url:
+        peer = peer_at(url)
+        peer.decode(job())
+        begun = time.perf_counter()
+        outputs = peer.decode_all([job(key=k) for k in range(3)], 1, [0.0, 0.05, 0.1])
+    assert fake.most_under_way == peer.at_once == 3 and [output.count for output in outputs] == [12] * 3
+    sent = [asked["seed"] for asked in fake.asked[-3:]]
+    assert sent == [0, 1, 2] and time.perf_counter() - begun > 0.1
+
+
 def test_shares_of_time_that_overlaps():
     assert shares_of_time([(0.0, 4.0), (2.0, 4.0), (6.0, 7.0)]) == [3.0, 1.0, 1.0]
     assert shares_of_time([(1.0, 1.0)]) == [0.0]
@@ -575,7 +628,7 @@ def test_a_key_in_place_of_its_variable_is_refused_and_not_repeated():
 
 
 def test_choices_that_servers_cannot_have_are_refused():
-    for override, told in (("repetition_penalty=1.2", "repetition_penalty=1.2"), ("workload=poisson", "all_at_once")):
+    for override, told in (("repetition_penalty=1.2", "repetition_penalty=1.2"),):
         with pytest.raises(ConfigError, match=told):
             check(composed(*small("baseline=server", "baseline.url=http://127.0.0.1:9", override, "logger=none")))
 
