@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._inductor.graph
@@ -29,10 +30,12 @@ from specbench.decoding.executor import Executor
 from specbench.decoding.rows import Rows
 from specbench.decoding.sampling import Sampling
 from specbench.drafters.model import ModelDrafter
+from specbench.executors import packed_linear
 from specbench.executors.compile_cache import Programs
 from specbench.executors.compiled_function import Leaf
 from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.executors.pytree import flatten_arguments
+from specbench.executors.quant_grids import INT4
 from specbench.models.language_model import LanguageModel
 
 aten = torch.ops.aten
@@ -126,7 +129,7 @@ def score(of: LanguageModel, guesses: int) -> tuple[Callable[..., Any], tuple[An
 def step(of: LanguageModel) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """A step of the drafter."""
     drafter = ModelDrafter(of, VOCABULARY, 5)
-    return drafter._step, (empty(1, 1), empty(1), empty(1), None, COLUMNS, None)
+    return drafter._step, (empty(1, 1), empty(1), (), empty(1), None, COLUMNS, None)
 
 
 def program(of: LanguageModel, function: Callable[..., Any], arguments: tuple[Any, ...], written: list[str]) -> str:
@@ -150,17 +153,22 @@ def calls(code: str) -> list[str]:
 
 
 def main() -> dict[str, dict[int, list[str]]]:
-    """The calls by leaf and number of layers. "unpacked" is the target's call without shared products, "kernel" with
-    the attention kernel."""
+    """The calls by leaf and number of layers. "unpacked" is the target's call without shared products, "kernel" and
+    "kernel step" are with the attention kernel, "int4" is the target's call with it and weights in 4 bits."""
     written = answer_for_the_device()
-    found: dict[str, dict[int, list[str]]] = {"score": {}, "step": {}, "unpacked": {}, "kernel": {}}
+    names = ("score", "step", "unpacked", "kernel", "kernel step", "int4")
+    found: dict[str, dict[int, list[str]]] = {name: {} for name in names}
     with fake_cuda(), OneKernelAttention(), torch._inductor.config.patch(SETTINGS):
         for layers in (2, 3):
             of = model(layers, CudaGraphExecutor())
             found["score"][layers] = calls(program(of, *score(of, 5), written))
             found["step"][layers] = calls(program(of, *step(of), written))
             of = model(layers, CudaGraphExecutor(), "triton")
-            found["kernel"][layers] = calls(program(of, *score(of, 5), written))
+            found["kernel"][layers] = calls(program(of, *score(of, 4), written))
+            found["kernel step"][layers] = calls(program(of, *step(of), written))
+            with mock.patch.object(packed_linear, "grid_of", lambda weight: INT4):
+                of = model(layers, CudaGraphExecutor(), "triton")
+            found["int4"][layers] = calls(program(of, *score(of, 4), written))
         of = model(2, Executor())
         found["unpacked"][2] = calls(program(of, *score(of, 5), written))
     return found

@@ -190,9 +190,7 @@ def table_of(found: list[Made], names: dict[Shape, list[str]]) -> str:
     lines = [head, "|---|---|---|---|---|---|"]
     for shape, own in names.items():
         for call in CALLS:
-            here = [
-                made for made in found if (made.shape, made.call) == (shape, call) and made.kernel != "merge_splits"
-            ]
+            here = [made for made in found if (made.shape, made.call) == (shape, call)]
             by = {cap: [made for made in here if made.capability == cap] for cap in CAPABILITIES}
             if not all(by.values()):
                 continue

@@ -155,6 +155,10 @@ class Executor(Component):
         also the embedding. `halves`: the dtype is float32, and the values are those of a checkpoint in 16 bits."""
         return weights
 
+    def few_bits(self, device: torch.device) -> bool:
+        """Whether it stores quantised weights in 4 or 8 bits there, in place."""
+        return False
+
     def bytes(self) -> int:
         """Bytes that the executor itself holds, such as graph pools."""
         return 0

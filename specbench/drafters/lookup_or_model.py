@@ -14,7 +14,7 @@ from specbench.decoding.model import Scores
 from specbench.decoding.state import State
 from specbench.decoding.transfers import upload
 from specbench.drafters.lookup_base import Guess, point_mass_chain
-from specbench.drafters.model import ModelDrafter, VocabularySettings, load_drafter
+from specbench.drafters.model import ModelDrafter, VocabularySettings, load_own
 from specbench.drafters.suffix import SuffixDrafter
 from specbench.errors import ConfigError
 from specbench.models.context import Context
@@ -93,7 +93,7 @@ class LookupOrModelDrafter(Drafter):
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "LookupOrModelDrafter":
-        model = load_drafter(settings, context, target, settings.vocabulary)
+        model = load_own(settings, context, target)
         if model.recurrence is not None:
             raise ConfigError(f"drafter.path={model.name} is not possible: its recurrent state needs drafter=model")
         gamma = min(context.gamma, settings.model_gamma or context.gamma)

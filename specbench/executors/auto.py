@@ -35,8 +35,10 @@ from specbench.executors.packed_linear import (
     packed,
     replace,
     stacked,
+    with_packed,
 )
 from specbench.executors.pytree import Columns, bucket, refuse_growing_cache
+from specbench.kernels import ops
 from specbench.settings import BaseSettings, file_hash, setting
 
 log = logging.getLogger(__name__)
@@ -251,15 +253,13 @@ class AutoExecutor(Executor):
         return Plain
 
     def stored(self, module: nn.Module) -> Stored:
-        found = super().stored(module)
-        layers = [layer for layer in module.modules() if isinstance(layer, PackedLinear)]
+        found = with_packed(super().stored(module), module)
         tables = [layer.weight for layer in module.modules() if isinstance(layer, PackedEmbedding)]
         own = sum(table.nbytes for table in tables)
-        return Stored(
-            found.numbers + sum(layer.numbers for layer in layers) + sum(table.numel() for table in tables),
-            found.read + own + sum(layer.product.bytes for layer in layers),
-            found.held + own + sum(layer.product.bytes for layer in layers),
-        )
+        return Stored(found.numbers + sum(map(Tensor.numel, tables)), found.read + own, found.held + own)
+
+    def few_bits(self, device: torch.device) -> bool:
+        return ops.run_on(device)
 
     def held(self, weights: int, tied: int, device: torch.device, halves: bool) -> int:
         if device.type != "cpu":

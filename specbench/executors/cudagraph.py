@@ -20,16 +20,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specbench.component import Selections
-from specbench.decoding.executor import Executor, HasCache, Module
+from specbench.decoding.executor import Executor, HasCache, Module, Stored
 from specbench.decoding.rows import Rows
 from specbench.errors import causes
 from specbench.executors.compile_cache import Programs
 from specbench.executors.compiled_function import Leaf
-from specbench.executors.packed_linear import packed
+from specbench.executors.packed_linear import packed, with_packed
 from specbench.executors.pytree import bucket, bucket_lengths, flatten_arguments, rebuild, refuse_growing_cache
+from specbench.kernels import ops
 from specbench.settings import BaseSettings, setting
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,12 @@ class CudaGraphExecutor(Executor):
     def load(self, module: Module, exact: bool = True) -> Module:
         """One product for layers with the same input, whose results may differ by the rounding of the dtype."""
         return packed(module)
+
+    def stored(self, module: nn.Module) -> Stored:
+        return with_packed(super().stored(module), module)
+
+    def few_bits(self, device: torch.device) -> bool:
+        return ops.run_on(device)
 
     def leaf(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
         models = () if model is None else (model,)

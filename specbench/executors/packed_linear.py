@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specbench.decoding.encoder_input import is_cross_attention
-from specbench.decoding.executor import Module
+from specbench.decoding.executor import Module, Stored
 from specbench.executors.linear_kernels import Product
+from specbench.executors.quantized_linear import QuantizedLinear, grid_of
 
 # Names that transformers gives to linear layers of one module with the same input, in the order of their calls.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -53,7 +54,7 @@ class PackedLinear(nn.Module):
         """`product` multiplies by the scaled weight [out, in]."""
         super().__init__()
         self.product = product
-        self.features, self.numbers = len(weight), weight.numel()
+        self.features, self.numbers, self.bytes = len(weight), weight.numel(), product.bytes
         self.weight = weight.new_empty(0)  # some models ask for its dtype
         key = next(_numbers)
         self.register_buffer("number", torch.tensor(key), persistent=False)
@@ -176,9 +177,31 @@ def replace(group: LinearGroup, product: nn.Module) -> None:
         setattr(parent, name, SharedLinear(shared, place, layer.weight))
 
 
+def with_packed(found: Stored, module: nn.Module) -> Stored:
+    """The weights of a module, given those in its parameters."""
+    layers = [layer for layer in module.modules() if isinstance(layer, PackedLinear | QuantizedLinear)]
+    numbers, held = sum(layer.numbers for layer in layers), sum(layer.bytes for layer in layers)
+    return Stored(found.numbers + numbers, found.read + held, found.held + held)
+
+
+def quantize_in_place(module: nn.Module) -> None:
+    """Stores the weights that are on a grid in 4 or 8 bits, where the device has the kernel for them."""
+    for group in list(linear_groups(module)):
+        grids = {grid_of(layer.weight.detach()) for layer in linear_layers(group)}
+        if len(grids) == 1 and (grid := grids.pop()) is not None:
+            replace(group, QuantizedLinear(grid, *stacked(group)))
+
+
+def is_quantized(module: nn.Module) -> bool:
+    """Whether some layers hold their weights in 4 or 8 bits."""
+    return any(isinstance(layer, QuantizedLinear) for layer in module.modules())
+
+
 def packed(module: Module) -> Module:
     """A copy of a module in which layers with the same input share one plain product, whose weights the module's own
-    layers become views of; the module itself if it has no such layers. The results may differ by rounding."""
+    layers become views of; the module itself if it has no such layers. The results may differ by rounding. Quantised
+    weights are replaced in the module itself."""
+    quantize_in_place(module)
     several = [group for group in linear_groups(module) if len(group[1]) > 1]
     if not several:
         return module

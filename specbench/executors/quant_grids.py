@@ -1,4 +1,4 @@
-"""Grids of quantised weights: each value is a small integer times the scale of its row or group.
+"""Grids of quantised weights: each value is a number of 4 or 8 bits times the scale of its row or group.
 
 The scales have so few digits that every value of a grid is exact in float32 and bfloat16, so the quantised model is the
 same in each. A weight on a grid shows that by its values: integers and scales need not travel with it.
@@ -62,7 +62,20 @@ class QuantGrid:
         return torch.ldexp((mantissa * 2**self.digits).round() / 2**self.digits, exponent)
 
 
+class FloatGrid(QuantGrid):
+    """Numbers of e4m3 in place of integers, `largest` and less; the scale of a row is a power of two."""
+
+    def parts(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """As in `QuantGrid`, the numbers in float8."""
+        mantissa, exponent = torch.frexp(weight.float().abs().amax(-1, keepdim=True))
+        exponent += mantissa >= 1 - 2.0**-5  # which e4m3 rounds to the next power of two
+        scale = torch.where(mantissa > 0, torch.ldexp(torch.ones_like(mantissa), exponent - self.bits), 0.0)
+        numbers = weight.float() / torch.where(scale > 0, scale, 1.0)
+        return numbers.to(torch.float8_e4m3fn), scale
+
+
 # bfloat16 has 8 digits: 7 of the integers and 1 of the scale, or 3 and 5.
 INT8 = QuantGrid("int8", bits=8, largest=127, digits=1, group=None)
 INT4 = QuantGrid("int4", bits=4, largest=7, digits=5, group=32)
-GRIDS = {grid.name: grid for grid in (INT8, INT4)}
+FP8 = FloatGrid("fp8", bits=8, largest=256, digits=1, group=None)
+GRIDS = {grid.name: grid for grid in (INT8, INT4, FP8)}

@@ -1,12 +1,14 @@
 """Attention of a few new tokens over cached keys and values, in Triton (split-KV, "flash-decoding").
 
 Keys and values are read where the cache wrote them: through a block table, without a copy for grouped query heads. How
-many columns a row has is read on the device. A row's columns are divided among S programs, whose partial results a
-second kernel merges. S follows from shapes alone, so one CUDA graph serves every length, and programs beyond a row's
-columns return at once. Sums are in float32.
+many columns a row has is read on the device. A row's columns are divided among S programs. The last one to finish
+merges their partial results, in the order of the columns. S follows from shapes alone, so one CUDA graph serves every
+length, and programs beyond a row's columns return at once. Sums are in float32.
 
 b rows, N new tokens, M entries of a tree, H query heads, K key heads, G = H / K, D head size (E of values), S splits.
 """
+
+from functools import cache
 
 import torch
 import triton
@@ -67,9 +69,28 @@ def sees_columns(
     return seen
 
 
+@triton.jit
+def merge(partial, weight, out, inside, real, made, E: tl.constexpr, SPLITS: tl.constexpr):
+    """Merges the partial results of a tile of query rows, at `partial` and `weight` of split 0, in the order of the
+    splits. They are read from where all multiprocessors see them."""
+    split = tl.arange(0, SPLITS)
+    there = real[:, None] & (split < made)[None, :]
+    powers = tl.load(weight[:, None] + split[None, :], mask=there, other=float("-inf"), cache_modifier=".cg")
+    most = tl.max(powers, 1)  # [BM]
+    most = tl.where(most == float("-inf"), 0.0, most)
+    sums = tl.zeros(inside.shape, tl.float32)
+    total = tl.zeros(most.shape, tl.float32)
+    for i in tl.range(0, made, num_stages=4):
+        share_of = tl.exp2(tl.load(weight + i, mask=real, other=float("-inf"), cache_modifier=".cg") - most)
+        total += share_of
+        sums += share_of[:, None] * tl.load(partial + i * E, mask=inside, other=0.0, cache_modifier=".cg")
+    total = tl.where(total > 0, total, 1.0)  # of rows that are not real
+    tl.store(out, (sums / total[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
 @triton.jit(do_not_specialize=VARY)
 def attend_split(
-    q, keys, values, table, first, sees, depth, out, partial, weight,
+    q, keys, values, table, first, sees, depth, out, partial, weight, finished,
     q_row, q_head, q_token, k_block, k_head, k_column, v_block, v_head, v_column,
     table_row, sees_row, sees_token, depth_row, N, M, size, block, scale,
     G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
@@ -78,12 +99,14 @@ def attend_split(
 ):  # fmt: skip
     """Attention of BM query rows of one key head over one split of the columns. A query row is one query head of one
     new token. With one split the result goes to out [b, N, H, E], else to partial [b, N, H, S, E] with the logarithm of
-    its weight in weight [b, N, H, S], in base 2."""
+    its weight in weight [b, N, H, S], in base 2, which the last program merges. In finished [b, tiles, K], all 0
+    before and after, programs count themselves."""
     split, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     tiles = tl.cdiv(N * G, BM)
     row, tile = tl.program_id(2) // tiles, tl.program_id(2) % tiles
     start = tl.load(first + row)
     begin, count, end = share(tile, start, N, M, size, BM, BN, G, TREE, WINDOW, SPLITS)
+    made = tl.cdiv(tl.cdiv(end, BN) - begin, count)  # splits that have columns
     begin += split * count
     stop = tl.minimum(begin + count, tl.cdiv(end, BN))
     if begin >= stop:
@@ -137,31 +160,16 @@ def attend_split(
     if SPLITS == 1:
         tl.store(out + place_of[:, None] * E + e[None, :], mean.to(out.dtype.element_ty), mask=inside)
     else:
-        place_of = place_of * SPLITS + split
-        tl.store(partial + place_of[:, None] * E + e[None, :], mean, mask=inside)
-        tl.store(weight + place_of, most + tl.log2(total), mask=real)
-
-
-@triton.jit(do_not_specialize=VARY)
-def merge_splits(
-    partial, weight, first, out, N, M, size,
-    H: tl.constexpr, G: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
-    TREE: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr,
-):  # fmt: skip
-    """Merges the partial results of one query head of one new token."""
-    number = tl.program_id(0)  # in [b, N, H]
-    row, n, group = number // (N * H), number // H % N, number % G
-    start = tl.load(first + row)
-    begin, count, end = share((n * G + group) // BM, start, N, M, size, BM, BN, G, TREE, WINDOW, SPLITS)
-    s, e = tl.arange(0, SPLITS), tl.arange(0, BE)
-    made = begin + s * count < tl.cdiv(end, BN)
-    at = number.to(tl.int64) * SPLITS + s
-    power = tl.load(weight + at, mask=made, other=float("-inf"))
-    share_of = tl.exp2(power - tl.max(power, 0))
-    inside = made[:, None] & (e < E)[None, :]
-    parts = tl.load(partial + at[:, None] * E + e[None, :], mask=inside, other=0.0)  # [S, BE]
-    mean = tl.sum(parts * share_of[:, None], 0) / tl.sum(share_of, 0)
-    tl.store(out + number.to(tl.int64) * E + e, mean.to(out.dtype.element_ty), mask=e < E)
+        place_of *= SPLITS
+        at = partial + place_of[:, None] * E + e[None, :]
+        tl.store(at + split * E, mean, mask=inside, cache_modifier=".cg")
+        tl.store(weight + place_of + split, most + tl.log2(total), mask=real, cache_modifier=".cg")
+        tl.debug_barrier()  # all of this program is stored before it counts itself
+        counter = finished + tl.program_id(2) * heads + head
+        if tl.atomic_add(counter, 1) == made - 1:
+            at_out = out + (place_of // SPLITS)[:, None] * E + e[None, :]
+            merge(at, weight + place_of, at_out, inside, real, made, E, SPLITS)
+            tl.store(counter, 0)
 
 
 def tile_shape(rows: int, widest: int, dtype: torch.dtype, tree: bool) -> tuple[int, int, int]:
@@ -191,6 +199,12 @@ def number_of_splits(programs: int, columns: int, BN: int) -> int:
     return min(most, 1 << (max(1, PROGRAMS // programs).bit_length() - 1))
 
 
+@cache
+def counters(device: torch.device, count: int) -> Tensor:
+    """Zeros [count], which every call leaves 0. Calls follow each other."""
+    return torch.zeros(count, dtype=torch.int32, device=device)
+
+
 def attend(
     q: Tensor, keys: Tensor, values: Tensor, table: Tensor, first: Tensor, sees: Tensor | None, depth: Tensor | None,
     scale: float, window: int | None,
@@ -217,15 +231,12 @@ def attend(
     M = N if sees is None else sees.shape[2]
     strides = (*q.stride()[:3], *keys.stride()[:3], *values.stride()[:3], table.stride(0))
     strides = (*strides, *(path.stride()[:2] if tree else (0, 0)), place.stride(0))
-    same = {"G": G, "E": E, "BM": BM, "BN": BN, "BE": triton.next_power_of_2(max(E, 16)), "TREE": tree,
-            "WINDOW": window or 0, "SPLITS": S}  # fmt: skip
     attend_split[(S, K, b * tiles)](
-        q, keys, values, table, first, path, place, out, partial, weight,
+        q, keys, values, table, first, path, place, out, partial, weight, counters(q.device, PROGRAMS),
         *strides, N, M, width * block, block, scale * LOG2E,
-        D=D, BD=triton.next_power_of_2(max(D, 16)), ONE_BLOCK=width == 1,
+        G=G, D=D, E=E, BM=BM, BN=BN, BD=triton.next_power_of_2(max(D, 16)), BE=triton.next_power_of_2(max(E, 16)),
+        TREE=tree, WINDOW=window or 0, ONE_BLOCK=width == 1, SPLITS=S,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", WIDEN=triton.knobs.runtime.interpret,
-        num_warps=warps, num_stages=2, **same,
+        num_warps=warps, num_stages=2,
     )  # fmt: skip
-    if S > 1:
-        merge_splits[(b * N * H,)](partial, weight, first, out, N, M, width * block, H=H, num_warps=4, **same)
     return out

@@ -23,6 +23,7 @@ from specbench.data.sources import SHIPPED, of_checkpoint
 from specbench.decoding import processes
 from specbench.errors import ConfigError, unknown
 from specbench.executors.eager import EagerExecutor
+from specbench.executors.packed_linear import is_quantized
 from specbench.executors.quant_grids import GRIDS
 from specbench.models import checkpoint_checks as checks
 from specbench.models.architecture import HALVES, ModelSize, family_of, loader_of, without_memory
@@ -43,7 +44,9 @@ from specbench.models.context import Context
 from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.gguf import check_gguf, convert, install
 from specbench.models.language_model import LanguageModel
-from specbench.models.quantization import quantise
+from specbench.models.quantization import quantise, quantised_size
+from specbench.models.shared_cache import with_first_tokens
+from specbench.models.vocabulary import FirstTokens
 from specbench.settings import MOST_RANKS, BaseSettings, setting
 
 # Of a shape, which transformers reads but has no field for.
@@ -96,8 +99,11 @@ class PretrainedModel(LanguageModel):
         """Loads the checkpoint. Errors name the group `role`. Raises ConfigError."""
         return cls(settings, context, role)
 
-    def __init__(self, settings: Settings, context: Context, role: str, vocab_size: int | None = None):
-        """A drafter is given the target's `vocab_size`."""
+    def __init__(
+        self, settings: Settings, context: Context, role: str, vocab_size: int | None = None,
+        head_tokens: int | None = None,
+    ):  # fmt: skip
+        """A drafter is given the target's `vocab_size`, and how many tokens its output matrix keeps (None: all)."""
         tokenizer, config = load_tokenizer(settings, role), load_config(settings, role)
         key = f"{role}.path={settings.path}"
         checks.refuse_more_ids(tokenizer, key, config.get_text_config().vocab_size)
@@ -124,8 +130,9 @@ class PretrainedModel(LanguageModel):
         elif not context.executor.runs_encoders:
             context.executor.run_eagerly(f"{settings.path} is an encoder-decoder")
         trees = checks.reads_trees(plain, key)
+        used = module if head_tokens is None else self._trimmed(plain, head_tokens, role)
         super().__init__(
-            module,
+            used,
             tokenizer,
             new_cache=context.new_cache,
             executor=context.executor,
@@ -135,18 +142,32 @@ class PretrainedModel(LanguageModel):
             attention=context.attention,
             **shared,
         )
-        self.trees = trees
+        self.trees, self._stock = trees, module
+        if head_tokens is not None:
+            self.vocabulary = FirstTokens(self.own_vocab_size, self.vocab_size, head_tokens)
         if self.kernel:
             from specbench.models.kernel_attention import check_kernel
 
             self.kernel = check_kernel(self.attention, self)
+
+    @staticmethod
+    def _trimmed(model: LanguageModel, count: int, role: str) -> PreTrainedModel:
+        """The model's module with an output matrix of so many tokens. Raises ConfigError."""
+        named, V = f"{role}.head_tokens={count} is not possible with {model.name}", model.own_vocab_size
+        if count >= V or model.encoder is not None:
+            raise ConfigError(f"{named}: it {'has an encoder' if model.encoder else f'has {V:,} tokens'}, use null")
+        try:
+            return with_first_tokens(model.module, count)
+        except ValueError as error:
+            raise ConfigError(f"{named}: {error}, use {role}.head_tokens=null") from error
 
     def own_module(self) -> PreTrainedModel:
         return self.load_again()
 
     def stock_module(self) -> PreTrainedModel:
         """The module as transformers made it; loaded again, once, if the executor may have changed it."""
-        return self._second_module() if self.executor.changes_modules else super().stock_module()
+        changed = self.executor.changes_modules or is_quantized(self.module)
+        return self._second_module() if changed else super().stock_module()
 
 
 def uses_template(settings: PretrainedModel.Settings, tokenizer: Any, role: str) -> bool:
@@ -227,6 +248,8 @@ def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype)
             refuse_decoder(module, f"{role}.path={settings.path}")
         family, size = family_of(config), ModelSize.of(config, dtype, module)
         size = dataclasses.replace(family.sized(config, size), family=family)
+        if settings.quantization is not None:
+            size = quantised_size(size, module, settings.quantization)
         folder = Path(_source(settings, role))
         if settings.weights == "random" or not quantization_of(config) or not folder.is_dir():
             return size

@@ -86,8 +86,7 @@ FAULTS = {
     "sums are not rescaled when a larger score comes": Fault(
         attention, "attend_split", "sums * shrink[:, None] +", "sums +", attends("chain in blocks")),
     "splits are merged with equal weights": Fault(
-        attention, "merge_splits", "share_of = tl.exp2(power - tl.max(power, 0))",
-        "share_of = tl.where(made, 1.0, 0.0)", attends("chain in blocks")),
+        attention, "merge", "sums += share_of[:, None] *", "sums +=", attends("chain in blocks")),
     "a split's weight lacks its sum": Fault(
         attention, "attend_split", "most + tl.log2(total)", "most", attends("chain in blocks")),
     "a replay reads the arguments of its capture": Fault(
