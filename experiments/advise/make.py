@@ -95,7 +95,7 @@ def compared(place, words, unique, answer, name, temperature, rows, half) -> dic
     low, high = answer["ci95"] or (float("nan"),) * 2
     return {
         "pair": name, "temperature": temperature, "batch": rows, "advice": "on" if answer["on"] else "off",
-        "gain": answer["gain"], "low": low, "high": high, "advised_is": gains[advised][0],
+        "gain": answer["gain"] or float("nan"), "low": low, "high": high, "advised_is": gains[advised][0],
         "is_low": gains[advised][1][0], "is_high": gains[advised][1][1], "inside": low <= gains[advised][0] <= high,
         "best": " ".join(named[best].values()), "best_is": gains[best][0], "regret": reached / chosen - 1,
         "loses": bool(answer["on"] and gains[advised][0] < 1), "share": seconds[0] / seconds[1],

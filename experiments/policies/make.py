@@ -1,6 +1,6 @@
 """Regret of gamma policies under loads: simulated on acceptance, over a linear cost of rounds.
 
-    python experiments/policies/make.py                      # texts whose acceptance is simulated too
+    python experiments/policies/make.py
     python experiments/policies/make.py outputs/RUN          # the texts of a finished run
     python experiments/policies/make.py traces.jsonl         # traces of another engine (docs/gamma.md has the columns)
     python experiments/policies/make.py --stored             # table and figure again, from results.csv

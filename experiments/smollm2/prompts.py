@@ -18,10 +18,10 @@ from pathlib import Path
 DICTD, WORDNET, GERMAN = Path("/usr/share/dictd"), Path("/usr/share/wordnet"), Path("/usr/share/trans/de-en")
 PASSAGE = (300, 1200)  # characters of a passage
 PERSON, PLACE, THING = "18", "15", "06"  # WordNet's files of nouns
-NAMES = (
-    "Ada Ben Carla David Elif Farid Grace Hugo Ines Jonas Keiko Liam Mona Nils Olga Pablo Rosa Sam Tara Victor".split()
-)
-GOODS = "apples books candles eggs marbles notebooks pencils plums shirts stamps tickets toys".split()
+NAMES = ["Ada", "Ben", "Carla", "David", "Elif", "Farid", "Grace", "Hugo", "Ines", "Jonas", "Keiko", "Liam", "Mona",
+         "Nils", "Olga", "Pablo", "Rosa", "Sam", "Tara", "Victor"]  # fmt: skip
+GOODS = ["apples", "books", "candles", "eggs", "marbles", "notebooks", "pencils", "plums", "shirts", "stamps",
+         "tickets", "toys"]  # fmt: skip
 FORMS = (
     "Write a short story about {}.", "Write a friendly email to a colleague about {}.", "Write a poem about {}.",
     "Draft a blog post on {}, with headings.", "List five arguments for and against {}.", "Explain {} to a child.",
@@ -31,7 +31,8 @@ FORMS = (
 )  # fmt: skip
 SUMS = (
     "{a} has {x} {g}. {b} gives {a} {y} more, and then {a} loses a third of all of them. How many {g} are left?",
-    "A shop sells {g} at ${x} each. On Monday it sells {y} of them, on Tuesday twice as many. How much does it take in?",
+    "A shop sells {g} at ${x} each. On Monday it sells {y} of them, on Tuesday twice as many. "
+    "How much does it take in?",
     "{a} packs {g} into boxes of {x}. How many boxes are needed for {z} {g}, and how many {g} are in the last one?",
     "{a} walks {x} miles each day for {y} days, {b} walks {z} miles in all. Who walks farther, and by how much?",
     "If {x} {g} cost ${z}, what do {y} {g} cost?",
@@ -39,6 +40,7 @@ SUMS = (
     "A train needs {x} hours for {z} miles. How far does it go in {y} hours at the same speed?",
     "{a} saves ${x} a week, and spends ${y} of it every second week. After how many weeks are ${z} saved?",
 )  # fmt: skip
+ABOUT = ("What does this say about", "According to this text, what is", "Explain")
 ASKED = {
     PERSON: ("Who was {}?", "What is {} known for?", "When and where did {} live?"),
     PLACE: ("Where is {}?", "What is {} famous for?", "What language do people speak in {}?"),
@@ -64,7 +66,7 @@ def nouns(kind: str) -> list[str]:
     words = [
         line.split()[4].replace("_", " ") for line in lines if not line.startswith(" ") and line.split()[1] == kind
     ]
-    return [word for word in words if word[0].isupper() and " " in word or kind == THING]
+    return [word for word in words if (word[0].isupper() and " " in word) or kind == THING]
 
 
 def german() -> list[str]:
@@ -87,7 +89,7 @@ def prompts(rng: random.Random) -> Iterator[str]:
         begin = max(0, rng.randint(0, len(body)) - PASSAGE[1])
         passage = body[begin : begin + rng.randint(*PASSAGE)]
         kind = rng.choice(sorted(ASKED))
-        yield f"{passage}\n\n{rng.choice(('What does this say about', 'According to this text, what is', 'Explain'))} {title}?"
+        yield f"{passage}\n\n{rng.choice(ABOUT)} {title}?"
         yield f"Summarize: {passage}"
         yield f"Translate German to English: {rng.choice(sentences)}"
         yield sums(rng)

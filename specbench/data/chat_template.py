@@ -5,11 +5,9 @@ As a script this file is that process: of each line of JSON that it reads, it wr
 
 import json
 import os
-import select
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,16 +63,13 @@ class Renderer:
     def _line(self, seconds: float) -> bytes:
         """The next line of the process. Ends it, and raises TemplateError, if there is none in time."""
         assert self._process is not None and self._process.stdout is not None
-        line, end, pipe = b"", time.monotonic() + seconds, self._process.stdout.fileno()
-        while not line.endswith(b"\n"):
-            ready, _, _ = select.select([pipe], [], [], max(0.0, end - time.monotonic()))
-            read = os.read(pipe, 2**16) if ready else b""
-            if not read:
-                self._process.kill()
-                self._process.wait()
-                reason = "its process has ended" if ready else f"it did not end within {seconds:g} s"
-                raise TemplateError(reason)
-            line += read
+        timer = threading.Timer(seconds, self._process.kill)
+        timer.start()
+        line, in_time = self._process.stdout.readline(), timer.is_alive()
+        timer.cancel()
+        if not line.endswith(b"\n"):
+            self._process.wait()
+            raise TemplateError("its process has ended" if in_time else f"it did not end within {seconds:g} s")
         return line
 
 

@@ -1,8 +1,11 @@
 """Reads files, and writes them so that a reader never sees half of one; errors are sentences."""
 
+import errno
 import json
+import logging
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,9 @@ from specbench.errors import ConfigError, first_line
 EARLIER = "earlier-"  # begins the names of folders of earlier runs, inside of a run's folder
 ASIDE = "corrupt-"  # likewise of files that cannot be used
 TEMPORARY = ".tmp"  # ends the names of files that are being written
+FULL = (errno.ENOSPC, errno.EDQUOT)
+ROOM_SECONDS, LOOK_SECONDS = 120.0, 5.0  # that a run waits for room on a full disk, and between two attempts
+log = logging.getLogger(__name__)
 
 
 def refuse_no_run(folder: Path) -> None:
@@ -48,6 +54,21 @@ def replacing(path: Path) -> Iterator[Path]:
             synchronise(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def with_room(write: Callable[[], None]) -> None:
+    """Writes what was decoded; where the disk is full, again and again until there is room, for ROOM_SECONDS at most.
+    Raises ConfigError as `write` does."""
+    end = time.monotonic() + ROOM_SECONDS
+    while True:
+        try:
+            return write()
+        except ConfigError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or cause.errno not in FULL or time.monotonic() >= end:
+                raise
+            log.warning("%s; the run waits %g s for room", error, ROOM_SECONDS)
+            time.sleep(LOOK_SECONDS)
 
 
 def open_no_link(path: str, flags: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from specbench.errors import causes
-from specbench.results.atomic_files import open_no_link, synchronise, write_json, write_text, writing
+from specbench.results.atomic_files import open_no_link, synchronise, with_room, write_json, write_text, writing
 from specbench.results.completion import FILES, RESULTS, contents
 from specbench.results.parquet import POSITIONS, position_rows, round_rows, rounds_schema, write_all_sums, write_rows
 from specbench.results.schema import RunResult, plain
@@ -40,9 +40,12 @@ class PromptsFile:
         self.file.close()
 
     def append(self, records: Iterable[dict[str, Any]]) -> None:
-        """Appends one line per record, all of them or, where the disk is full, none. Raises ConfigError."""
+        """Appends one line per record, all of them or, where the disk stays full, none. Raises ConfigError."""
         text = "".join(json.dumps(plain(record), ensure_ascii=False) + "\n" for record in records)
-        rest, whole = memoryview(text.encode("utf-8", "backslashreplace")), self.file.tell()
+        with_room(lambda: self._append(memoryview(text.encode("utf-8", "backslashreplace"))))
+
+    def _append(self, rest: memoryview) -> None:
+        whole = self.file.tell()
         with writing(self.path):
             try:
                 while rest:
@@ -69,13 +72,13 @@ def write_result(
         (out_dir / RESULTS).unlink(missing_ok=True)
         synchronise(part)
         os.replace(part, out_dir / "prompts.jsonl")
-    write_rows(out_dir / "rounds.parquet", round_rows(record, tokenizer), rounds_schema(record))
-    write_rows(out_dir / "positions.parquet", position_rows(record), POSITIONS)
-    write_all_sums(out_dir, [record.sums], list(record.sums.columns))
+    with_room(lambda: write_rows(out_dir / "rounds.parquet", round_rows(record, tokenizer), rounds_schema(record)))
+    with_room(lambda: write_rows(out_dir / "positions.parquet", position_rows(record), POSITIONS))
+    with_room(lambda: write_all_sums(out_dir, [record.sums], list(record.sums.columns)))
     found: dict[str, Any] = {"config_digest": digest, "overrides": None if overrides is None else list(overrides)}
     if identity is not None:
         found["identity"] = {**identity, "files": {name: contents(out_dir / name) for name in FILES}}
-    write_json(out_dir / RESULTS, result.as_dict() | found)
+    with_room(lambda: write_json(out_dir / RESULTS, result.as_dict() | found))
 
 
 def prompt_records(group: Group, tokenizer: Any) -> Iterator[dict[str, Any]]:

@@ -1,18 +1,24 @@
 """What others may have put into a folder, or into data, does no harm: links, formulas, passwords."""
 
 import csv
+import errno
 import os
-from io import StringIO
+import time
+from io import FileIO, StringIO
 from types import SimpleNamespace
 
 import pytest
-from small_runs import call, small
+from small_runs import call, parts_of, small
 
 from specbench.errors import ConfigError
-from specbench.results.atomic_files import write_text
+from specbench.results import atomic_files
+from specbench.results.atomic_files import with_room, write_text
+from specbench.results.completion import RESULTS
 from specbench.results.folder_lock import locked
+from specbench.results.reader import load_runs
 from specbench.results.table import Table, to_csv
-from specbench.results.writer import PromptsFile
+from specbench.results.writer import PromptsFile, write_result
+from specbench.run.run import run
 from specbench.run.sweep import Sweep
 
 
@@ -34,6 +40,49 @@ def test_links_in_a_folder_are_not_followed_for_writing(tmp_path):
     write_text(run / "config.yaml", "ours")
     assert theirs.read_text() == "theirs" and (run / "config.yaml").read_text() == "ours"
     assert not (run / "config.yaml").is_symlink()
+
+
+def test_a_full_disk_is_waited_for_while_decoding_and_at_the_end(monkeypatch, tmp_path):
+    """Nothing is decoded again: the lines, each part of a parquet file and results.json are written when there is room.
+    Another error is raised at once, and one that stays in the end."""
+    full, tried = set(), []
+
+    def room(seconds):
+        tried.append(seconds)
+        full.clear()
+
+    def refuse(where):
+        if where in full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    write, writes = FileIO.write, {"prompts.jsonl.part", "rounds.parquet", "positions.parquet", "sums.parquet", RESULTS}
+    synchronised = atomic_files.synchronise
+    monkeypatch.setattr(atomic_files, "time", SimpleNamespace(sleep=room, monotonic=time.monotonic))
+    monkeypatch.setattr(atomic_files, "synchronise", lambda path: (refuse(path.name.split(".")[0]), synchronised(path)))
+
+    class Full(FileIO):
+        def write(self, data):
+            refuse("prompts")
+            return write(self, data)
+
+    monkeypatch.setattr("specbench.results.writer.FileIO", Full)
+    parts = parts_of("data.limit=1", "max_new_tokens=3")
+    full.add("prompts")
+    result, record = run(parts, tmp_path)
+    assert len(tried) == 1 and result.counts.prompts == 1
+    full |= {"rounds"}
+    write_result(result, record, "d", tmp_path, parts.target.tokenizer)
+    assert len(tried) == 2 and writes - {"prompts.jsonl.part"} <= {path.name for path in tmp_path.iterdir()}
+    for name in ("sums", "results"):
+        full.add(name)
+        (tmp_path / "prompts.jsonl").rename(tmp_path / "prompts.jsonl.part")
+        write_result(result, record, "d", tmp_path, parts.target.tokenizer)
+    assert len(tried) == 4 and load_runs(tmp_path)
+    monkeypatch.setattr(atomic_files, "ROOM_SECONDS", -1.0)
+    full.add("config")
+    with pytest.raises(ConfigError, match="No space left on device"):
+        with_room(lambda: write_text(tmp_path / "config.yaml", "x"))
+    assert len(tried) == 4
 
 
 def test_cells_of_csv_are_no_formulas():
