@@ -251,8 +251,9 @@ class InterleavedGroup:
             return False
         told = f"memory ran out at {wanted.requests[0].id}: from there on {rows // 2} rows decode together, not {rows}"
         log.warning(told)
-        for member in self.members:
+        for member in self.every:  # plain decoding may be that of one that has stopped
             member.session.halve_rows()
+        for member in self.members:
             member.record.notes.append(told)
         give_back()
         self.warm = self.inputs = 0
@@ -306,7 +307,7 @@ class InterleavedGroup:
         try:
             with self.phases("peers" if peer else "speculative" if member else "plain"):
                 if peer:
-                    found = self._by_peer(member.parts.peers[peer], jobs, wanted, member.parts.batch_size)
+                    found = self._by_peer(member.parts.peers[peer], jobs, wanted, member.session.rows)
                     for request, output in zip(wanted.requests, found, strict=True):
                         if isinstance(output, RuntimeError):
                             log.warning("%s has no output for %s: %s", peer, request.id, causes(output))

@@ -3,6 +3,7 @@
 import gc
 import json
 import weakref
+from types import SimpleNamespace
 
 import pyarrow.parquet
 import pytest
@@ -26,6 +27,7 @@ from specbench.run.batching import group_size
 from specbench.run.decoder import Session
 from specbench.run.run import run
 from specbench.run.warm_up import going_on
+from specbench.stats.records import Failure, RunRecord
 
 RESULT_KEYS = {
     "alpha": {"mean", "stderr", "n"},
@@ -172,6 +174,20 @@ def test_rows_are_halved_where_memory_runs_out(error, monkeypatch, tmp_path):
     assert texts[0] == texts[1] and [*dict.fromkeys(rows)] == [8, 4, 2]
     assert [note.partition(": ")[2] for note in result.notes if "memory ran out" in note] == [
         "from there on 4 rows decode together, not 8", "from there on 2 rows decode together, not 4"]  # fmt: skip
+
+
+def test_rows_of_plain_decoding_are_halved_too_if_its_run_has_stopped():
+    """Else the same group would be decoded again for ever."""
+    stopped, going = (SimpleNamespace(session=SimpleNamespace(rows=8), record=RunRecord()) for _ in range(2))
+    for member in (stopped, going):
+        member.session.halve_rows = lambda own=member.session: setattr(own, "rows", own.rows // 2)
+    stopped.parts = SimpleNamespace(decoding=SimpleNamespace(samples=True))
+    group = object.__new__(interleave.InterleavedGroup)
+    vars(group).update(every=[stopped, going], members=[going], plain=stopped, warm_up=lambda *given: None)
+    requests, rows = [SimpleNamespace(id="a")], []
+    while group.halve_rows(SimpleNamespace(requests=requests), {(None, ""): Failure(requests, "", True)}, print):
+        rows.append((stopped.session.rows, going.session.rows))
+    assert rows == [(4, 4), (2, 2), (1, 1)] and (len(stopped.record.notes), len(going.record.notes)) == (0, 3)
 
 
 def test_an_interrupted_run_keeps_what_it_finished(monkeypatch, tmp_path):
