@@ -251,7 +251,7 @@ class InterleavedGroup:
             return False
         told = f"memory ran out at {wanted.requests[0].id}: from there on {rows // 2} rows decode together, not {rows}"
         log.warning(told)
-        for member in self.every:  # plain decoding may be that of one that has stopped
+        for member in self.every:  # plain decoding's too, which may have stopped
             member.session.halve_rows()
         for member in self.members:
             member.record.notes.append(told)
