@@ -9,7 +9,7 @@ import numpy as np
 
 from specbench.decoding.gamma_policy import GammaPolicy, RowsSeen
 from specbench.stats.estimates import Floats, Integers
-from specbench.stats.replay import Text
+from specbench.stats.replay import ReplayedRows, Text
 
 PASSES = 4  # of an oracle, each with the tokens per second of the one before
 
@@ -69,14 +69,9 @@ class LoadCosts:
 
 
 @dataclass
-class SimulatedRows:
-    """The part of a state that policies read, and each row's text and place in it."""
+class SimulatedRows(ReplayedRows):
+    """Also each row's text and place in it."""
 
-    lengths: list[int]
-    prompt_lengths: list[int]
-    serials: dict[int, int]
-    active: list[bool]
-    batch_size: int
     texts: list[Traced] = field(default_factory=list)
     at: list[int] = field(default_factory=list)
 
