@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten
 from specbench.executors.cudagraph import WARM_UP_CALLS, CudaGraphExecutor
 
 HOST = ("_local_scalar_dense", "item", "nonzero", "lift_fresh", "is_nonzero", "_unique2", "masked_select")
+MOST_REPLAYS = 10_000  # of an executor: a planted fault may repeat one round for ever
 WILD = 2**40 + 12345  # as an index out of every range
 
 
@@ -54,6 +55,7 @@ class SimulatedGraphs(CudaGraphExecutor):
 
         def replay():
             self.replays += 1
+            assert self.replays <= MOST_REPLAYS, "decoding does not end"
             for later in self.tapes[number:]:
                 later.poison()
             tape.poison()

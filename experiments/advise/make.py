@@ -9,7 +9,6 @@ not measured again: the same command goes on. --stored makes the table from resu
 """
 
 import argparse
-import contextlib
 import json
 import shlex
 import subprocess
@@ -88,7 +87,10 @@ def compared(place, words, unique, answer, name, temperature, rows, half) -> dic
              for folder, r in results.items()}  # fmt: skip
     best = max(gains, key=lambda folder: gains[folder][0])
     wanted = {word.partition("=")[0]: word for word in answer.get("words", []) if word.partition("=")[0] in keys}
-    advised = next((folder for folder in gains if named[folder] == wanted), best)
+    found = next((folder for folder in gains if named[folder] == wanted), None)
+    if answer["on"] and found is None:
+        raise RuntimeError(f"{place}: the way that was advised is not among those that were decoded")
+    advised = found or best
     chosen = gains[advised][0] if answer["on"] else 1.0
     reached = max(gains[best][0], 1.0)
     seconds = [read_seconds(place / f"{what}_seconds.json") for what in ("advice", "everything")]
@@ -138,10 +140,9 @@ def main() -> None:
     for name, pair in () if args.stored else pairs.items():
         for temperature, size in CASES:
             if time.monotonic() < until:
-                with contextlib.suppress(KeyError):
-                    row = case(name, pair, temperature, size, args.advice, args.half)
-                    rows += [row] if row else []
-                    folders += [*(STORE / f"{name}_t{temperature}_b{size}" / "everything").glob("*/results.json")][:1]
+                row = case(name, pair, temperature, size, args.advice, args.half)
+                rows += [row] if row else []
+                folders += [*(STORE / f"{name}_t{temperature}_b{size}" / "everything").glob("*/results.json")][:1]
     if rows:
         write_rows(FOLDER / "results.csv", rows)
         write_header(FOLDER / "README.md", measured(rows, [read_result(path.parent) for path in folders]))

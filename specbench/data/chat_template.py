@@ -5,10 +5,12 @@ As a script this file is that process: of each line of JSON that it reads, it wr
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 SECONDS = 10.0  # for one text
@@ -35,8 +37,12 @@ class Renderer:
         with self._lock:
             if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
                 self._begin()
-            self._send(json.dumps(words).encode() + b"\n")
-            found = json.loads(self._line(SECONDS))
+            try:
+                self._send(json.dumps(words).encode() + b"\n")
+                found = json.loads(self._line(SECONDS))
+            except BaseException:  # also an interruption, after which an answer to this would be taken for the next one
+                self._end()
+                raise
         if "error" in found:
             raise TemplateError(found["error"])
         text: str = found["text"]
@@ -55,6 +61,12 @@ class Renderer:
         )
         self._line(BEGIN_SECONDS)
 
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
     def _send(self, line: bytes) -> None:
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(line)
@@ -64,9 +76,12 @@ class Renderer:
         """The next line of the process. Ends it, and raises TemplateError, if there is none in time."""
         assert self._process is not None and self._process.stdout is not None
         timer = threading.Timer(seconds, self._process.kill)
+        timer.daemon = True
         timer.start()
-        line, in_time = self._process.stdout.readline(), timer.is_alive()
-        timer.cancel()
+        try:
+            line, in_time = self._process.stdout.readline(), timer.is_alive()
+        finally:
+            timer.cancel()
         if not line.endswith(b"\n"):
             self._process.wait()
             raise TemplateError("its process has ended" if in_time else f"it did not end within {seconds:g} s")
@@ -82,9 +97,11 @@ def serve() -> None:
 
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    with suppress(OSError, ValueError):  # not every system has this limit
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     print("ready", flush=True)
     for line in sys.stdin:
+        signal.alarm(2 * int(SECONDS))  # ends this process if nobody is left who would
         try:
             text = render_jinja_template(**json.loads(line))[0][0]
             if len(text) > LARGEST:
@@ -95,6 +112,7 @@ def serve() -> None:
         except Exception as error:
             found = {"error": f"{type(error).__name__}: {str(error)[:1000]}"}
         print(json.dumps(found), flush=True)
+        signal.alarm(0)
 
 
 if __name__ == "__main__":

@@ -251,7 +251,7 @@ class InterleavedGroup:
             return False
         told = f"memory ran out at {wanted.requests[0].id}: from there on {rows // 2} rows decode together, not {rows}"
         log.warning(told)
-        for member in self.members:
+        for member in self.every:  # plain decoding's too, which may have stopped
             member.session.halve_rows()
             member.record.notes.append(told)
         give_back()

@@ -47,6 +47,23 @@ def test_a_template_that_takes_too_much_is_a_sentence(kind, tokenizer, monkeypat
     assert render(Prompt("p", ("x",)), [], tokenizer, True).text.endswith("<user>xTrue")  # the next one is rendered
 
 
+def test_an_interruption_leaves_no_answer_for_the_next_text():
+    """The interrupted text was sent, so its answer would come first."""
+    renderer = chat_template.Renderer()
+    assert renderer.render("zeroth", [], {}) == "zeroth"
+    read = renderer._line
+
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    renderer._line = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        renderer.render("first", [], {})
+    renderer._line = read
+    assert renderer.render("second", [], {}) == "second"
+    renderer._end()
+
+
 def test_a_process_that_dies_is_a_sentence_and_begun_again(tokenizer):
     renderer = chat_template.Renderer()
     assert renderer.render("x", [], {}) == "x"
@@ -57,4 +74,5 @@ def test_a_process_that_dies_is_a_sentence_and_begun_again(tokenizer):
     with pytest.raises(TemplateError, match="its process has ended"):
         renderer.render("z", [], {})
     renderer._send = send
-    renderer._process.kill()
+    assert renderer.render("x", [], {}) == "x"
+    renderer._end()

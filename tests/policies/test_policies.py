@@ -234,6 +234,12 @@ def test_goodput_of_constant_betas_is_the_best_gamma(alpha):
     assert alpha != 0.8 or replay(trace, wrong, draws=1).speedup < best * 0.95
 
 
+def test_goodput_drafts_next_to_nothing_after_a_calibration_that_accepted_nothing():
+    """The control: gamma 1 in every round."""
+    trace = process(0.0, texts=2)
+    assert replay(trace, goodput(trace, 0.0), draws=1).speedup > 0.98 > 1.03 * sweep(trace, draws=1)[1].speedup
+
+
 def test_goodput_stops_where_acceptance_is_unlikely():
     betas = np.r_[np.full(200, 0.98), np.full(200, 0.1)]
     trace = process([betas] * 6, texts=6)

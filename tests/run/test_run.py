@@ -24,7 +24,7 @@ from specbench.results.recommendation import verdict_sentence
 from specbench.run import interleave
 from specbench.run.batching import group_size
 from specbench.run.decoder import Session
-from specbench.run.run import run
+from specbench.run.run import run, run_in_turn
 from specbench.run.warm_up import going_on
 
 RESULT_KEYS = {
@@ -172,6 +172,27 @@ def test_rows_are_halved_where_memory_runs_out(error, monkeypatch, tmp_path):
     assert texts[0] == texts[1] and [*dict.fromkeys(rows)] == [8, 4, 2]
     assert [note.partition(": ")[2] for note in result.notes if "memory ran out" in note] == [
         "from there on 4 rows decode together, not 8", "from there on 2 rows decode together, not 4"]  # fmt: skip
+
+
+def test_rows_are_halved_though_the_way_that_decodes_plainly_for_all_has_stopped(monkeypatch, tmp_path):
+    """Else its rows stay as many, and memory runs out for ever."""
+    decode, full = Session.decode, []
+
+    def fails(session, *others, **options):
+        if full and session.rows > 1:
+            raise FULL[0]
+        return decode(session, *others, **options)
+
+    def stops(records):
+        full.append(True)
+        assert len(full) < 9
+        return [0]
+
+    ways = [parts_of("data.limit=16", "max_new_tokens=2", "batch_size=2", f"gamma={gamma}") for gamma in (1, 2)]
+    monkeypatch.setattr(Session, "decode", fails)
+    runs = [(parts, tmp_path / str(place), lambda group: None) for place, parts in enumerate(ways)]
+    found = [record for _, record in run_in_turn([runs], lambda *told: None, stops=stops)]
+    assert [len(record.results) for record in found] == [8, 16] and not found[1].failures
 
 
 def test_an_interrupted_run_keeps_what_it_finished(monkeypatch, tmp_path):

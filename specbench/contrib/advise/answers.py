@@ -6,20 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from specbench.contrib.advise.bench import DECODERS, Stage
+from specbench.contrib.advise.bench import Stage
 from specbench.contrib.advise.race import PLAIN, Race, break_even
 from specbench.results.reader import read_result
 from specbench.results.wording import steady, unsteady, within
 from specbench.stats.bootstrap import FEWEST, cluster_weights, intervals_of
-from specbench.stats.latency import enough
+from specbench.stats.latency import DECODERS, enough
 
 WANTED = 0.05  # +- of a gain that is called known
 RECITES = 0.25  # share of new tokens that stand earlier in prompt or text: the data are easily guessed
 DELAYS = ("first_token", "per_output_token")
 PERCENTILES = (50, 99)
-SAMPLES = 400
+SAMPLES, SHOWN = 400, 3  # of a bootstrap; ways whose reason is told
 MOST = 10**9
-NOTHING = "there was no time to decode anything: the same command goes on, with more --minutes"
+NOTHING = "the time was over before a way was chosen: the same command goes on, with more --minutes"
 LoadAnswer = dict[str, Any]
 
 
@@ -36,11 +36,9 @@ def load_answer(load: str, own: Mapping[str, Any]) -> LoadAnswer:
     if winner is None:
         gains = {way: gain for stage in stages.values() for way, gain in stage.get("gains", {}).items()}
         way = max(gains, key=lambda way: gains[way][0], default=None)
-        failed = [way for stage in stages.values() for way, told in stage["verdicts"].items() if told == "failed"]
         gain, ci95 = gains.get(way, (None, None))
-        why = f"all ways lost against plain decoding in the pilot; the best was {way}" if way else NOTHING
-        why += f"; the verdict FAILED of {', '.join(failed)}" if failed else ""
         verdicts = {way: told for stage in stages.values() for way, told in stage["verdicts"].items()}
+        why = _why_none(own, way)
         return found | {"gain": gain, "ci95": ci95, "verdict": verdicts.get(way), "why": why, "fresh": False}
     stage = stages.get("measurement", {"units": []})
     race = Race([winner, PLAIN], MOST)
@@ -52,17 +50,32 @@ def load_answer(load: str, own: Mapping[str, Any]) -> LoadAnswer:
     result = read_result(Path(stage["folders"][winner][-1]))
     gain, ci95 = race.gain(winner)
     verdict, needed = stage["verdicts"][winner], race.needed(winner, WANTED)
-    on = ci95 is not None and ci95[0] > 1 and verdict != "failed"
+    failed = stage.get("reasons", {}).get(winner, "").startswith("failed")
+    on = ci95 is not None and ci95[0] > 1 and verdict != "failed" and not failed
     wide = ci95 is None or ci95[1] / ci95[0] > (1 + WANTED) / (1 - WANTED)
     found |= {
         "on": on, "gain": gain, "ci95": ci95, "verdict": verdict, "fresh": True, "words": own["words"],
         "units": len(race.units), "requests": len(race.units) * own["unit"],
-        "needs_requests": needed * own["unit"] if wide and needed else None,
+        "needs_requests": needed * own["unit"] if wide and needed else None, "steady": steady(result),
         "tokens_per_second": result["throughput"], "waits": waits(stage["waits"], winner),
         "goodput": goodput(result), "more": [*more(result)] if own["rate"] is None else [],
         "folder": stage["folders"][winner][-1], "notes": [*answer_notes(result)],
     }  # fmt: skip
-    return found | {"why": _why(found)}
+    return found | {"why": stage["reasons"][winner] if failed else _why(found)}
+
+
+def _why_none(own: Mapping[str, Any], best: str | None) -> str:
+    """Why there is nothing to measure, in words."""
+    stages, told = own["stages"], dict[str, str]()
+    if not stages:
+        return f"no way fits: {[*own['refused'].values()][-1]}"
+    for stage in stages.values():
+        told |= stage.get("reasons", {})
+    if any(way not in told for stage in stages.values() for way in stage["ways"]):
+        return NOTHING
+    others = [f"{way}: {reason}" for way, reason in told.items() if not reason.startswith("slower")]
+    lost = "all ways lost against plain decoding in the pilot" if not others else "no way was left after the pilot"
+    return "; ".join([lost, *([f"the best was {best}"] if best else []), *others[:SHOWN]])
 
 
 def _why(found: LoadAnswer) -> str:
@@ -70,7 +83,7 @@ def _why(found: LoadAnswer) -> str:
     if found["verdict"] == "failed":
         return "the output is not the target's: the verdict FAILED"
     if found["on"]:
-        return "the interval is above 1"
+        return "the interval is above 1" + ", but the machine was not steady" * (not found["steady"])
     told = "it loses" if found["ci95"] and found["ci95"][1] < 1 else "no gain is shown"
     if found["needs_requests"] and not (found["ci95"] and found["ci95"][1] < 1):
         told += f"; +-{WANTED:.0%} needs {found['needs_requests']:,} requests"
@@ -148,6 +161,7 @@ def more(result: Mapping[str, Any]) -> Iterator[str]:
 def answer_sentence(found: LoadAnswer) -> str:
     """An answer as one line."""
     gain = "" if found["gain"] is None else f": {found['gain']:.2f}x plain decoding{within(found['ci95'])}"
+    gain += " in the pilot" if gain and not found["fresh"] else ""
     verdict = f", verdict {found['verdict']}" if found["verdict"] else ""
     way = f" with {found['way']}" if found["way"] else ""
     return f"{found['load']}: {'ON' if found['on'] else 'OFF'}{way}{gain}{verdict}; {found['why']}."

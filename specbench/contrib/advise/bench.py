@@ -23,12 +23,11 @@ from specbench.results.wording import duration, word
 from specbench.run.execute import save
 from specbench.run.jobs import RunJob
 from specbench.run.run import run_in_turn
-from specbench.stats.latency import time_per_output_token
+from specbench.stats.latency import DECODERS, time_per_output_token
 from specbench.stats.records import DecodedRequest, Group, RunRecord, call_seconds
 
 log = logging.getLogger(__name__)
 PART = 8  # units of a part, if they are of several requests
-DECODERS = ("speculative", "baseline")
 Stage = dict[str, Any]  # what advice.json holds of a stage
 
 
@@ -44,8 +43,8 @@ class LoadBench:
         self.refused: dict[str, str] = {}
 
     def total(self, ways: Ways) -> int:
-        """Builds the ways; those that cannot be built are `refused`, and taken out. Returns the number of prompts.
-        Raises ConfigError if none is left."""
+        """Builds the ways; those that cannot be built are `refused`, and taken out. Returns the number of prompts, 0 if
+        no way is left."""
         for label, words in list(ways.items()):
             if (key := " ".join(words)) in self.built:
                 continue
@@ -56,9 +55,7 @@ class LoadBench:
                 self.refused[label] = str(error) if isinstance(error, ConfigError) else first_line(error)
                 log.warning("%s is left out: %s", label, self.refused[label])
                 del ways[label]
-        if not ways:
-            raise ConfigError(f"no way fits: {next(iter(self.refused.values()), 'all were refused before')}")
-        return len(self.built[" ".join(next(iter(ways.values())))].prompts)
+        return len(self.built[" ".join(next(iter(ways.values())))].prompts) if ways else 0
 
     def checked(self, words: Sequence[str]) -> ValidatedConfig:
         """The checked configuration of a way. Raises ConfigError."""
@@ -93,14 +90,18 @@ class LoadBench:
         """One run of each way on the next prompts. Returns whether a signal has ended it."""
         labels, skip, seen, stopped = list(ways), state["next"], [0], set[int]()
         place = self.folder / self.load.label.replace(", ", "-").replace(" ", "_") / name
-        words = [[*ways[way], f"skip={skip}", f"take={take}"] for way in labels]
+        built = [self.built[" ".join(ways[way])] for way in labels]
+        first = skip + built[0].config["skip"]  # which the command may have given
+        words = [[*ways[way], f"skip={first}", f"take={take}"] for way in labels]
         jobs = [RunJob([*self.common, *own], place / f"way-{number}", self.checked(own))
                 for number, own in enumerate(words)]  # fmt: skip
-        built = [self.built[" ".join(ways[way])] for way in labels]
         prompts = built[0].prompts[skip : skip + take]
         numbers = {prompt.id: number for number, prompt in enumerate(prompts, skip)}
 
         def stops(records: Sequence[RunRecord]) -> Collection[int]:
+            for way, record in zip(labels, records, strict=True):
+                if record.failures and way in race.left:
+                    race.leave(way, f"failed: {record.failures[0].error}")
             while any(len(record.groups) > seen[0] for record in records):
                 groups = {way: record.groups[seen[0]] for way, record in zip(labels, records, strict=True)
                           if way in race.left and len(record.groups) > seen[0]}  # fmt: skip
@@ -113,9 +114,6 @@ class LoadBench:
                     race.add(state["units"][-1])
                     if len(race.left) < before:
                         self._tell(name, race)
-            for way, record in zip(labels, records, strict=True):
-                if record.failures and way in race.left:
-                    race.leave(way, record.failures[0].error)
             over = race.over or time.monotonic() >= until
             stopped.update(number for number, way in enumerate(labels) if over or way not in race.left)
             return stopped

@@ -12,6 +12,7 @@ from specbench.config.build import Targets
 from specbench.contrib.advise.bench import LoadBench, Stage
 from specbench.contrib.advise.race import FIRST, LEVEL, PLAIN, Race
 from specbench.contrib.advise.ways import Load, Trial, Ways, variants
+from specbench.errors import ConfigError
 from specbench.results.atomic_files import file_text, parse_json, write_json
 from specbench.results.completion import keep_other
 from specbench.results.reader import read_result
@@ -32,7 +33,8 @@ class Driver:
         self.tried, self.folder, self.until = tried, folder, time.monotonic() + seconds
         self.targets = Targets()
         first = LoadBench(tried.common, tried.loads[0], folder, self.targets, self.save)
-        identity = first.checked(next(iter(tried.ways.values()))).identity().as_dict()
+        drafters = {words[0]: words for words in tried.ways.values()}
+        identity = {name: first.checked(words).identity().as_dict() for name, words in drafters.items()}
         self.state: dict[str, Any] = {"identity": identity, "loads": {}}
         path = folder / FILE
         if path.is_file():
@@ -55,6 +57,8 @@ class Driver:
                 continue
             self._load(load, own, len(self.tried.loads) - number)
             self.save()
+        if not any(own["stages"] for own in self.state["loads"].values()):
+            raise ConfigError(f"no way fits: {[*own['refused'].values()][-1]}")
         return self.state
 
     def _load(self, load: Load, own: dict[str, Any], loads: int) -> None:
@@ -67,8 +71,10 @@ class Driver:
         share = max(0.0, self.until - now) / loads
         own |= {"rows": load.rows, "rate": load.rate, "unit": load.unit, "prompts": total,
                 "refused": own["refused"] | bench.refused}  # fmt: skip
+        if not ways:
+            return
         several = load.unit > 1
-        stages, most = own["stages"], MOST[several]
+        stages, most = own["stages"], MOST[several] if len(ways) > 1 else FIRST
         winner, race = self._race(bench, stages, "pilot", ways, (total // 2, now + PILOT * share, most))
         if winner is not None and len(race.ways) > 2:
             pilots = [stage for name, stage in stages.items() if name.startswith("pilot")]
@@ -86,8 +92,9 @@ class Driver:
             least, largest = MEASURED_TOGETHER if several else MEASURED[1]
             needed = race.needed(winner, WANTED) if winner in race.ways else None
             units = min(largest, max(least, needed or largest))
-            self._stage(bench, stages, "measurement", {winner: ways[winner]}, Race([winner, PLAIN], units),
-                        (total, now + share))  # fmt: skip
+            measured = Race([winner, PLAIN], units)
+            stage = self._stage(bench, stages, "measurement", {winner: ways[winner]}, measured, (total, now + share))
+            stage["reasons"] = stage.get("reasons", {}) | measured.reasons
         lost = bool(race.units) and not race.drafting
         own["over"] = lost or (winner is not None and time.monotonic() < now + share)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from specbench.contrib.advise.answers import LoadAnswer
-from specbench.contrib.advise.bench import DECODERS
 from specbench.contrib.advise.engines import DIFFERENT, configurations
 from specbench.contrib.advise.ways import Trial
 from specbench.contrib.advise.ways import command as command_of
@@ -17,6 +16,7 @@ from specbench.results.report.html_page import Drawing, Section, write_page
 from specbench.results.report.sweep_figures import heat_maps
 from specbench.results.table import Cell, Table
 from specbench.results.wording import interval
+from specbench.stats.latency import DECODERS
 
 MAP = (
     "Speedup over plain decoding in the pilot, a map for each way but its gamma: a cell of a way that left early is of "
@@ -121,15 +121,10 @@ def write_advice(folder: Path, tried: Trial, state: Mapping[str, Any], leads: Se
               for name, reason in own["refused"].items()]  # fmt: skip
     results = [run.result for run in runs]
     on = next((each for each in found if each["on"]), None)
-    measured = [*tried.common, *(tried.loads[0].words if on is None else load_words(tried, on["load"]))]
+    measured = [*tried.common, *next(load.words for load in tried.loads if on is None or load.label == on["load"])]
     return write_page(
         folder, title="advice", leads=leads, subtitle="", first=2, cards=[], notes=notes, sections=sections,
         shared=True,
         next=command_of(measured, on["words"]) if on else "", facts=description.facts(results) if results else {},
         commands=[typed], configuration=description.configuration(results) if results else "",
     )  # fmt: skip
-
-
-def load_words(tried: Trial, label: str) -> list[str]:
-    """The overrides of a load."""
-    return next((load.words for load in tried.loads if load.label == label), [])

@@ -63,7 +63,7 @@ class Race:
     def over(self) -> bool:
         """Whether no further unit is needed."""
         drafting = len(self.left - {PLAIN})
-        alone = len(self.ways) > 2 and drafting < 2  # of a single way, its gain is wanted
+        alone = len(self.ways) > 2 and drafting < 2  # of a single way from the beginning, its gain is wanted
         return not drafting or alone or self._decided or len(self.units) >= self.most
 
     def leave(self, way: str, reason: str) -> None:
@@ -75,7 +75,7 @@ class Race:
         """Takes the times of a unit, of all ways that are left."""
         self.units.append(unit)
         for way in self.left - unit.keys():
-            self.leave(way, "it failed")
+            self.leave(way, "failed")
         if len(self.units) in self.looks and len(self.units) > 1:
             self._look()
 
@@ -90,7 +90,7 @@ class Race:
             self.reasons.setdefault(names[slow], f"slower than {names[fast]} after {count} units")
             self.left.discard(names[slow])
         kept = [place for place, name in enumerate(names) if name in self.left and name != PLAIN]
-        if kept:
+        if len(kept) > 1:  # a single way is measured against plain decoding, to the last unit
             best = min(kept, key=lambda place: rates[place])
             self._decided = all(slower[best, place] + bound[best, place] < WORTH for place in kept if place != best)
 

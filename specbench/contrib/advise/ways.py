@@ -15,6 +15,7 @@ WITH_MODEL = ("model", "lookup_or_model")  # drafters of a model that is given b
 SWEPT = ("drafter", "gamma", "gamma_policy", "verifier")  # whose values are ways
 LOADS = ("batch_size", "workload.rate")
 STDLIB = 640  # prompts of the included data
+MOST = 1e6  # of a batch size, and of a rate
 NO_SWEEP = "it has several values, which only drafter, gamma, gamma_policy, verifier, batch_size and workload.rate may"
 Ways = dict[str, list[str]]  # the overrides of each way, by its label
 
@@ -64,7 +65,8 @@ def trial(overrides: Sequence[str], only: bool) -> Trial:
         else:
             common.append(word)
     loads = loads_of(given)
-    common = [word for word in common if word != "workload=poisson" or "workload.rate" in given]
+    if "workload=poisson" in common and "workload.rate" not in given:
+        raise ConfigError("workload=poisson is not possible without its rates: give them, as in workload.rate=2,4")
     keys = {word.partition("=")[0] for word in common}
     common += [] if {"data", "data.count"} & keys else [f"data.count={STDLIB}"]
     common += [word for word in ("order=1", "name=advise") if word.partition("=")[0] not in keys]
@@ -88,16 +90,21 @@ def trial(overrides: Sequence[str], only: bool) -> Trial:
         for more in combinations(given)
     ]
     ways = labelled(every)
-    for label, words in ways.items():
+    for label, words in list(ways.items()):
         try:
             config = compose([*common, *loads[0].words, *words])
         except ConfigError as error:
             named_key, several, _ = str(error).partition(" has several values")
             raise ConfigError(f"{named_key} is not possible: {NO_SWEEP}") if several else error from error
         try:
-            check(config)
+            root = check(config).root
+            if max(root.repeats, root.workers) > 1:
+                raise ConfigError("repeats and workers must be 1, since all ways share a process")
         except ConfigError as error:
-            raise ConfigError(f"{label}: {error}") from error
+            if words[0].partition("=")[2] in named or len(ways) == 1:
+                raise ConfigError(f"{label}: {error}") from error
+            found[label] = str(error)
+            del ways[label]
     return Trial(common, ways, loads, found)
 
 
@@ -127,11 +134,12 @@ def loads_of(given: Mapping[str, Sequence[str]]) -> list[Load]:
 def positive_number(text: str, key: str) -> float:
     """A number above 0. Raises ConfigError."""
     try:
-        if (value := float(text.strip("[]"))) > 0:
+        if 0 < (value := float(text.strip("[]"))) < MOST:
             return value
     except ValueError:
         pass
-    raise ConfigError(f"{key}={shown(text)} is not allowed: it must be numbers above 0, as in {key}=1,8")
+    raise ConfigError(f"{key}={shown(text)} is not allowed: it must be numbers above 0 and below {MOST:g}, as in "
+                      f"{key}=1,8")  # fmt: skip
 
 
 def variants(common: Sequence[str], words: Sequence[str], result: Mapping[str, object]) -> Ways:

@@ -54,7 +54,7 @@ class BatchLoad:
     def alpha(self) -> float:
         """Accepted over tested guesses along all texts."""
         accepted = np.concatenate([text.lengths[:-1] > 0 for text in self.texts])
-        return float(accepted.mean())
+        return float(accepted.mean()) if len(accepted) else 0.0
 
 
 class LoadCosts:

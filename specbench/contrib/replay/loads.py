@@ -3,9 +3,12 @@ policy and of the oracle, and how far they are below it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 
 from specbench.config.compose import compose
 from specbench.config.validate import choose
@@ -52,18 +55,22 @@ def asked_loads(overrides: Sequence[str]) -> Asked:
     if (by_row := given.get("by_row", "false")) not in ("true", "false"):
         raise ConfigError(f"by_row={shown(by_row)} is not allowed: it must be true or false")
     whole = [
-        [int(value) for value in _numbers(given, key, default, low, 1e6, "whole numbers")]
+        [int(value) for value in _numbers(given, key, default, low, 1e6, "whole numbers", whole=True)]
         for key, default, low in (("batch_size", "1", 1), ("context", "256", 0), ("tokens", "2000", 1))
     ]
+    if len(whole[2]) > 1:
+        raise ConfigError(f"tokens={shown(given['tokens'])} is not allowed: give one whole number")
     return Asked(whole[0], whole[1], RoundSeconds(*cost), by_row == "true", whole[2][0])
 
 
-def _numbers(given: dict[str, str], key: str, default: str, low: float, high: float, what: str) -> list[float]:
+def _numbers(
+    given: dict[str, str], key: str, default: str, low: float, high: float, what: str, whole: bool = False
+) -> list[float]:
     try:
         values = [float(part) for part in given.get(key, default).split(",") if part]
     except ValueError:
         values = [-1.0]
-    if not values or not all(low <= value <= high for value in values):
+    if not values or not all(low <= value <= high and (not whole or value == int(value)) for value in values):
         raise ConfigError(f"{key}={shown(given.get(key, ''))} is not allowed: give {what}, {low:g} to {high:g} each")
     return values
 
@@ -100,21 +107,20 @@ def rates_on(load: BatchLoad, names: Sequence[str], overrides: Sequence[str], ea
 
 def table_of_loads(texts: Sequence[Traced], wanted: Asked, names: Sequence[str], overrides: Sequence[str]) -> Table:
     """A row for each load and way. `best gamma` is the best constant one of the load, known afterwards."""
-    rows = []
-    for size in wanted.rows:
-        for context in wanted.contexts:
-            load = BatchLoad(texts, wanted.cost, size, context, wanted.by_row)
-            found = rates_on(load, names, overrides, wanted.tokens)
-            constant = [name for name in found if name.startswith("gamma ")]
-            best = max(constant, key=lambda name: found[name].per_second)
-            kept = {f"best gamma ({best[6:]})": found[best], "gamma 0": found["gamma 0"]}
-            kept |= {name: rate for name, rate in found.items() if name not in constant}
-            for name, rate in kept.items():
-                rows.append({
-                    "batch_size": str(size), "context": str(context), "policy": name,
-                    "tokens a second": f"{rate.per_second:.4g}",
-                    "over gamma 0": f"{rate.per_second / found['gamma 0'].per_second:.3f}x",
-                    "below the oracle": f"{1 - rate.per_second / found['oracle'].per_second:.1%}",
-                    "drafted a row": f"{rate.drafted / rate.rounds / size:.2f}",
-                })  # fmt: skip
+    rows, loads = [], list(product(wanted.rows, wanted.contexts))
+    for size, context in track(loads, "simulating", console=Console(stderr=True)):
+        load = BatchLoad(texts, wanted.cost, size, context, wanted.by_row)
+        found = rates_on(load, names, overrides, wanted.tokens)
+        constant = [name for name in found if name.startswith("gamma ")]
+        best = max(constant, key=lambda name: found[name].per_second)
+        kept = {f"best gamma ({best[6:]})": found[best], "gamma 0": found["gamma 0"]}
+        kept |= {name: rate for name, rate in found.items() if name not in constant}
+        for name, rate in kept.items():
+            rows.append({
+                "batch_size": str(size), "context": str(context), "policy": name,
+                "tokens a second": f"{rate.per_second:.4g}",
+                "over gamma 0": f"{rate.per_second / found['gamma 0'].per_second:.3f}x",
+                "below the oracle": f"{1 - rate.per_second / found['oracle'].per_second:.1%}",
+                "drafted a row": f"{rate.drafted / rate.rounds / size:.2f}",
+            })  # fmt: skip
     return Table.of(rows, "simulated, over a linear cost of rounds", ["batch_size", "context", "policy"])

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from specbench.contrib.servers.answer import Answer, AnswerAcceptance
 
 VARIED = "drafts had different lengths and the server tells no lengths, so how many guesses were tested is not known"
@@ -27,14 +29,15 @@ def answer_acceptance(answer: Answer) -> AnswerAcceptance | None:
         return AnswerAcceptance(no_alpha=ODD, no_block_efficiency=ODD)
     accepted = sum(j * rounds for j, rounds in enumerate(histogram))
     longest = max(len(histogram) - 1, 0)
+    if sum(histogram) != steps or accepted > drafted:
+        return AnswerAcceptance(no_alpha=ODD, no_block_efficiency=ODD)
     pairs: list[tuple[int, int]] | None = None
     if all(_counts(found) for found in per_step):
         pairs = list(zip(*per_step, strict=False))
     elif drafted == steps * longest:
         pairs = [(j, longest) for j, rounds in enumerate(histogram) for _ in range(rounds)]
-    wrong = sum(histogram) != steps or accepted > drafted
-    if wrong or (pairs is not None and (len(pairs) != steps or sum(a for a, _ in pairs) != accepted
-                                        or any(a > d for a, d in pairs))):  # fmt: skip
+    if pairs is not None and (len(pairs) != steps or any(a > d for a, d in pairs)
+                              or [sum(pair[i] for pair in pairs) for i in (0, 1)] != [accepted, drafted]):  # fmt: skip
         return AnswerAcceptance(no_alpha=ODD, no_block_efficiency=ODD)
     tokens = answer.tokens - answer.first
     rounds = len({piece.tokens for piece in answer.pieces}) - 1
@@ -49,9 +52,14 @@ def answer_acceptance(answer: Answer) -> AnswerAcceptance | None:
 def by_place(pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Accepted and tested guesses at each place of a draft, from (accepted, drafted) of each round."""
     longest = max((d for _, d in pairs), default=0)
-    return tuple(
-        (sum(a > place for a, _ in pairs), sum(a >= place and d > place for a, d in pairs)) for place in range(longest)
-    )
+    accepted, tested = (_beyond(ends, longest) for ends in ([a for a, _ in pairs], [min(a + 1, d) for a, d in pairs]))
+    return tuple(zip(accepted, tested, strict=True))
+
+
+def _beyond(ends: Sequence[int], longest: int) -> list[int]:
+    """How many of the numbers are above each of 0 .. longest - 1."""
+    found: list[int] = np.bincount(ends, minlength=longest + 1)[::-1].cumsum()[::-1][1:].tolist()
+    return found
 
 
 def _first(told: Mapping[str, Any], *names: str) -> Any:

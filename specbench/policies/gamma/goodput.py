@@ -128,7 +128,7 @@ class GoodputGamma(GammaPolicy):
     def calibrate(self, costs: Costs) -> None:
         self.first, self.costs = costs.seconds(self.largest), None
         self.tested = np.full(self.largest, PRIOR)
-        self.accepted = self.tested * costs.alpha
+        self.accepted = self.tested * max(CERTAIN, costs.alpha)
 
     def next_gamma(self, state: RowsSeen) -> list[int]:
         lengths = [length for length, on in zip(state.lengths, state.active, strict=True) if on]

@@ -84,7 +84,8 @@ def test_several_rows_and_a_rate_are_loads_with_groups_as_units(few, monkeypatch
     state = json.loads((advise(given, 10, only=True) / "advice.json").read_text())
     assert [found["batch_size"] for found in state["answers"]] == [1, 2]
     for found in state["answers"]:
-        assert found["requests"] == 4 * found["batch_size"] and found["rate"] == 50 and not found["on"]
+        decoded = len((few / found["folder"] / "prompts.jsonl").read_text().splitlines())
+        assert found["requests"] == 4 * found["batch_size"] == decoded and found["rate"] == 50 and not found["on"]
         assert found["goodput"]["speculative"]["share"] == 1 and found["waits"]["first_token"]["p50"]["ratio"] > 0
 
 
@@ -118,8 +119,48 @@ def test_on_needs_an_interval_above_one_and_no_failed_verdict(finished, monkeypa
     found = load_answer("batch 1", stored(verdict, rates))
     assert found["on"] is on and answer_sentence(found).startswith(f"batch 1: {'ON' if on else 'OFF'}")
     assert ("FAILED" in found["why"]) == (verdict == "failed")
+    broken = stored(verdict, rates)
+    broken["stages"]["measurement"]["reasons"] = {"way": "failed: out of memory"}
+    assert not load_answer("batch 1", broken)["on"] and load_answer("batch 1", broken)["why"] == "failed: out of memory"
     if rates[1] == 1.6:
         assert "needs" in found["why"] and found["needs_requests"] > 100
+
+
+@pytest.mark.parametrize(
+    ("reasons", "told"),
+    [
+        ({"a": "slower than b after 5 units", "b": f"slower than {PLAIN} after 8 units"}, "all ways lost"),
+        ({"a": "slower than b after 5 units", "b": "its verdict failed"}, "b: its verdict failed"),
+        ({"a": "failed: out of memory", "b": "failed: out of memory"}, "a: failed: out of memory"),
+        ({"a": "slower than b after 5 units"}, "the time was over"),
+    ],
+)
+def test_why_no_way_is_advised_is_what_happened(reasons, told):
+    stage = {"ways": {"a": [], "b": []}, "gains": {"a": [0.9, None]}, "verdicts": {}, "reasons": reasons}
+    found = load_answer("batch 1", {"rows": 1, "rate": None, "stages": {"pilot": stage}, "refused": {}})
+    assert told in found["why"] and not found["on"] and ("all ways lost" in found["why"]) == (told == "all ways lost")
+    assert "0.90x plain decoding in the pilot" in answer_sentence(found)
+
+
+def test_no_way_that_fits_is_one_sentence(few, monkeypatch):
+    def none(self, ways):
+        self.refused["drafter ngram"] = f"too large for {self.load.label}"
+        ways.clear()
+        return 0
+
+    total = LoadBench.total
+    monkeypatch.setattr(LoadBench, "total", none)
+    with pytest.raises(ConfigError, match="no way fits: too large for batch 2"):
+        advise(words("gamma=1", "batch_size=2"), 10, only=True)
+    monkeypatch.setattr(LoadBench, "total", lambda self, ways: (total if self.load.rows == 1 else none)(self, ways))
+
+    def lost(self, bench, stages, *others):
+        stages["pilot"] = {"next": 0, "units": [], "verdicts": {}, "folders": {}, "ways": {}}
+        return None, Race([PLAIN], 5)
+
+    monkeypatch.setattr(driver.Driver, "_race", lost)
+    state = json.loads((advise(words("gamma=1", "batch_size=1,2"), 10, only=True) / "advice.json").read_text())
+    assert [found["why"] for found in state["answers"]][1] == "no way fits: too large for batch 2"
 
 
 def test_what_would_gain_more_multiplies_with_the_costs(finished):
@@ -161,6 +202,9 @@ def test_it_tries_what_needs_no_training_and_says_what_does_not_fit():
         (["batch_size=0"], "batch_size=0 is not allowed"),
         (["batch_size=1.5"], "must be an integer"),
         (["workload.rate=fast"], "workload.rate=fast is not allowed"),
+        (["batch_size=inf"], "batch_size=inf is not allowed"),
+        (["drafter=ngram", "repeats=2"], "repeats and workers must be 1"),
+        (["workload=poisson"], "workload=poisson is not possible without its rates"),
         (["drafter=nothing"], "drafter=nothing is not a choice"),
         (["drafter=ngram", "temperature=0,1"], "temperature=0,1 is not possible: it has several values"),
         ([], "--only needs drafters"),

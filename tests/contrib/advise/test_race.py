@@ -56,6 +56,18 @@ def test_ways_that_lose_against_plain_decoding_all_leave():
     assert not race([3.0, 4.0, 5.0], 0).drafting
 
 
+def test_a_measurement_goes_on_to_its_last_unit():
+    """The control: of two ways the slow one leaves, and nothing is left to decide."""
+    for ways, wanted in ((1, MOST), (2, 8)):
+        found = Race([*(f"way {number}" for number in range(ways)), PLAIN], MOST)
+        for unit in units_of(np.array([0.5, 5.0])[:ways], np.random.default_rng(0)):
+            if found.over:
+                break
+            found.add(unit)
+        assert len(found.units) <= wanted and (len(found.units) == MOST) == (ways == 1)
+        assert "way 0" in found.left
+
+
 def test_a_gain_has_its_interval():
     """Of simulated measurements, 95 % of the intervals hold the true gain."""
     inside = []

@@ -58,6 +58,15 @@ def test_a_file_of_another_engine_is_read(tmp_path, capsys, monkeypatch):
     assert all(word in shown for word in ("best gamma", "goodput", "sglang", "oracle", "simulated"))
 
 
+def test_texts_of_one_token_and_none_accepted_are_replayed():
+    for lengths in ([0], [0, 0, 0]):
+        texts = [Traced(np.array(lengths), np.full(len(lengths), 0.5))]
+        load = BatchLoad(texts, RoundSeconds(1.0, 0.1, 0.0, 0.0), 2, 0)
+        for signal in ("none", "confidence"):
+            made = GoodputGamma(largest=4, signal=signal, by_row=False, forget=0.02, probe=64)
+            assert simulate(load, made, 50).per_second > 1.9
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -76,7 +85,8 @@ def test_a_bad_file_is_one_sentence(line, expected, tmp_path):
 
 
 @pytest.mark.parametrize("words", [["cost=1,2"], ["cost=0,0,0,0"], ["cost=a,1,1,1"], [], ["cost=1,0,0,0", "by_row=1"],
-                                   ["cost=1,0,0,0", "batch_size=0"], ["cost=1,0,0,0", "tokens=x"]])  # fmt: skip
+                                   ["cost=1,0,0,0", "batch_size=0"], ["cost=1,0,0,0", "tokens=x"],
+                                   ["cost=1,0,0,0", "tokens=5,6"], ["cost=1,0,0,0", "batch_size=1.5"]])  # fmt: skip
 def test_loads_that_cannot_be_are_refused(words):
     with pytest.raises(ConfigError, match=f"{(words or ['cost'])[-1].partition('=')[0]}="):
         loads.asked_loads(words)

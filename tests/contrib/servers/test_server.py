@@ -264,6 +264,9 @@ def test_what_a_server_tells_of_each_answers_rounds_is_used_though_it_serves_oth
     {"num_spec_steps": 1, "num_draft_tokens": 4, "acceptance_histogram": "11"},
     {"num_spec_steps": 1, "num_draft_tokens": 1, "acceptance_histogram": [0, 1],
      "per_step_accepted": [1], "per_step_drafted": [0]},
+    {"num_spec_steps": 1, "num_draft_tokens": 1, "acceptance_histogram": [0, 1],
+     "per_step_accepted": [1], "per_step_drafted": [9]},
+    {"num_spec_steps": 1000, "num_draft_tokens": 999_000, "acceptance_histogram": [10**6] * 1000},  # no list of all
 ])  # fmt: skip
 def test_rounds_that_contradict_themselves_are_refused(told):
     answer = in_pieces(1, 2)
