@@ -16,7 +16,7 @@ from specbench.decoding.encoder_input import EncoderInput, Features
 from specbench.errors import ConfigError, shown
 
 log = logging.getLogger(__name__)
-FEWEST_COUNTED, MOST_COUNTED = 200, 4096  # tokens that tell random ids from text
+FEWEST_COUNTED, MOST_COUNTED = 500, 4096  # tokens that tell random ids from text
 VARIED = 0.75  # of the different tokens that an even draw has
 
 

@@ -208,6 +208,7 @@ class SampledTree(DynamicTree):
             left = left - 1
             accepted = (1 + q_x[..., k]) / (2 if k == 0 else 4)
             ahead = (accepted / (1 - accepted) * 4).log() / -math.log(CHAIN)
+            ahead = ahead.clamp(max=2 * self.most)  # infinite where q is 1: all that are left stand below
             below = ((left + ahead) / 2).round() if k + 1 < self.width else left
             below = torch.minimum(below, left).clamp(min=0)
             shares.append(torch.where(left < 0, -torch.inf, 1 + below))

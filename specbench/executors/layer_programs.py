@@ -73,7 +73,7 @@ class LayerCall:
     def __init__(self, layer: nn.Module, place: Any, programs: LayerPrograms):
         """`place` is what the layer calls itself in the cache."""
         self.layer, self.place, self.programs = layer, place, programs
-        self.cache_name = cache_argument(layer.forward)
+        self.cache_name = cache_argument(type(layer).forward)
         self.weights = dict([*layer.named_parameters(), *layer.named_buffers()])
         kind = (_described(layer), *((name, t.shape, t.dtype) for name, t in self.weights.items()))
         self.kind = sys.intern(str(kind))  # one text for all layers of a kind: each call looks it up
@@ -85,7 +85,8 @@ class LayerCall:
         hidden, mask, programs = hidden_states, given.get("attention_mask"), self.programs
         cache: Any = given.get(self.cache_name)
         usual = programs.used and getattr(cache, "in_place", False) and self.place in cache.numbers and len(hidden) == 1
-        usual = usual and isinstance(mask, Tensor) and mask.shape[-1] > 1 and hidden.shape[1] <= MOST_TOKENS
+        usual = usual and cache.near is None and hidden.shape[1] <= MOST_TOKENS  # a program reads leading columns
+        usual = usual and isinstance(mask, Tensor) and mask.shape[-1] > 1
         if not usual or torch.compiler.is_compiling():
             return self.run(hidden, given)
         number = cache.numbers[self.place]

@@ -157,7 +157,7 @@ class PretrainedModel(LanguageModel):
         if count >= V or model.encoder is not None:
             raise ConfigError(f"{named}: it {'has an encoder' if model.encoder else f'has {V:,} tokens'}, use null")
         try:
-            return with_first_tokens(model.module, count)
+            return with_first_tokens(model.stock_module(), count)
         except ValueError as error:
             raise ConfigError(f"{named}: {error}, use {role}.head_tokens=null") from error
 

@@ -54,7 +54,9 @@ class NearColumns(BorrowedCache):
         self.sinks, self.window = sinks, window
 
     def near(self, slots: Tensor, visible: int) -> Tensor | None:
-        if visible <= self.sinks + self.window:
+        # A compiled program serves every `visible`.
+        most = self.cache.capacity if torch.compiler.is_compiling() else visible
+        if most <= self.sinks + self.window:
             return None
         columns = torch.arange(self.sinks + self.window, device=slots.device)
         skipped = (slots[:, -1:] + 1 - len(columns)).clamp(min=0)  # [b, 1]

@@ -112,9 +112,7 @@ class ServerNumbers:
     drafted: int | None
     accepted: int | None
     texts: EqualTexts
-    block_efficiency_of_requests: Estimate = field(
-        default_factory=lambda: Estimate(None, None, 0)
-    )  # mean of each one's
+    block_efficiency_of_requests: Estimate = field(default_factory=lambda: Estimate(None, None, 0))  # requests' mean
     by_place: list[list[int]] = field(default_factory=list)  # accepted and tested guesses at each place of a draft
     acceptance_law: str = ""  # with what probability a guess is accepted, by default: it does not tell
 

@@ -253,6 +253,7 @@ class InterleavedGroup:
         log.warning(told)
         for member in self.every:  # plain decoding's too, which may have stopped
             member.session.halve_rows()
+        for member in self.members:
             member.record.notes.append(told)
         give_back()
         self.warm = self.inputs = 0
@@ -306,7 +307,7 @@ class InterleavedGroup:
         try:
             with self.phases("peers" if peer else "speculative" if member else "plain"):
                 if peer:
-                    found = self._by_peer(member.parts.peers[peer], jobs, wanted, member.parts.batch_size)
+                    found = self._by_peer(member.parts.peers[peer], jobs, wanted, member.session.rows)
                     for request, output in zip(wanted.requests, found, strict=True):
                         if isinstance(output, RuntimeError):
                             log.warning("%s has no output for %s: %s", peer, request.id, causes(output))

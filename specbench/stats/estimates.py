@@ -312,8 +312,7 @@ class DecoderTV:
     largest_limit: float | None
     positions: int
     within: bool  # the mean and every position
-    # Quantiles of each position's total variation over its limit, by share of the positions.
-    quantiles: dict[str, float | None] = field(default_factory=dict)
+    quantiles: dict[str, float | None] = field(default_factory=dict)  # of each position's over its limit
 
 
 @dataclass

@@ -18,7 +18,7 @@ def test_random_ids_are_told_from_text(vocabulary):
     even = [[generator.randrange(vocabulary) for _ in range(50)] for _ in range(100)]
     words = [[min(vocabulary - 1, int(generator.paretovariate(0.8))) for _ in range(50)] for _ in range(100)]
     assert looks_random(even, vocabulary) and not looks_random(words, vocabulary)
-    assert not looks_random(even[:3], vocabulary)
+    assert not looks_random(even[:9], vocabulary) and looks_random(even[:12], vocabulary)
 
 
 def test_the_included_prompts_are_text():

@@ -114,6 +114,19 @@ def test_a_drawn_tree_has_the_laws_and_shares_of_plain_python(temperature, gamma
     assert gamma == 2 or len({tuple(draft.parents[row].tolist()) for row in range(len(texts))}) > 1
 
 
+def test_a_certain_guess_leaves_its_siblings_nothing():
+    """q is 1 all along the first text. In the second one all tokens are as likely."""
+    table = torch.zeros(V, V, V)
+    table[1, :, 4], table[:, 4, 5], table[4, :, 6], table[5, :, 7] = 200.0, 200.0, 200.0, 200.0
+    target = tabular_model(random_table(V, 4), Sampling(1.0))
+    state = State.start([Job([1, 2], 30, 0), Job([8, 9], 30, 1)], [], 20, target.device)
+    drafter = make_drafter("tree_sampled", target, "", tabular_model(table, Sampling(1.0)))
+    drafter.begin(state)
+    draft = drafter.propose(state, [4, 4])
+    assert paths(draft, 0) == {(4,), (4, 5), (4, 5, 6), (4, 5, 6, 7)}
+    assert draft.exists().sum(1).tolist() == [4, 5]
+
+
 def test_a_drawn_tree_is_not_of_independent_guesses():
     told = "drafter.children=independent is not possible with drafter.nodes=16: it must be distinct or best"
     with pytest.raises(ConfigError, match=told):

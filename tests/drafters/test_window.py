@@ -1,5 +1,7 @@
 """The target with sinks and a window: q against a forward with an explicit mask, on every cache, and refusals."""
 
+import copy
+
 import pytest
 import torch
 from architectures import spread, tiny_config
@@ -12,6 +14,8 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
 from specbench.drafters.early_exit import WindowDrafter
 from specbench.errors import ConfigError
+from specbench.executors.auto import CompiledExecutor
+from specbench.executors.compile_cache import Programs
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 from specbench.models.shared_cache import NearColumns
@@ -27,9 +31,9 @@ def module_of(model_type):
     return module
 
 
-def target_of(module, cache="static"):
+def target_of(module, cache="static", executor=None):
     return LanguageModel(module, DigitTokenizer(), name="tiny", sampling=Sampling(), new_cache=CACHES[cache],
-                         executor=EagerExecutor())  # fmt: skip
+                         executor=executor or EagerExecutor())  # fmt: skip
 
 
 def drafted(module, cache, window):
@@ -69,6 +73,23 @@ def test_a_window_over_the_whole_text_is_the_target():
         tokens = torch.tensor([[*text, *draft.tokens[row].tolist()]])
         assert torch.allclose(draft.probs[row], module(input_ids=tokens).logits[0, len(text) - 1 : -1].softmax(-1),
                               atol=1e-5)  # fmt: skip
+
+
+def test_a_program_that_a_short_text_made_reads_the_window_of_a_long_one(traced, tmp_path):
+    module = module_of("llama")
+    executor = CompiledExecutor(["plain"], programs=Programs(tmp_path))
+    target = target_of(copy.deepcopy(module), executor=executor)
+    drafter = WindowDrafter(NearColumns(target, target.sampling, SINKS, 20), target.vocab_size, GAMMA)
+    for length in (10, 50):
+        text = [7 * place % 40 for place in range(length)]
+        state = State.start([Job(text, 60, 0)], [], 20, target.device)
+        target.allocate(1, 128)
+        target.prefill(state)
+        drafter.begin(state)
+        draft = drafter.propose(state, [GAMMA])
+        q = expected(module, text, draft.tokens[0].tolist(), 20)
+        assert torch.allclose(draft.probs[0], q, atol=1e-5)
+    assert len(traced) == 1
 
 
 def test_positions_that_follow_from_columns_are_refused():

@@ -32,11 +32,12 @@ class Steps:
         self.module, self.cache = module, StaticCache(1, 64)
 
     @torch.inference_mode()
-    def __call__(self, begin: int, count: int):
-        """Logits of `count` tokens from position `begin` on."""
+    def __call__(self, begin: int, count: int, near: torch.Tensor | None = None):
+        """Logits of `count` tokens from position `begin` on, which read all columns or those `near` [n]."""
         slots = torch.arange(begin, begin + count)[None]
-        self.cache.place(slots, begin + count)
-        mask = (torch.arange(begin + count) <= slots[:, :, None])[:, None]
+        self.cache.place(slots, begin + count, near=None if near is None else near[None])
+        columns = torch.arange(begin + count) if near is None else near
+        mask = (columns <= slots[:, :, None])[:, None]
         given = dict(attention_mask=mask, position_ids=slots, use_cache=True)
         given[cache_argument(self.module.forward)] = self.cache
         return self.module(input_ids=(slots * 7) % 50, **given).logits.clone()
@@ -129,6 +130,22 @@ def test_without_one_of_the_programs_none_is_used(module, tmp_path, monkeypatch)
     assert not executor.layers.running
 
 
+def test_a_program_reads_leading_columns_only(module, tmp_path, monkeypatch):
+    monkeypatch.setattr(LayerCall, "_compile", fake(1.0, module))
+    stock = Steps(copy.deepcopy(module))
+    executor, steps = loaded(module, tmp_path / "programs")
+    executor.layers.start()
+    stock(0, 20), steps(0, 20), steps(20, 1)
+    executor.layers.settle()
+    for key, (_, result) in executor.layers.found.items():
+        executor.layers.found[key] = (lambda *given: pytest.fail("a program ran"), result)
+    near = torch.tensor([0, 18, 19, 20])
+    torch.testing.assert_close(steps(20, 1, near), stock(20, 1, near), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(stock(20, 1, near), stock(20, 1), atol=1e-2)
+    with pytest.raises(pytest.fail.Exception, match="a program ran"):  # control
+        steps(20, 1)
+
+
 def test_it_pays_only_where_it_saves_more_than_it_takes(module, tmp_path):
     executor, steps = loaded(module, tmp_path / "programs")
     steps(0, 9), steps(9, 1)
@@ -157,6 +174,23 @@ def test_a_view_of_a_layer_runs_itself(module, tmp_path):
     view._modules["mlp"] = nn.Identity()
     angles = module.model.rotary_emb(x, torch.arange(3)[None])
     assert not torch.equal(view(x, position_embeddings=angles), layer(x, position_embeddings=angles))
+
+
+class Renamed(nn.Module):
+    """A layer that calls its cache as transformers does from 5.24 on."""
+
+    layer_idx = 0
+
+    def forward(self, hidden_states, cache=None):
+        return hidden_states
+
+
+def test_a_layer_that_is_attached_twice_keeps_the_name_of_its_cache(tmp_path):
+    """As of a target whose layers draft for it too."""
+    layer, layers = Renamed(), LayerPrograms(Programs(tmp_path / "programs"))
+    for _ in range(2):
+        layer.forward = LayerCall(layer, 0, layers)
+    assert layer.forward.cache_name == "cache"
 
 
 def test_few_layers_run_as_they_are(tmp_path):

@@ -155,6 +155,8 @@ def test_with_the_same_splits_a_row_is_bitwise_the_same_alone_beside_others_and_
     assert problem.found(q=q[:, :, :1]).equal(both[:, :1])  # new tokens, of as many tiles of columns
     keys, values = (x[table].transpose(1, 2).flatten(2, 3) for x in (problem.keys, problem.values))  # [b, K, T, D]
     assert problem.found(keys=keys, values=values, table=torch.arange(2)[:, None]).equal(both)  # cache
+    longer = Problem(N=4, heads=4, key_heads=1, D=64, rows=[30], block=16)
+    assert not longer.found(q=longer.q[:, :, :1]).equal(longer.found()[:, :1])  # of 2 tiles and of 3
     monkeypatch.setattr(attention, "number_of_splits", lambda *given: 1)
     other = problem.found()  # negative control: another order of sums
     assert not other.equal(both) and torch.allclose(other, both, atol=1e-5)

@@ -9,12 +9,20 @@ import pytest
 import torch
 from checkpoints import EMBED, HEAD, checkpoint, edit_tokenizer, tensors
 from choosing import slow_unless
-from decoder_cases import V
+from decoder_cases import DigitTokenizer, V
 from law_cases import FEW, Law, decode, worst_excess
 from small_runs import parts_of
 from tabular import random_table
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from specbench.cache.static import StaticCache
+from specbench.decoding.sampling import Sampling
 from specbench.errors import ConfigError
+from specbench.executors.eager import EagerExecutor
+from specbench.models.float_logits import with_float_logits
+from specbench.models.language_model import LanguageModel
+from specbench.models.pretrained import PretrainedModel
+from specbench.models.shared_cache import with_first_tokens
 from specbench.models.vocabulary import FirstTokens, Intersection, intersection
 from specbench.run.run import run
 from specbench.verifiers.iterative import IterativeVerifier
@@ -197,6 +205,19 @@ def test_a_head_of_few_tokens_leaves_the_text_as_it_is(kind, executor, unpadded,
     assert result.lossless.passed and result.counts.failed == 0
     texts = [t for group in record.groups for found in group.results for t in found.speculative.tokens]
     assert max(texts) >= 600  # which the drafter cannot guess
+
+
+def test_a_head_with_logits_in_float32_is_cut_as_others():
+    """As on CUDA, where a model's own module has such a head."""
+    config = LlamaConfig(vocab_size=V, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    plain = LanguageModel(LlamaForCausalLM(config).bfloat16(), DigitTokenizer(), name="tiny", sampling=Sampling(),
+                          new_cache=StaticCache, executor=EagerExecutor())  # fmt: skip
+    plain.module = with_float_logits(plain.module)
+    cut = with_float_logits(PretrainedModel._trimmed(plain, 9, "drafter"))
+    x = torch.arange(5)[None]
+    torch.testing.assert_close(cut(input_ids=x).logits, plain.module(input_ids=x).logits[..., :9])
+    with pytest.raises(ValueError, match="FloatLinear"):  # control
+        with_first_tokens(plain.module, 9)
 
 
 @pytest.mark.parametrize(("more", "sentence"), [

@@ -48,6 +48,7 @@ def advise(overrides: Sequence[str], minutes: float, only: bool = False) -> Path
     Raises ConfigError, or KeyboardInterrupt."""
     from specbench.contrib.advise.ways import trial
 
+    show(Text("looking for what fits the target", style="dim"))
     tried = trial(overrides, only)
     from specbench.contrib.advise.answers import answer_sentence, crossings, load_answer
     from specbench.contrib.advise.driver import FILE, Driver, trial_lines

@@ -101,9 +101,10 @@ def trial(overrides: Sequence[str], only: bool) -> Trial:
             if max(root.repeats, root.workers) > 1:
                 raise ConfigError("repeats and workers must be 1, since all ways share a process")
         except ConfigError as error:
-            if words[0].partition("=")[2] in named or len(ways) == 1:
+            drafter = words[0].partition("=")[2]
+            if drafter in named or len(ways) == 1:
                 raise ConfigError(f"{label}: {error}") from error
-            found[label] = str(error)
+            found[drafter] = str(error)
             del ways[label]
     return Trial(common, ways, loads, found)
 

@@ -199,6 +199,7 @@ def _sample(ids: Tensor, masks: Sequence[str], new: Sequence[Tensor]) -> dict[st
     stored = [torch.zeros_like(like) for like in new]
     cache = SimpleNamespace(
         slots=slots,
+        near=None,
         tensors=lambda: stored,
         stored=lambda layer, keys, values: stored[2 * layer : 2 * layer + 2],
         read=lambda tensor: tensor,

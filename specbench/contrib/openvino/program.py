@@ -45,7 +45,9 @@ class OpenVINOProgram:
         if any(mask.dtype != torch.bool for mask in masks):
             raise ValueError("executor=openvino takes masks of booleans")
         keep = self._keep(x.shape[1], logits_to_keep)
-        for place, tensor in enumerate((x, position_ids, cache.slots, keep, *masks)):
+        # Where the new tokens' columns stand among those that are read.
+        slots = cache.slots if cache.near is None else torch.searchsorted(cache.near, cache.slots)
+        for place, tensor in enumerate((x, position_ids, slots, keep, *masks)):
             self._give(place, tensor.contiguous())
         stored = self._give_cache(cache)
         logits = torch.empty(len(x), len(keep), self.converted.vocab_size, dtype=self.converted.dtype)

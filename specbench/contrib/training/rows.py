@@ -29,7 +29,7 @@ from specbench.settings import file_hash
 log = logging.getLogger(__name__)
 HELD_OUT_ROWS = 64
 ONE_IN = 10  # of text, or of answers, is held out
-TOGETHER = 32  # answers that are decoded together
+TOGETHER = 16  # answers that are decoded together
 
 
 @dataclass(frozen=True)

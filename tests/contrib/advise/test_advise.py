@@ -196,6 +196,15 @@ def test_it_tries_what_needs_no_training_and_says_what_does_not_fit():
     assert all("drafter.path=shipped:drafter_tv" in way for way in list(found.ways.values())[:2])
 
 
+@pytest.mark.slow
+def test_what_a_policy_does_not_fit_is_left_out_unless_it_is_named():
+    given = [f"target.path={LITTLE['target.path']}", "gamma=2", "gamma_policy=goodput"]
+    found = trial(given, only=False)
+    assert "sees no q" in found.refused["suffix"] and ["drafter=layer_skip"] in [way[:1] for way in found.ways.values()]
+    with pytest.raises(ConfigError, match=r"drafter suffix.*sees no q"):
+        trial([*given, "drafter=suffix"], only=False)
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [

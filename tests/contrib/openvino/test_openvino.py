@@ -17,6 +17,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
+from specbench.models.shared_cache import NearColumns
 
 needs_openvino = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
 V = 61
@@ -68,6 +69,21 @@ def test_logits_are_those_of_eager_mode(kind, cache):
     for found, wanted in zip(some_logits(model_of(module, OpenVINOExecutor(), cache)), expected, strict=True):
         assert found.shape == wanted.shape
         assert torch.allclose(found, wanted, atol=1e-4)
+
+
+@needs_openvino
+def test_a_window_reads_its_own_columns():
+    module, text = module_of("llama"), torch.randint(V, (2, 20), generator=torch.Generator().manual_seed(1))
+    found = []
+    for executor in (EagerExecutor(), OpenVINOExecutor()):
+        owner = model_of(module, executor)
+        owner.allocate(2, 40)
+        owner.logits(text[:, :-1], [0, 0])
+        near = NearColumns(owner, Sampling(), 2, 5)
+        near.borrow()
+        found.append(near.logits(text[:, -1:], [19, 4]))
+    assert torch.allclose(*found, atol=1e-4)
+    assert not torch.allclose(found[0][0], owner.logits(text[:, -1:], [19, 4])[0], atol=1e-3)  # control: all columns
 
 
 @needs_openvino
