@@ -30,6 +30,14 @@ def named(axes: Axes, names: Sequence[str], what: str) -> None:
     axes.set_xlabel(what)
 
 
+def speedups(axes: Axes, rows: Sequence[Row], names: Sequence[str], what: str) -> None:
+    """The speedup of each row, with its interval, below each other."""
+    for place, row in enumerate(rows):
+        axes.plot([row.get("low", row["speedup"]), row.get("high", row["speedup"])], [place, place], color=MEASURED)
+        axes.plot(row["speedup"], place, "o", color=MEASURED)
+    named(axes, names, what)
+
+
 def legend(figure: Figure, columns: int) -> None:
     """One legend below all panels."""
     handles, labels = figure.axes[0].get_legend_handles_labels()

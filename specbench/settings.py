@@ -138,7 +138,7 @@ def accepted(key: str, value: Any, hint: Any, field: dataclasses.Field[Any]) -> 
         (of_entry,) = get_args(lists[0])
         return [accepted(key, entry, of_entry, field) for entry in value]
     found = SCALARS[kinds[0]](value) if kinds[0] in SCALARS else None
-    if found is None or not within(found, field):
+    if found is None or not within_bounds(found, field):
         raise ConfigError(f"{key}={shown(value if found is None else found)} is not allowed: it must be "
                           f"{describe(field)}")  # fmt: skip
     return found
@@ -195,7 +195,7 @@ def refuse_odd_numbers(key: str, value: Any) -> None:
         raise ConfigError(f"{key}={shown(value)} is not allowed: numbers must be finite, integers below 2^63")
 
 
-def within(value: Any, field: dataclasses.Field[Any]) -> bool:
+def within_bounds(value: Any, field: dataclasses.Field[Any]) -> bool:
     """Whether the value, or an entry of a list, is inside the field's bounds."""
     limits = field.metadata
     if limits.get("choices"):

@@ -10,10 +10,11 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
@@ -105,24 +106,29 @@ def attend_variants(shape: Sequence[int], columns: int, lengths: Sequence[int]) 
     return found
 
 
-def print_variants(shape: Sequence[int], columns: int, lengths: Sequence[int]) -> None:
-    """`attend_variants` in this process: Triton's own launch path up to the compiler, for a GPU that is not here."""
-    from types import SimpleNamespace
-
-    import torch
+def instead_of_compiling(note: Callable[..., None]) -> None:
+    """From now on Triton's launch path in this process, for an H100 that is not here, calls `note` with the arguments
+    of `JITFunction._do_compile`, and compiles and launches nothing."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
+
+    JITFunction._do_compile = note
+    driver.set_active(SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+    ))  # fmt: skip
+
+
+def print_variants(shape: Sequence[int], columns: int, lengths: Sequence[int]) -> None:
+    """`attend_variants` in this process: Triton's own launch path up to the compiler, for a GPU that is not here."""
+    import torch
 
     from specbench.kernels.attention import attend
 
     H, K, D = shape
     launched: list[str] = []
-    JITFunction._do_compile = lambda self, key, *given: launched.append(f"{self.__name__} {hash(key)}")
-    driver.set_active(SimpleNamespace(
-        get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0,
-        get_current_stream=lambda device: 0,
-    ))  # fmt: skip
+    instead_of_compiling(lambda self, key, *given: launched.append(f"{self.__name__} {hash(key)}"))
     keys, table, first = (
         torch.zeros(1, K, columns, D),
         torch.zeros(1, 1, dtype=torch.long),

@@ -90,10 +90,10 @@ MADE = {}  # runs by their overrides
 def steady():
     """Inside, a machine is taken for steady and the costs of rounds for right, however busy it is and short the run:
     else there is nothing to replay."""
-    judge, check = Probes.judge, gamma_sweep.checked
+    judge, check = Probes.judge, gamma_sweep.checked_costs
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Probes, "judge", lambda self, groups: replace(judge(self, groups), steady=True, reasons=[]))
-        patch.setattr(gamma_sweep, "checked", lambda *found: replace(check(*found), passed=True))
+        patch.setattr(gamma_sweep, "checked_costs", lambda *found: replace(check(*found), passed=True))
         patch.setattr(costs, "FEWEST_ROUNDS", 1)
         yield
 

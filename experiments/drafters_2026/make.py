@@ -25,11 +25,9 @@ from common import (
     option,
     text,
 )
-from figures import by_temperature, named
+from figures import by_temperature, speedups
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-from specbench.results.report.style import MEASURED
 
 COLUMNS: Columns = {"target": option("target"), "drafter": option("drafter"), "temperature": "config/temperature"}
 NEEDS = {"round": number("round"), "round to win": number("round_to_win")}
@@ -50,16 +48,13 @@ def collect(inputs: list[str]) -> Measured:
 def draw(rows: Sequence[Row]) -> Figure:
     """The speedup of each drafter, with its interval."""
 
-    def speedups(axes: Axes, here: list[Row]) -> None:
-        for place, row in enumerate(here):
-            axes.plot([row.get("low", row["speedup"]), row.get("high", row["speedup"])], [place, place], color=MEASURED)
-            axes.plot(row["speedup"], place, "o", color=MEASURED)
+    def panel(axes: Axes, here: list[Row]) -> None:
         one = len({row["target"] for row in rows}) == 1
         names = [row["drafter"] if one else f"{row['target']}: {row['drafter']}" for row in here]
-        named(axes, names, "speedup over plain decoding")
+        speedups(axes, here, names, "speedup over plain decoding")
 
     longest = max(sum(row["temperature"] == t for row in rows) for t in {row["temperature"] for row in rows})
-    return by_temperature(rows, speedups, (5.6, 1.2 + 0.26 * longest))
+    return by_temperature(rows, panel, (5.6, 1.2 + 0.26 * longest))
 
 
 if __name__ == "__main__":

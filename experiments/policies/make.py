@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Measured, Row, commit, here, machine, make, number, text
 
-from specbench.contrib.replay.batched import Load, Rate, RoundSeconds, Traced, runs_of
-from specbench.contrib.replay.loads import ALL, load_texts, rates
+from specbench.contrib.replay.batched import BatchLoad, RoundSeconds, SimulatedRate, Traced, runs_of
+from specbench.contrib.replay.loads import ALL, load_texts, rates_on
 from specbench.results.report.style import MEASURED, OTHER
 
 COST = RoundSeconds(5.886e-3, 2.135e-3, 21e-6, 39e-9)
@@ -48,11 +48,11 @@ def collect(inputs: list[str]) -> Measured:
     """A row for each load and way."""
     where = here()
     texts = load_texts(Path(inputs[0])) if inputs else simulated()
-    loads = {(rows, context): Load(texts, COST, rows, context) for rows in ROWS for context in CONTEXTS}
-    found: dict[tuple[int, int], dict[str, Rate]] = {}
+    loads = {(rows, context): BatchLoad(texts, COST, rows, context) for rows in ROWS for context in CONTEXTS}
+    found: dict[tuple[int, int], dict[str, SimulatedRate]] = {}
     for place, load in loads.items():
         print(f"batch {place[0]}, context {place[1]}", file=sys.stderr)
-        found[place] = rates(load, ALL.split(","), [], max(EACH, TOKENS // load.rows))
+        found[place] = rates_on(load, ALL.split(","), [], max(EACH, TOKENS // load.rows))
     constant = [name for name in next(iter(found.values())) if name.startswith("gamma ")]
     share = {name: np.mean([own[name].per_second / own["oracle"].per_second for own in found.values()])
              for name in constant}  # fmt: skip

@@ -29,7 +29,7 @@ from specbench.results.report.style import MEASURED, OTHER
 from specbench.run.compare_command import compare_sweep
 from specbench.run.interleave import InterleavedGroup, MethodRun
 from specbench.stats.estimates import CostCheck
-from specbench.stats.gamma_sweep import checked, over_own
+from specbench.stats.gamma_sweep import checked_costs, over_own
 from specbench.stats.replay import Trace, priced, sweep_rounds
 
 GAMMAS, OWN = (1, 2, 3, 6), 4
@@ -99,7 +99,7 @@ def own_check(run: StoredRun, replayed: Trace) -> CostCheck:
     for each in run.rounds:
         rounds[place[each["prompt"]], min(each["steps"], replayed.largest)] += 1
     seconds = {record["id"]: record["decode_seconds"] for record in run.prompts}
-    return checked(replayed, np.array([seconds[name] for name in place]), rounds)
+    return checked_costs(replayed, np.array([seconds[name] for name in place]), rounds)
 
 
 def unguarded_trace(folder: Path) -> Trace:

@@ -11,13 +11,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import ACCEPTED, OF_TIMES, TIMES, WITHOUT_TIMES, Columns, Measured, Row, make, measured, option, text
-from figures import by_temperature, named
+from figures import by_temperature, speedups
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from specbench.results.fields import at
 from specbench.results.reader import StoredRun, load_runs
-from specbench.results.report.style import MEASURED
 
 ALL = "all"  # questions
 COLUMNS: Columns = {"temperature": "config/temperature", "drafter": option("drafter"), **ACCEPTED, **TIMES}
@@ -57,14 +56,11 @@ def rows_of(run: StoredRun) -> Iterator[Row]:
 def draw(rows: Sequence[Row]) -> Figure:
     """The speedup of each drafter over all questions, with its interval."""
 
-    def speedups(axes: Axes, here: list[Row]) -> None:
-        for place, row in enumerate(here):
-            axes.plot([row.get("low", row["speedup"]), row.get("high", row["speedup"])], [place, place], color=MEASURED)
-            axes.plot(row["speedup"], place, "o", color=MEASURED)
-        named(axes, [row["drafter"] for row in here], "speedup over plain decoding, all questions")
+    def panel(axes: Axes, here: list[Row]) -> None:
+        speedups(axes, here, [row["drafter"] for row in here], "speedup over plain decoding, all questions")
 
     whole = [row for row in rows if row["category"] == ALL]
-    return by_temperature(whole, speedups, (5.6, 1.2 + 0.26 * len({row["drafter"] for row in whole})))
+    return by_temperature(whole, panel, (5.6, 1.2 + 0.26 * len({row["drafter"] for row in whole})))
 
 
 if __name__ == "__main__":

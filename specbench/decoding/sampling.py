@@ -35,13 +35,13 @@ class Sampling:
         marks the tokens of the context for the repetition penalty."""
         logits = self.penalize(logits.float(), seen)
         if self.greedy and self.before_argmax:
-            return softmax(logits)
+            return _softmax(logits)
         if self.greedy:
             choice = logits.argmax(-1, keepdim=True)
             return torch.zeros_like(logits).scatter_(-1, choice, 1.0)
         if self.temperature != 1:
             logits = logits / self.temperature
-        return softmax(self.truncate(logits))
+        return _softmax(self.truncate(logits))
 
     def penalize(self, logits: Tensor, seen: Tensor | None) -> Tensor:
         """Logits [..., V] to logits [..., V] after the repetition penalty on the tokens that `seen` [..., V] marks;
@@ -69,7 +69,7 @@ def fused(device: torch.device) -> bool:
     return kernels is not None and bool(kernels.run_on(device))
 
 
-def softmax(logits: Tensor) -> Tensor:
+def _softmax(logits: Tensor) -> Tensor:
     """Probabilities [..., V] of float32 logits [..., V]."""
     probabilities: Tensor = kernels.softmax(logits) if fused(logits.device) else logits.softmax(-1)
     return probabilities

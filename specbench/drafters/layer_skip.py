@@ -69,7 +69,7 @@ class LayerSkipDrafter(EarlyExitDrafter):
             if missing := [name for name in skip if name not in parts.returned]:
                 raise ConfigError(f"drafter.skip={shown(missing[0])} {refused}: it has {', '.join(parts.returned)}")
             module = parts.without(skip)
-            run(module, {})
+            run_parts(module, {})
         except (ConfigError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # as of layers that use what others have computed
@@ -93,10 +93,10 @@ class LayerParts:
                        for place, kind in PLACES.items() if layer._modules.get(place) is not None}  # fmt: skip
         whole: dict[str, Any] = {f"layer.{n}": layer for n, layer in enumerate(self.layers)}
         parts = whole | {name: self.layers[n]._modules[place] for name, (n, place) in self.within.items()}
-        self.returned = {name: result for name, (_, result) in run(self.module, parts).items()}
+        self.returned = {name: result for name, (_, result) in run_parts(self.module, parts).items()}
         try:
             empty = self.without(self.within)
-            passed = run(empty, {str(n): layer for n, layer in enumerate(decoder_layers(empty))})
+            passed = run_parts(empty, {str(n): layer for n, layer in enumerate(decoder_layers(empty))})
             adds = all(torch.equal(read, result[0] if isinstance(result, tuple) else result)
                        for read, result in passed.values())  # fmt: skip
         except Exception:  # what the layers of this architecture do with zeros is not known
@@ -115,7 +115,7 @@ class LayerParts:
         return with_layers(self.module, layers)
 
 
-def run(module: PreTrainedModel, parts: Mapping[str, nn.Module]) -> dict[str, tuple[Tensor, Any]]:
+def run_parts(module: PreTrainedModel, parts: Mapping[str, nn.Module]) -> dict[str, tuple[Tensor, Any]]:
     """What each of these parts of a module read, [1, 2, H], and returned, when it was run on two tokens."""
     seen: dict[str, tuple[Tensor, Any]] = {}
     with ExitStack() as hooks:

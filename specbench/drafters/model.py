@@ -24,7 +24,7 @@ from specbench.models.shared_cache import BorrowedCache
 from specbench.models.vocabulary import intersection
 from specbench.settings import setting
 
-Memory = tuple[Tensor | None, ...]
+DraftMemory = tuple[Tensor | None, ...]
 
 
 @dataclass
@@ -143,14 +143,14 @@ class ModelDrafter(Drafter):
             x, first = x_i[:, None], rows.length + i
         return torch.stack(guesses, 1), None if self.model.sampling.greedy else torch.stack(laws, 1)
 
-    def first_read(self, rows: Rows, *given: Any) -> tuple[Tensor, Tensor, Memory]:
+    def first_read(self, rows: Rows, *given: Any) -> tuple[Tensor, Tensor, DraftMemory]:
         """What the first step reads: tokens [B, width], the position [B] of the first, and a memory, as `read` has
         it."""
         return *last_tokens(rows, *given), ()
 
     def read(
-        self, x: Tensor, first: Tensor, memory: Memory, visible: int, tree: Tree | None = None
-    ) -> tuple[Tensor, Memory]:
+        self, x: Tensor, first: Tensor, memory: DraftMemory, visible: int, tree: Tree | None = None
+    ) -> tuple[Tensor, DraftMemory]:
         """Logits [B, m, V] after each of the m nodes x [B, m] of a tree, or after the last of the tokens x [B, n] if
         `tree` is None (m = 1); the first of x is at position first [B]. The memory is what else a step needs of the one
         before it, tensors [B, m, H] of the nodes that it reads or None."""
@@ -191,9 +191,9 @@ class ModelDrafter(Drafter):
         return torch.stack(guesses, 1), torch.stack(laws, 1) if laws else None, count
 
     def _step(
-        self, x: Tensor, first: Tensor, memory: Memory, bits: Tensor, seen: Tensor | None, visible: int,
+        self, x: Tensor, first: Tensor, memory: DraftMemory, bits: Tensor, seen: Tensor | None, visible: int,
         signal: Signal | None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Memory]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, DraftMemory]:  # fmt: skip
         """One drafter step after the tokens x [B, n], the first at position first [B], with bits [B] and seen [B, V]
         bool or None: a guess x_i [B], the q_i [B, V] that it was drawn from (None at temperature 0), its signal [B] for
         a gamma policy, or None, and the memory of the next step."""

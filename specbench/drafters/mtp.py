@@ -12,7 +12,7 @@ from specbench.decoding.rows import Rows
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import Tree
 from specbench.decoding.transfers import upload
-from specbench.drafters.model import Memory
+from specbench.drafters.model import DraftMemory
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.drafters.tree import TreeDrafter
 from specbench.drafters.tree_shapes import Shape, TreeSettings
@@ -89,15 +89,15 @@ class MtpDrafter(TreeDrafter):
         hidden = scores.hidden_along(verdict)
         self.pairs.take(hidden, verdict.accepted, upload(self.was_active, hidden.device))
 
-    def first_read(self, rows: Rows, *given: Any) -> tuple[Tensor, Tensor, Memory]:
+    def first_read(self, rows: Rows, *given: Any) -> tuple[Tensor, Tensor, DraftMemory]:
         """As that of the base class, for pairs: the memory is hidden states, first pending [B, n, H], and up to which
         pair behind [B] of each row they reach, later the module's own [B, m, H], and None."""
         pending, behind = given
         return *self.pairs.first_pairs(rows, behind), (pending, behind)
 
     def read(
-        self, x: Tensor, first: Tensor, memory: Memory, visible: int, tree: Tree | None = None
-    ) -> tuple[Tensor, Memory]:
+        self, x: Tensor, first: Tensor, memory: DraftMemory, visible: int, tree: Tree | None = None
+    ) -> tuple[Tensor, DraftMemory]:
         hidden, behind = memory
         assert hidden is not None
         logits, after = self.pairs.predict(x, hidden, first - 1, behind, visible, tree)  # where the hidden state stands

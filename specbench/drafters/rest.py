@@ -27,7 +27,7 @@ from specbench.models.language_model import LanguageModel
 from specbench.settings import BaseSettings, file_hash, setting
 
 log = logging.getLogger(__name__)
-Tokens = NDArray[np.int32]
+TokenIds = NDArray[np.int32]
 END = -1  # in front of each text and behind the last
 PIECE = 2**18  # characters that are tokenized at a time
 PLACES = 1000  # of a match, at most, whose continuations are compared
@@ -79,10 +79,10 @@ class Datastore:
     """The tokens of texts, backwards, and the order of their places by the `depth` tokens from each on, which are those
     before a place of the text. Both are int32 [n]."""
 
-    def __init__(self, back: Tokens, order: Tokens, depth: int):
+    def __init__(self, back: TokenIds, order: TokenIds, depth: int):
         self.back, self.order, self.depth = back, order, depth
 
-    def following(self, text: Sequence[int], count: int) -> Tokens:
+    def following(self, text: Sequence[int], count: int) -> TokenIds:
         """The tokens [m, count] behind m of the places of the longest suffix of a text that occurs: all, or some at
         equal distances in their order. END, and what comes then, stands where there are no more."""
         wanted, back = list(text[: -self.depth - 1 : -1]), self.back
@@ -92,11 +92,11 @@ class Datastore:
         begin = bisect_left(self.order, same, key=lambda place: back[place : place + len(same)].tolist())
         end = bisect_right(self.order, same, key=lambda place: back[place : place + len(same)].tolist())
         places = self.order[begin : end if same else begin : -(-(end - begin) // PLACES)]
-        found: Tokens = back[(places[:, None] - 1 - np.arange(count)).clip(0)]
+        found: TokenIds = back[(places[:, None] - 1 - np.arange(count)).clip(0)]
         return found
 
 
-def order_of(back: Tokens, depth: int) -> Tokens:
+def order_of(back: TokenIds, depth: int) -> TokenIds:
     """The places of a sequence [n] in the order of the tokens from each on, `depth` at least (prefix doubling)."""
     rank, width = back.astype(np.int64) + 1, 1
     while width < depth:
@@ -125,9 +125,9 @@ def stored(settings: Any, tokenizer: Any) -> Datastore:
     return Datastore(back, order, settings.depth)
 
 
-def read_backwards(settings: Any, tokenizer: Any) -> Tokens:
+def read_backwards(settings: Any, tokenizer: Any) -> TokenIds:
     """The first `tokens` tokens of the file, backwards. Raises ConfigError."""
-    found, left, console = list[Tokens](), settings.tokens, Console(stderr=True)
+    found, left, console = list[TokenIds](), settings.tokens, Console(stderr=True)
     for text in track(texts_of(settings), "tokenizing drafter.path", console=console, transient=True):
         tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         found.append(np.array([END, *tokens[:left]], dtype=np.int32))

@@ -12,7 +12,7 @@ from specbench.decoding.model import Scores
 from specbench.decoding.rows import Rows, all_rows, seen_tokens
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import Tree, take_rows
-from specbench.drafters.model import Memory, ModelDrafter, VocabularySettings, load_own
+from specbench.drafters.model import DraftMemory, ModelDrafter, VocabularySettings, load_own
 from specbench.drafters.tree_shapes import Nodes, Shape, TreeSettings, pool, widths
 from specbench.errors import ConfigError
 from specbench.models.context import Context
@@ -93,16 +93,16 @@ class TreeDrafter(ModelDrafter):
                 first = rows.length + tree.sees.shape[2] - 1 - x.shape[1]
                 memory = tuple(None if part is None else take_rows(part, up) for part in memory)
                 seen = None if seen is None else take_rows(seen, up).scatter(2, x[..., None], True)
-            found: tuple[Tensor, Tensor | None, Memory] = level(x, first, memory, bits, seen, visible, tree)
+            found: tuple[Tensor, Tensor | None, DraftMemory] = level(x, first, memory, bits, seen, visible, tree)
             guesses, law, memory = found
             return guesses, law
 
         return self.shape.grow(step, rows, depth)
 
     def _level(
-        self, x: Tensor, first: Tensor, memory: Memory, bits: Tensor | None, seen: Tensor | None, visible: int,
+        self, x: Tensor, first: Tensor, memory: DraftMemory, bits: Tensor | None, seen: Tensor | None, visible: int,
         tree: Tree | None,
-    ) -> tuple[Tensor, Tensor | None, Memory]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None, DraftMemory]:  # fmt: skip
         """The `children` of the nodes that `read` reads, and the memory of the next step. seen [B, m, V] bool or
         None."""
         assert self.shape is not None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specbench.errors import ConfigError
 from specbench.executors.linear_kernels import KINDS, Product, scale_of
-from specbench.executors.machine import cache_file, write_json
+from specbench.executors.machine import cache_file, write_cache_file
 
 ROWS = (1, 5, 16, 64)  # rows of x that are timed
 DECODING = 2  # the first ROWS are those of decoding, for which one product is chosen: a weight is stored once
@@ -73,7 +73,7 @@ class ProductTable:
         stored = self._stored()  # another process may have added to them
         for shape in {**found, **stored}:
             self.shapes[shape] = found.get(shape, {}) | stored.get(shape, {}) | self.shapes.get(shape, {})
-        write_json(self.path, {"machine": self.machine, "rows": ROWS, "microseconds": self.shapes})
+        write_cache_file(self.path, {"machine": self.machine, "rows": ROWS, "microseconds": self.shapes})
 
     def _stored(self) -> dict[str, ProductTimes]:
         """The stored table, or that in a run's results.json; empty if there is none of this machine. Raises ConfigError

@@ -25,7 +25,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.standalone_compile import CompiledArtifact
 
 from specbench.errors import causes, first_line
-from specbench.executors.machine import cache_dir, cache_file, write_json
+from specbench.executors.machine import cache_dir, cache_file, write_cache_file
 
 log = logging.getLogger(__name__)
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
@@ -111,7 +111,7 @@ class Programs:
         seconds = clock() - begun
         self.seconds += seconds
         before, counted = self._stored_times()
-        write_json(self.times, {"seconds": before + seconds, "weights": counted + weights})
+        write_cache_file(self.times, {"seconds": before + seconds, "weights": counted + weights})
 
     def give_up(self, error: Exception) -> None:
         """Notes that programs cannot be made here: without a compiler, say."""

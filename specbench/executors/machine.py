@@ -22,7 +22,7 @@ def cache_file(kind: str, machine: str) -> Path:
     return cache_dir() / f"{kind}-{hashlib.sha256(machine.encode()).hexdigest()[:12]}.json"
 
 
-def write_json(path: Path | None, content: Any) -> None:
+def write_cache_file(path: Path | None, content: Any) -> None:
     """Replaces a file, if it is one, in one step. A cache that cannot be written costs time only."""
     if path is None:
         return

@@ -18,13 +18,13 @@ WARPS, STAGES = 4, 4
 
 
 @triton.jit
-def read(at, there, EVEN: tl.constexpr):
+def _read(at, there, EVEN: tl.constexpr):
     """What lies at addresses, 0 where it is not `there`; all is, if shapes are even."""
     return tl.load(at) if EVEN else tl.load(at, mask=there, other=0)
 
 
 @triton.jit
-def number(byte, kind: tl.constexpr, FLOAT: tl.constexpr, NATIVE: tl.constexpr):
+def _number(byte, kind: tl.constexpr, FLOAT: tl.constexpr, NATIVE: tl.constexpr):
     """The numbers that bytes stand for, without their scale: int8 or, if FLOAT, e4m3."""
     if not FLOAT:
         found = byte.to(tl.int8, bitcast=True).to(kind)
@@ -38,7 +38,7 @@ def number(byte, kind: tl.constexpr, FLOAT: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["n"])
-def multiply_few(
+def _multiply_few(
     x, stored, scale, out, n, K, M, W, G,
     BITS: tl.constexpr, FLOAT: tl.constexpr, NATIVE: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
     TILE: tl.constexpr, PARTS: tl.constexpr, BYTES: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
@@ -53,19 +53,19 @@ def multiply_few(
     for begin in range(0, W, PARTS * BYTES):
         first = begin + part * BYTES
         deep, high = first + byte[None, None, :], first + byte[None, :, None]  # in the weight, in x
-        packed = read(stored + output.to(tl.int64) * W + deep, (output < M) & (deep < W), EVEN)
+        packed = _read(stored + output.to(tl.int64) * W + deep, (output < M) & (deep < W), EVEN)
         at_x = x + row.to(tl.int64) * K + high
         y = tl.load(at_x, mask=(row < n) if EVEN else (row < n) & (high < K), other=0.0).to(kind)
         if BITS == 4:  # each half is read as the upper one of a byte, 16 times as large
             z = tl.load(at_x + W, mask=(row < n) if EVEN else (row < n) & (high + W < K), other=0.0).to(kind)
             group = first // BYTES
             at = scale + output * G + group
-            lower = read(at, (output < M) & (group < G), EVEN).to(tl.float32) / 16
-            upper = read(at + W // BYTES, (output < M) & (group + W // BYTES < G), EVEN).to(tl.float32) / 16
-            total += tl.dot(number(packed << 4, kind, FLOAT, NATIVE), y, input_precision=PRECISION) * lower
-            total += tl.dot(number(packed & 240, kind, FLOAT, NATIVE), z, input_precision=PRECISION) * upper
+            lower = _read(at, (output < M) & (group < G), EVEN).to(tl.float32) / 16
+            upper = _read(at + W // BYTES, (output < M) & (group + W // BYTES < G), EVEN).to(tl.float32) / 16
+            total += tl.dot(_number(packed << 4, kind, FLOAT, NATIVE), y, input_precision=PRECISION) * lower
+            total += tl.dot(_number(packed & 240, kind, FLOAT, NATIVE), z, input_precision=PRECISION) * upper
         else:
-            total = tl.dot(number(packed, kind, FLOAT, NATIVE), y, total, input_precision=PRECISION)
+            total = tl.dot(_number(packed, kind, FLOAT, NATIVE), y, total, input_precision=PRECISION)
     sums = tl.sum(total, 0, keep_dims=True)
     if BITS == 8:
         sums *= tl.load(scale + output, mask=output < M, other=0.0)
@@ -78,7 +78,7 @@ def multiply(x: Tensor, stored: Tensor, scale: Tensor, floats: bool) -> Tensor:
     bits, parts, size = (8, WARPS, STEP // WARPS) if scale.dim() == 1 else (4, STEP // GROUP, GROUP)
     out = torch.empty(n, M, dtype=x.dtype, device=x.device)
     interpreted = triton.knobs.runtime.interpret
-    multiply_few[(triton.cdiv(n, ROWS), triton.cdiv(M, TILE))](
+    _multiply_few[(triton.cdiv(n, ROWS), triton.cdiv(M, TILE))](
         x.contiguous(), stored, scale, out, n, K, M, W, scale.shape[-1],
         BITS=bits, FLOAT=floats, NATIVE=not interpreted and torch.cuda.get_device_capability(x.device) >= (8, 9),
         EVEN=M % TILE == 0 and W % STEP == 0 and K * bits == W * 8, ROWS=ROWS, TILE=TILE, PARTS=parts, BYTES=size,

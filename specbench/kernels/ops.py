@@ -35,9 +35,9 @@ def _launches(device: torch.device) -> bool:
 def race(weights: Tensor, bits: Tensor) -> Tensor:
     """`decoding.sampling.draw`: tokens [...] from unnormalised weights [..., V], none below 0, with random bits [...]
     int64. Of equal finishing times the lowest token's wins, and NaN wins over all others, as in `argmax`."""
-    from specbench.kernels.race import race
+    from specbench.kernels.race import triton_race
 
-    return race(weights, bits)
+    return triton_race(weights, bits)
 
 
 @race.register_fake
@@ -54,9 +54,9 @@ def chain_verdict(
     p [B, N+1, V]; q [B, N, V], None for point masses; guesses x [B, N]; limits [B, N], with which x_i is accepted where
     limits_i q_i(x_i) < p_i(x_i); bits [B, N+1]; count [B], the guesses of each row. All integers are int64.
     """
-    from specbench.kernels.verdict import chain_verdict
+    from specbench.kernels.verdict import triton_verdict
 
-    return chain_verdict(p, q, guesses, limits, bits, count)
+    return triton_verdict(p, q, guesses, limits, bits, count)
 
 
 @chain_verdict.register_fake
@@ -70,9 +70,9 @@ def _(
 def softmax(logits: Tensor) -> Tensor:
     """Probabilities [..., V] of logits [..., V], both float32. -inf has probability 0; a row with NaN or +inf, or
     without a finite logit, is NaN."""
-    from specbench.kernels.softmax import softmax
+    from specbench.kernels.softmax import triton_softmax
 
-    return softmax(logits)
+    return triton_softmax(logits)
 
 
 @softmax.register_fake

@@ -26,7 +26,7 @@ def tile(vocab_size: int) -> tuple[int, int]:
     return TILE // C, C
 
 
-def race(weights: Tensor, bits: Tensor) -> Tensor:
+def triton_race(weights: Tensor, bits: Tensor) -> Tensor:
     """Tokens [...] from weights [..., V] and bits [...]: `ops.race`. Raises ValueError if the shapes differ."""
     if weights.shape[:-1] != bits.shape:
         raise ValueError(f"bits have shape {tuple(bits.shape)} and need {tuple(weights.shape[:-1])}, one for each row")

@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench.kernels.race import tile, tile_rows, tile_tokens
 
 
-def softmax(logits: Tensor) -> Tensor:
+def triton_softmax(logits: Tensor) -> Tensor:
     """Probabilities [..., V] of logits [..., V]: `ops.softmax`."""
     V = logits.shape[-1]
     R, C = tile(V)

@@ -15,7 +15,7 @@ from torch import Tensor
 from specbench.kernels.race import NAN, exponential, first_of_splits, store_first, tile, tile_rows, tile_tokens
 
 
-def chain_verdict(
+def triton_verdict(
     p: Tensor, q: Tensor | None, guesses: Tensor, limits: Tensor, bits: Tensor, count: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Tokens [B, N+1] and n [B] from p [B, N+1, V], q [B, N, V] or None, guesses [B, N], limits [B, N], bits [B, N+1]

@@ -37,10 +37,10 @@ class FloatLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., H] to float32 [..., V]."""
-        return multiply(self, x)
+        return _multiply(self, x)
 
 
-def multiply(output: nn.Linear, x: Tensor) -> Tensor:
+def _multiply(output: nn.Linear, x: Tensor) -> Tensor:
     """x [..., H] times a layer's weight, with its bias, in float32 [..., V]."""
     found: Tensor = float_product(x, output.weight)
     return found if output.bias is None else found + output.bias
@@ -74,7 +74,7 @@ def float_logits(module: PreTrainedModel) -> Iterator[None]:
     if output is None:
         yield
         return
-    vars(output)["forward"] = partial(multiply, output)
+    vars(output)["forward"] = partial(_multiply, output)
     try:
         yield
     finally:

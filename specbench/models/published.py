@@ -91,7 +91,7 @@ def numbers_in(path: str, key: str) -> int:
     return sum(t.numel() for t in ({n: t for n, t in found.items() if n.startswith(MERGED)} or found).values())
 
 
-def fill(module: nn.Module, tensors: Mapping[str, Tensor], named: str) -> None:
+def fill_module(module: nn.Module, tensors: Mapping[str, Tensor], named: str) -> None:
     """Gives a module on "meta" the tensors of its names. Raises ConfigError if names or shapes are others."""
     refuse_others(module.state_dict(), tensors, named)
     module.load_state_dict(tensors, assign=True)

@@ -21,7 +21,7 @@ from specbench.models.published import (
     FILES,
     MERGED,
     checked,
-    fill,
+    fill_module,
     load_network,
     read_config,
     read_tensors,
@@ -108,7 +108,7 @@ def read_heads(path: str, key: str) -> PublishedHeads:
     with reading(key, path, "weights"):
         tensors = _used(own, _by_vllm_names(tensors), named)
         heads = _shaped(own, tensors, named)
-        fill(heads, tensors, f"{named}, by vLLM's names,")
+        fill_module(heads, tensors, f"{named}, by vLLM's names,")
     return heads
 
 

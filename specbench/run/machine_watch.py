@@ -21,7 +21,7 @@ CPU_BYTES = 2**26  # the buffer: more than a core's share of the caches
 CUDA_BYTES = 2**30  # shorter reads show less than the full rate
 CALLS = 10  # reads, and copies, timed as one on CUDA
 
-Seconds = Callable[[Callable[[], object], torch.device], float]  # of one call, repeated
+SecondsOfCall = Callable[[Callable[[], object], torch.device], float]  # of one call, repeated
 
 
 class BandwidthProbe:
@@ -49,7 +49,7 @@ class BandwidthProbe:
         return Roofs(statistics.median(self.reads), self.copy)
 
 
-def cuda_roofs(device: torch.device, seconds: Seconds | None = None) -> Roofs:
+def cuda_roofs(device: torch.device, seconds: SecondsOfCall | None = None) -> Roofs:
     """Reads of 1 GiB, and copies of its first half to its second; of a quarter of the free memory if that is less. The
     memory is given back. `seconds` is `cuda_seconds` unless given."""
     seconds = seconds or cuda_seconds

@@ -10,7 +10,7 @@ import numpy as np
 from specbench.decoding.search import Decoding
 from specbench.peers.base import Peers
 from specbench.run.strict_verdict import of_several
-from specbench.stats.derive import Load, RunFacts, derive
+from specbench.stats.derive import LoadSums, RunFacts, derive
 from specbench.stats.estimates import Counts, Repeats
 from specbench.stats.formulas import cost_ratios, rates, speedup_of
 from specbench.stats.gamma_sweep import not_steady
@@ -24,7 +24,7 @@ ResultTree = dict[str, Any]
 
 
 def pooled(
-    results: Sequence[ResultTree], load: Load, peers: type[Peers] = Peers, decoding: type[Decoding] = Decoding
+    results: Sequence[ResultTree], load: LoadSums, peers: type[Peers] = Peers, decoding: type[Decoding] = Decoding
 ) -> ResultTree:
     """The contents of results.json for several processes, from theirs and from `load`, which gives the sums of each;
     `peers` and `decoding` are the chosen classes. What needs texts and rounds stays the first process'."""
@@ -71,7 +71,7 @@ def _facts(results: Sequence[ResultTree]) -> RunFacts:
     return RunFacts(results[0]["gamma"] if len(gammas) == 1 else None, False, float(np.median(peaks)), failed, too_long)
 
 
-def repeats_of(results: Sequence[ResultTree], load: Load, vary: str, failed: int) -> ResultTree:
+def repeats_of(results: Sequence[ResultTree], load: LoadSums, vary: str, failed: int) -> ResultTree:
     """The field `repeats`."""
     values = TwoWaySums.of(load).by_process(lambda s: {"speedup": speedup_of(s), **cost_ratios(s), **rates(s)})
     sd = {name: relative_sd(found) for name, found in values.items()}

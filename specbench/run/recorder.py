@@ -168,10 +168,10 @@ def round_numbers(
         next_guess = path.draft.tokens.gather(1, verdict.accepted.clamp(max=D - 1)[:, None])[:, 0]
     counts = torch.stack([kept, verdict.accepted, gamma, path.tested, judged, next_guess], 1).double()
     more = [evidence_numbers(path)] if evidence else []
-    return torch.cat([counts, *(numbers_of(metric, path) for metric in metrics), beta, *more], 1)
+    return torch.cat([counts, *(metric_numbers(metric, path) for metric in metrics), beta, *more], 1)
 
 
-def numbers_of(metric: Metric, path: Path) -> Tensor:
+def metric_numbers(metric: Metric, path: Path) -> Tensor:
     """The numbers [B, K] of a metric. Raises ValueError if they are not as many as its columns."""
     numbers, columns = metric.of_round(path), metric.columns
     if numbers.shape != (len(path.kept), len(columns)):

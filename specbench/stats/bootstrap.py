@@ -17,7 +17,7 @@ MOST_CLUSTERS = 2000  # that are resampled: more of them are joined by lot first
 FEWEST = 5  # clusters: with fewer there is no interval
 SumNames = str | Sequence[str]  # of a sum, or of several that are added
 Formulas = Callable[..., Mapping[str, Any]]  # of sums by name, which are numbers or arrays
-Unit = tuple[Mapping[str, Floats], Sequence[Hashable]]
+SumsAndClusters = tuple[Mapping[str, Floats], Sequence[Hashable]]
 
 
 class BootstrapSums:
@@ -51,7 +51,7 @@ class BootstrapSums:
             return None
         return dict(zip(self.columns, resampled_sums(self._by_cluster), strict=True))
 
-    def units(self) -> Unit:
+    def units(self) -> SumsAndClusters:
         """Its requests, and their clusters."""
         return self.columns, self._clusters or range(len(next(iter(self.columns.values()))))
 

@@ -75,7 +75,7 @@ def compare(runs: Mapping[str, PerRequestSums], by: str, reference: str | None =
     if not shared:
         raise ConfigError(f"{' and '.join(runs)} share no request: runs are compared on the same prompts")
     clusters = joined_clusters(runs, shared)
-    sums = {label: BootstrapSums(columns_of(run, shared), clusters) for label, run in runs.items()}
+    sums = {label: BootstrapSums(columns_of_requests(run, shared), clusters) for label, run in runs.items()}
     order = sorted(sums, key=lambda label: -float(FORMULAS[by](sums[label].point)))
     pairs = holm([_pair(a, b, sums, by) for a, b in combinations(order, 2)])
     if unlike or any(len({*run.processes}) > 1 for run in runs.values()):
@@ -85,7 +85,7 @@ def compare(runs: Mapping[str, PerRequestSums], by: str, reference: str | None =
     return Comparison(by, len(shared), len({*clusters}), base, found, pairs, unlike)
 
 
-def columns_of(run: PerRequestSums, requests: Sequence[str]) -> dict[str, Floats]:
+def columns_of_requests(run: PerRequestSums, requests: Sequence[str]) -> dict[str, Floats]:
     """The sums of these requests, by name; of a run of several processes over all of them."""
     place = {request: number for number, request in enumerate(requests)}
     where = np.array([place.get(request, len(requests)) for request in run.requests])
@@ -128,7 +128,7 @@ def beats(pair: Pair, label: str) -> bool:
     return label == (pair.second if pair.ratio > 1 else pair.first)
 
 
-def causes(a: Sums, b: Sums) -> dict[str, Any]:
+def speedup_causes(a: Sums, b: Sums) -> dict[str, Any]:
     """The factors of a's speedup over b's, from sums over the same requests. Times of a round are split by their
     logarithmic mean, so that the factors' product is exact whichever run is named first."""
     parts = [round_costs(s) for s in (a, b)]
@@ -196,7 +196,7 @@ def _compared(label: str, base: str, sums: Mapping[str, BootstrapSums], by: str,
 
     def against(a: Sums, b: Sums) -> dict[str, Any]:
         plain = [rates(s)["baseline_tokens_per_second"] for s in (a, b)]
-        return causes(a, b) | ({"plain": plain[0] / plain[1]} if by == TOKENS_PER_SECOND else {})
+        return speedup_causes(a, b) | ({"plain": plain[0] / plain[1]} if by == TOKENS_PER_SECOND else {})
 
     def difference(a: Sums, b: Sums) -> dict[str, Any]:
         return {"alpha": _numbers(a)["alpha_on_target_text"] - _numbers(b)["alpha_on_target_text"]}

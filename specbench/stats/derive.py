@@ -37,7 +37,7 @@ from specbench.stats.estimates import (
 from specbench.stats.records import PerRequestSums
 from specbench.stats.two_way_bootstrap import Estimator
 
-Load = Callable[[], Iterable[PerRequestSums]]  # the sums of each process, anew at each call
+LoadSums = Callable[[], Iterable[PerRequestSums]]  # the sums of each process, anew at each call
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class Derived:
     recited: float | None
 
 
-def of_one_process(load: Load) -> BootstrapSums:
+def of_one_process(load: LoadSums) -> BootstrapSums:
     """The estimator of a run of one process."""
     (sums,) = load()
     return BootstrapSums.of(sums)
 
 
-def derive(load: Load, estimator: Callable[[Load], Estimator], facts: RunFacts) -> Derived:
+def derive(load: LoadSums, estimator: Callable[[LoadSums], Estimator], facts: RunFacts) -> Derived:
     """Every number that the sums of a run's processes give. `estimator` is `of_one_process` or `TwoWaySums.of`."""
     with np.errstate(divide="ignore", invalid="ignore"):
         source = estimator(load)
@@ -128,7 +128,7 @@ def derive(load: Load, estimator: Callable[[Load], Estimator], facts: RunFacts) 
         )
 
 
-def by_category(load: Load, estimator: Callable[[Load], Estimator]) -> dict[str, CategoryNumbers]:
+def by_category(load: LoadSums, estimator: Callable[[LoadSums], Estimator]) -> dict[str, CategoryNumbers]:
     """The numbers of each category of prompts, if the data name categories."""
 
     def of(name: str) -> Iterable[PerRequestSums]:

@@ -38,7 +38,7 @@ def gamma_sweep(
         return Swept(no_replay=str(error))
     rounds = sweep_rounds(trace)
     found = {gamma: priced(trace, of_gamma) for gamma, of_gamma in rounds.items()}
-    check = checked(trace, *own_rounds(results, trace.largest))
+    check = checked_costs(trace, *own_rounds(results, trace.largest))
     if reason := not_steady(unsteady) or why_failed(check):
         return Swept(cost_check=check, no_replay=reason)
     gammas, of_pick = pick_rounds(trace, rounds)
@@ -66,7 +66,7 @@ def own_rounds(results: Sequence[Result], largest: int) -> tuple[Floats, Floats]
     return np.array([each.seconds for each in own]), np.array(rounds)
 
 
-def checked(trace: Trace, seconds: Floats, rounds: Floats) -> CostCheck:
+def checked_costs(trace: Trace, seconds: Floats, rounds: Floats) -> CostCheck:
     """Whether rounds [texts, largest + 1] take, by what replay charges for them, the seconds [texts] that they took in
     the run. Without halves the interval lacks the error of the costs, so it is not given, and the factor must be close
     to 1."""

@@ -257,20 +257,20 @@ def priced(trace: Trace, rounds: Floats) -> Replayed:
 
 
 @dataclass
-class _Place:
-    """The part of a state that a policy reads (`RowsSeen`): one row."""
+class ReplayedRows:
+    """The part of a state that policies read (`RowsSeen`): one row, unless there are more."""
 
     lengths: list[int]
     prompt_lengths: list[int]
     serials: dict[int, int]
-    active: tuple[bool, ...] = (True,)
+    active: Sequence[bool] = (True,)
     batch_size: int = 1
 
 
 def _walk(text: Text, serial: int, outcomes: Floats, policy: GammaPolicy, seconds: Floats) -> list[int]:
     """The tokens that each round of one text drafts; outcomes [tokens], seconds of a round [largest + 1]."""
     position, drafted = 0, []
-    place, clock = _Place([text.prompt_tokens], [text.prompt_tokens], {0: serial}), [0.0]
+    place, clock = ReplayedRows([text.prompt_tokens], [text.prompt_tokens], {0: serial}), [0.0]
     policy.now = lambda: clock[0]
     policy.foresee(outcomes.tolist(), text.beta, seconds)
     while position < len(text):
@@ -290,7 +290,7 @@ def _walk(text: Text, serial: int, outcomes: Floats, policy: GammaPolicy, second
     return drafted
 
 
-def _ended_early(policy: GammaPolicy, place: _Place, text: Text, position: int, gamma: int) -> int:
+def _ended_early(policy: GammaPolicy, place: ReplayedRows, text: Text, position: int, gamma: int) -> int:
     """gamma, cut where the drafter has no guess and where the policy stops the draft."""
     inside = np.isnan(text.acceptance[position : position + gamma])
     gamma = int(inside.argmax()) if inside.any() else gamma

@@ -72,7 +72,7 @@ def delayed(law: Tensor, q: Tensor) -> Tensor:
     return law / (law + q).clamp(min=1e-30)
 
 
-def times(factor: float) -> LawChange:
+def scaled(factor: float) -> LawChange:
     """An event that is so much likelier, against that it does not happen."""
     return lambda mean, *more: mean * factor / (mean * factor + 1 - mean)
 
@@ -116,8 +116,8 @@ def _of_guesses() -> Iterator[Alternative]:
         yield Alternative(f"guesses accepted surely above p / q = {x}", "stands", 4, surely(x))
     yield Alternative("one random number for all guesses of a round", "stands", 4, one_number)
     for x in (1.1, 1.25, 1.6, 2.5, 10):
-        yield Alternative("tokens that q favours are drawn too often", "favoured", 12, times(x))
-        yield Alternative("tokens that q favours are drawn too rarely", "favoured", 4, times(1 / x))
+        yield Alternative("tokens that q favours are drawn too often", "favoured", 12, scaled(x))
+        yield Alternative("tokens that q favours are drawn too rarely", "favoured", 4, scaled(1 / x))
 
 
 def _of_tokens() -> Iterator[Alternative]:
@@ -128,7 +128,7 @@ def _of_tokens() -> Iterator[Alternative]:
     for kind in ("untested", "recovered"):
         for column, ids in enumerate(CLASSES):
             for x in (LEFT, 0.4):
-                yield Alternative(f"{NAMES[kind]} drawn too rarely with {ids}", f"{kind} class", 0.2, times(x), column)
+                yield Alternative(f"{NAMES[kind]} drawn too rarely with {ids}", f"{kind} class", 0.2, scaled(x), column)
     for x in (0.05, -0.05):
         yield Alternative("guesses drawn with more or less uniform noise than q", "guess", 4, uniform(x))
     yield Alternative("guesses drawn from the top 50 of q", "guess", 4, of_top(50))

@@ -17,7 +17,7 @@ from specbench.stats.bootstrap import (
     BootstrapSums,
     Formulas,
     SumNames,
-    Unit,
+    SumsAndClusters,
     added,
     cluster_numbers,
     interval_around,
@@ -71,7 +71,7 @@ class TwoWaySums:
             found = formulas(dict(zip(self.point, self.table.sum(2), strict=True)))
         return {name: np.broadcast_to(value, self.table.shape[1]).astype(float) for name, value in found.items()}
 
-    def units(self) -> Unit:
+    def units(self) -> SumsAndClusters:
         """Its clusters of prompts, over all processes: each is a cluster of its own."""
         return dict(zip(self.point, self.table.sum(1), strict=True)), range(self.table.shape[2])
 

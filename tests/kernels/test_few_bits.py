@@ -163,7 +163,7 @@ def test_the_kernel_compiles_and_spills_no_registers(name, capability):
     given |= {"BITS": 4 if four else 8, "FLOAT": name == "fp8", "NATIVE": capability >= 89, "PRECISION": "tf32",
               "ROWS": few_bits.ROWS, "TILE": few_bits.TILE, "PARTS": 16 if four else 4, "BYTES": 32 if four else 128,
               "WIDEN": False}  # fmt: skip
-    jobs = [Job(few_bits.__name__, "multiply_few", given | {"EVEN": even}, few_bits.WARPS, few_bits.STAGES, capability)
+    jobs = [Job(few_bits.__name__, "_multiply_few", given | {"EVEN": even}, few_bits.WARPS, few_bits.STAGES, capability)
             for even in (True, False)]  # fmt: skip
     for one in compiled(jobs):
         print(one)

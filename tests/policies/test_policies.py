@@ -12,7 +12,7 @@ from specbench.policies.gamma.adaptive import AdaptiveGamma
 from specbench.policies.gamma.confidence import ConfidenceGamma
 from specbench.policies.gamma.entropy import EntropyGamma, confidence, root_entropy
 from specbench.policies.gamma.fixed import FixedGamma
-from specbench.policies.gamma.goodput import Calibration, GoodputGamma, RoundCosts
+from specbench.policies.gamma.goodput import AcceptanceFit, GoodputGamma, RoundCosts
 from specbench.policies.gamma.heuristic import HeuristicGamma
 from specbench.policies.gamma.optimal import OptimalGamma, best_gamma
 from specbench.policies.gamma.oracle import KnownBetas, OracleGamma
@@ -216,7 +216,7 @@ def test_goodput_fits_what_rounds_cost_by_steps_tokens_and_context():
 
 def test_goodput_learns_what_a_confidence_means():
     """Guesses are accepted with the square of max q."""
-    generator, learnt = np.random.default_rng(0), Calibration(0.02)
+    generator, learnt = np.random.default_rng(0), AcceptanceFit(0.02)
     for _ in range(400):
         c = generator.uniform(0.05, 0.95, 8)
         learnt.learn(np.log(c / (1 - c)).tolist(), (generator.random(8) < c**2).tolist())

@@ -16,7 +16,7 @@ from specbench.errors import ConfigError
 from specbench.results.loggers.base import Opening
 from specbench.results.loggers.none import NoLogger
 from specbench.results.loggers.wandb import WandbLogger
-from specbench.results.loggers.wandb_records import Running, columns
+from specbench.results.loggers.wandb_records import Running, config_columns
 from specbench.results.loggers.wandb_records import summary as summary_of
 from specbench.results.reader import read_result
 from specbench.run.execute import logged
@@ -217,4 +217,4 @@ def test_intervals_are_in_the_summary_and_missing_ones_are_not(good, tmp_path):
 
 def test_columns_name_the_choice():
     config = {"gamma": 4, "drafter": {"_target_": "a.B", "path": "x"}, "metrics": {}}
-    assert columns(config, {"drafter": "model"}) == {"gamma": 4, "drafter": "model", "drafter.path": "x"}
+    assert config_columns(config, {"drafter": "model"}) == {"gamma": 4, "drafter": "model", "drafter.path": "x"}

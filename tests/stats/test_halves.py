@@ -13,7 +13,7 @@ from specbench.stats import gamma_sweep
 from specbench.stats.bootstrap import group_clusters, halves
 from specbench.stats.costs import CostTable, half_costs, monotone
 from specbench.stats.estimates import HalfCosts, RoundCost
-from specbench.stats.gamma_sweep import checked, over_own, why_failed
+from specbench.stats.gamma_sweep import checked_costs, over_own, why_failed
 from specbench.stats.records import Group, Round, RunRecord
 from specbench.stats.replay import (
     HalfOfPrompts,
@@ -274,7 +274,7 @@ def own_check(trace, rounds, worth, seed=0):
     """The check of costs of a run whose own rounds took what they are worth, each text with some noise."""
     pace = np.array([each.baseline_seconds for each in trace.texts]) / TOKENS
     noise = np.random.default_rng(seed).lognormal(0, 0.02, len(trace.texts))
-    return checked(trace, rounds[USED] @ worth * pace * noise, rounds[USED])
+    return checked_costs(trace, rounds[USED] @ worth * pace * noise, rounds[USED])
 
 
 def test_rounds_that_were_cheaper_in_probes_than_in_the_run_are_found(pool):

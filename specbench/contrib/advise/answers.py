@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from specbench.contrib.advise.bench import State
+from specbench.contrib.advise.bench import Stage
 from specbench.contrib.advise.race import PLAIN, Race, break_even
 from specbench.results.reader import read_result
 from specbench.results.wording import steady, unsteady, within
@@ -20,12 +20,12 @@ PERCENTILES = (50, 99)
 SAMPLES, SHOWN = 400, 3  # of a bootstrap; ways whose reason is told
 MOST = 10**9
 NOTHING = "the time was over before a way was chosen: the same command goes on, with more --minutes"
-Answer = dict[str, Any]
+LoadAnswer = dict[str, Any]
 
 
-def answer(load: str, own: Mapping[str, Any]) -> Answer:
+def load_answer(load: str, own: Mapping[str, Any]) -> LoadAnswer:
     """The answer at one load, from what was kept of it."""
-    found: Answer = {
+    found: LoadAnswer = {
         "load": load,
         "batch_size": own["rows"],
         "rate": own["rate"],
@@ -59,7 +59,7 @@ def answer(load: str, own: Mapping[str, Any]) -> Answer:
         "needs_requests": needed * own["unit"] if wide and needed else None, "steady": steady(result),
         "tokens_per_second": result["throughput"], "waits": waits(stage["waits"], winner),
         "goodput": goodput(result), "more": [*more(result)] if own["rate"] is None else [],
-        "folder": stage["folders"][winner][-1], "notes": [*notes(result)],
+        "folder": stage["folders"][winner][-1], "notes": [*answer_notes(result)],
     }  # fmt: skip
     return found | {"why": stage["reasons"][winner] if failed else _why(found)}
 
@@ -78,7 +78,7 @@ def _why_none(own: Mapping[str, Any], best: str | None) -> str:
     return "; ".join([lost, *([f"the best was {best}"] if best else []), *others[:SHOWN]])
 
 
-def _why(found: Answer) -> str:
+def _why(found: LoadAnswer) -> str:
     """On or off, in words."""
     if found["verdict"] == "failed":
         return "the output is not the target's: the verdict FAILED"
@@ -90,7 +90,7 @@ def _why(found: Answer) -> str:
     return told
 
 
-def notes(result: Mapping[str, Any]) -> Iterator[str]:
+def answer_notes(result: Mapping[str, Any]) -> Iterator[str]:
     """What makes the numbers doubtful."""
     if not steady(result):
         yield f"the machine was not steady: {'; '.join(unsteady(result))}"
@@ -99,7 +99,7 @@ def notes(result: Mapping[str, Any]) -> Iterator[str]:
     yield from result["notes"]
 
 
-def waits(units: Sequence[State], way: str) -> dict[str, Any]:
+def waits(units: Sequence[Stage], way: str) -> dict[str, Any]:
     """Percentiles of both decoders and their ratios (ours over plain decoding's) with intervals over units."""
     found: dict[str, Any] = {}
     for place, delay in enumerate(DELAYS):
@@ -158,7 +158,7 @@ def more(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"With every guess accepted (tau = {g + 1:.2f}): {measured * (g + 1) / tau:.2f}x."
 
 
-def sentence(found: Answer) -> str:
+def answer_sentence(found: LoadAnswer) -> str:
     """An answer as one line."""
     gain = "" if found["gain"] is None else f": {found['gain']:.2f}x plain decoding{within(found['ci95'])}"
     gain += " in the pilot" if gain and not found["fresh"] else ""
@@ -167,7 +167,7 @@ def sentence(found: Answer) -> str:
     return f"{found['load']}: {'ON' if found['on'] else 'OFF'}{way}{gain}{verdict}; {found['why']}."
 
 
-def crossings(found: Sequence[Answer]) -> Iterator[str]:
+def crossings(found: Sequence[LoadAnswer]) -> Iterator[str]:
     """The break-even batch size at each rate."""
     for rate in dict.fromkeys(each["rate"] for each in found):
         gains = {each["batch_size"]: each["gain"] for each in found if each["rate"] == rate and each["gain"]}

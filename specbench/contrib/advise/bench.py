@@ -28,10 +28,10 @@ from specbench.stats.records import DecodedRequest, Group, RunRecord, call_secon
 
 log = logging.getLogger(__name__)
 PART = 8  # units of a part, if they are of several requests
-State = dict[str, Any]  # what advice.json holds of a stage
+Stage = dict[str, Any]  # what advice.json holds of a stage
 
 
-class Bench:
+class LoadBench:
     """The ways of one load. `folder` gets a folder for each part and way."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Bench:
         """The checked configuration of a way. Raises ConfigError."""
         return check(compose([*self.common, *words]))
 
-    def run(self, name: str, ways: Ways, race: Race, state: State, last: int, until: float) -> None:
+    def run(self, name: str, ways: Ways, race: Race, state: Stage, last: int, until: float) -> None:
         """Decodes units of the prompts from `state`'s next one to number `last` until the race is over, or until that
         second of the clock. `state` keeps the units. Raises KeyboardInterrupt after a signal, with everything kept."""
         for unit in state["units"]:
@@ -86,7 +86,7 @@ class Bench:
             if state["next"] == skip:
                 break
 
-    def _part(self, name: str, ways: Ways, race: Race, state: State, take: int, until: float) -> bool:
+    def _part(self, name: str, ways: Ways, race: Race, state: Stage, take: int, until: float) -> bool:
         """One run of each way on the next prompts. Returns whether a signal has ended it."""
         labels, skip, seen, stopped = list(ways), state["next"], [0], set[int]()
         place = self.folder / self.load.label.replace(", ", "-").replace(" ", "_") / name
@@ -131,7 +131,7 @@ class Bench:
         best = f", the fastest {race.drafting[0]} ({race.gain(race.drafting[0])[0]:.2f}x)" if race.drafting else ""
         show(Text(f"{self.load.label}, {name}: {len(race.drafting)} ways left after {len(race.units)} units{best}"))
 
-    def _keep(self, labels: Sequence[str], jobs: Sequence[RunJob], finished: Sequence[Any], state: State) -> None:
+    def _keep(self, labels: Sequence[str], jobs: Sequence[RunJob], finished: Sequence[Any], state: Stage) -> None:
         """Writes the files of each run, and notes its folder and its verdict: of several parts the worst one."""
         for way, job, (result, record) in zip(labels, jobs, finished, strict=True):
             if not isinstance(result, RunResult):

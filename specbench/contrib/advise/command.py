@@ -50,21 +50,21 @@ def advise(overrides: Sequence[str], minutes: float, only: bool = False) -> Path
 
     show(Text("looking for what fits the target", style="dim"))
     tried = trial(overrides, only)
-    from specbench.contrib.advise.answers import answer, crossings, sentence
-    from specbench.contrib.advise.driver import FILE, Driver, summary
-    from specbench.contrib.advise.page import answers_table, waits_table, write
+    from specbench.contrib.advise.answers import answer_sentence, crossings, load_answer
+    from specbench.contrib.advise.driver import FILE, Driver, trial_lines
+    from specbench.contrib.advise.page import answers_table, waits_table, write_advice
     from specbench.results.atomic_files import write_json
     from specbench.results.folder_lock import locked
 
     digest = hashlib.sha256(" ".join(sorted([*overrides, *["--only"] * only])).encode()).hexdigest()[:8]
     folder = Path("outputs") / "advise" / digest
-    show(*map(Text, summary(tried, minutes)))
+    show(*map(Text, trial_lines(tried, minutes)))
     with locked(folder):
         state = Driver(tried, folder, 60 * minutes).go()
-        found = state["answers"] = [answer(load, own) for load, own in state["loads"].items()]
-        leads = [*map(sentence, found), *crossings(found)]
+        found = state["answers"] = [load_answer(load, own) for load, own in state["loads"].items()]
+        leads = [*map(answer_sentence, found), *crossings(found)]
         write_json(folder / FILE, state)
-        page = write(folder, tried, state, leads, shlex.join(["python", "-m", "specbench.advise", *overrides]))
+        page = write_advice(folder, tried, state, leads, shlex.join(["python", "-m", "specbench.advise", *overrides]))
     show(answers_table(found), waits_table(found), *map(Text, leads))
     for each in found:
         told = [*(each.get("more") or ()), *(each.get("notes") or ())]

@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from specbench.config.build import Targets
-from specbench.contrib.advise.bench import Bench, State
+from specbench.contrib.advise.bench import LoadBench, Stage
 from specbench.contrib.advise.race import FIRST, LEVEL, PLAIN, Race
 from specbench.contrib.advise.ways import Load, Trial, Ways, variants
 from specbench.errors import ConfigError
@@ -32,7 +32,7 @@ class Driver:
     def __init__(self, tried: Trial, folder: Path, seconds: float):
         self.tried, self.folder, self.until = tried, folder, time.monotonic() + seconds
         self.targets = Targets()
-        first = Bench(tried.common, tried.loads[0], folder, self.targets, self.save)
+        first = LoadBench(tried.common, tried.loads[0], folder, self.targets, self.save)
         drafters = {words[0]: words for words in tried.ways.values()}
         identity = {name: first.checked(words).identity().as_dict() for name, words in drafters.items()}
         self.state: dict[str, Any] = {"identity": identity, "loads": {}}
@@ -63,7 +63,7 @@ class Driver:
 
     def _load(self, load: Load, own: dict[str, Any], loads: int) -> None:
         """One of so many loads that share the time that is left; that to load models is given to each."""
-        bench = Bench(self.tried.common, load, self.folder, self.targets, self.save)
+        bench = LoadBench(self.tried.common, load, self.folder, self.targets, self.save)
         ways, begun = dict(self.tried.ways), time.monotonic()
         total = bench.total(ways)
         now = time.monotonic()
@@ -99,7 +99,7 @@ class Driver:
         own["over"] = lost or (winner is not None and time.monotonic() < now + share)
 
     def _race(
-        self, bench: Bench, stages: dict[str, State], name: str, ways: Ways, limits: tuple[int, float, int]
+        self, bench: LoadBench, stages: dict[str, Stage], name: str, ways: Ways, limits: tuple[int, float, int]
     ) -> tuple[str | None, Race]:
         """The winner of a race between ways, or None if plain decoding wins. A way whose verdict fails is left out, and
         the others begin anew."""
@@ -119,11 +119,11 @@ class Driver:
             number += 1
 
     def _stage(
-        self, bench: Bench, stages: dict[str, State], name: str, ways: Ways, race: Race, limits: tuple[int, float]
-    ) -> State:
+        self, bench: LoadBench, stages: dict[str, Stage], name: str, ways: Ways, race: Race, limits: tuple[int, float]
+    ) -> Stage:
         """Goes on with a stage from where it was."""
         begin = max((stage["next"] for stage in stages.values()), default=0)
-        empty: State = {"next": begin, "units": [], "waits": [], "verdicts": {}, "folders": {}, "ways": {}}
+        empty: Stage = {"next": begin, "units": [], "waits": [], "verdicts": {}, "folders": {}, "ways": {}}
         state = stages.setdefault(name, empty)
         state["next"] = begin  # no stage sees the prompts of another one
         state["ways"] |= ways
@@ -133,7 +133,7 @@ class Driver:
         return state
 
 
-def summary(tried: Trial, minutes: float) -> Sequence[str]:
+def trial_lines(tried: Trial, minutes: float) -> Sequence[str]:
     """What will be tried, before anything is loaded."""
     drafters = ", ".join(dict.fromkeys(words[0].partition("=")[2] for words in tried.ways.values()))
     loads = "; ".join(load.label for load in tried.loads)

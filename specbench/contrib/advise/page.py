@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specbench.contrib.advise.answers import Answer
+from specbench.contrib.advise.answers import LoadAnswer
 from specbench.contrib.advise.engines import DIFFERENT, configurations
 from specbench.contrib.advise.ways import Trial
 from specbench.contrib.advise.ways import command as command_of
@@ -24,7 +24,7 @@ MAP = (
 )
 
 
-def answers_table(found: Sequence[Answer]) -> Table:
+def answers_table(found: Sequence[LoadAnswer]) -> Table:
     """A row for each load."""
     rows = []
     for each in found:
@@ -38,7 +38,7 @@ def answers_table(found: Sequence[Answer]) -> Table:
     return Table.of(rows, "Advice; in brackets plain decoding's tokens/s")
 
 
-def waits_table(found: Sequence[Answer]) -> Table:
+def waits_table(found: Sequence[LoadAnswer]) -> Table:
     """Waiting times and goodput of each load."""
     rows = []
     for each in found:
@@ -71,7 +71,7 @@ def pilot_table(load: str, stages: Mapping[str, Any]) -> Table:
     return Table.of(rows, load, sorts=True)
 
 
-def stored(state: Mapping[str, Any]) -> list[StoredRun]:
+def pilot_runs(state: Mapping[str, Any]) -> list[StoredRun]:
     """The runs of the pilots, with gamma, load and way as keys; those that cannot be read are left out."""
     runs = []
     for load, own in state["loads"].items():
@@ -90,7 +90,7 @@ def stored(state: Mapping[str, Any]) -> list[StoredRun]:
     )
 
 
-def engines_section(target: str, found: Sequence[Answer]) -> Iterator[Section]:
+def engines_section(target: str, found: Sequence[LoadAnswer]) -> Iterator[Section]:
     """What to paste."""
     advised = {tuple(each["words"]): each for each in found if each["on"]}
     for words, each in advised.items():
@@ -100,9 +100,9 @@ def engines_section(target: str, found: Sequence[Answer]) -> Iterator[Section]:
                       tables=[Table.of(rows)])  # fmt: skip
 
 
-def write(folder: Path, tried: Trial, state: Mapping[str, Any], leads: Sequence[str], typed: str) -> Path:
+def write_advice(folder: Path, tried: Trial, state: Mapping[str, Any], leads: Sequence[str], typed: str) -> Path:
     """Writes the page of the answers in `state`, and returns its path."""
-    found, runs = state["answers"], stored(state)
+    found, runs = state["answers"], pilot_runs(state)
     more = [line for each in found for line in (each["load"] + ":", *(each.get("more") or []))
             if each.get("more")]  # fmt: skip
     sections = [Section("Answer", tables=[answers_table(found), waits_table(found)])]

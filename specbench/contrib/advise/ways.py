@@ -125,14 +125,14 @@ def labelled(every: Sequence[list[str]]) -> Ways:
 
 def loads_of(given: Mapping[str, Sequence[str]]) -> list[Load]:
     """Every batch size at every rate. Raises ConfigError."""
-    rows = [number(value, "batch_size") for value in given.get("batch_size", ["1"])]
+    rows = [positive_number(value, "batch_size") for value in given.get("batch_size", ["1"])]
     if wrong := [value for value in rows if value != int(value)]:
         raise ConfigError(f"batch_size={wrong[0]:g} is not allowed: it must be an integer")
-    rates: list[float | None] = [number(value, "workload.rate") for value in given.get("workload.rate", [])]
+    rates: list[float | None] = [positive_number(value, "workload.rate") for value in given.get("workload.rate", [])]
     return [Load(int(size), rate) for size in rows for rate in rates or [None]]
 
 
-def number(text: str, key: str) -> float:
+def positive_number(text: str, key: str) -> float:
     """A number above 0. Raises ConfigError."""
     try:
         if 0 < (value := float(text.strip("[]"))) < MOST:

@@ -16,7 +16,7 @@ from specbench.decoding.token_tree import Tree
 from specbench.models.language_model import LanguageModel
 
 MOST_UNUSED = 64  # columns
-Seen = npt.NDArray[np.bool_]
+Sees = npt.NDArray[np.bool_]
 
 
 class TreeReader:
@@ -28,7 +28,7 @@ class TreeReader:
         self.begin, self.trunk = 0, 0
         self.columns: list[Node | None] = []
         self.place: dict[Node, int] = {}
-        self.paths: dict[Node, Seen] = {}  # rows of `_sees`, up to the node's own entry: a child's begins with it
+        self.paths: dict[Node, Sees] = {}  # rows of `_sees`, up to the node's own entry: a child's begins with it
         self.tokens = 0  # that were read, the prompt's not counted
 
     def open(self, prompt: Sequence[int], columns: int, encoder_input: EncoderInput | None = None) -> None:
@@ -67,7 +67,7 @@ class TreeReader:
         positions = self.begin + torch.tensor([node.depth for node in nodes], device=device)
         return self.model.suppress(logits[0].float().log_softmax(-1), positions)
 
-    def _sees(self, nodes: Sequence[Node]) -> Seen:
+    def _sees(self, nodes: Sequence[Node]) -> Sees:
         """[N, M]: of the entries behind the trunk, those on the path to each node."""
         sees = np.zeros((len(nodes), len(self.columns) - self.trunk), bool)
         for row, end in zip(sees, nodes, strict=True):

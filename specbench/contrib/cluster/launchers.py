@@ -44,7 +44,7 @@ LAUNCHERS = {
 UNKNOWN = Launcher(elsewhere=True)  # a launcher of the user's
 
 
-def known(name: str) -> Launcher:
+def launcher_named(name: str) -> Launcher:
     """The launcher of this name."""
     return LAUNCHERS.get(name, UNKNOWN)
 
@@ -52,7 +52,7 @@ def known(name: str) -> Launcher:
 def refuse(name: str, settings: Mapping[str, Any], device: str) -> None:
     """Raises ConfigError if jobs cannot be started this way here, or would share cores or a CUDA device. `settings` are
     those of `hydra.launcher`, `device` is the run's."""
-    launcher = known(name)
+    launcher = launcher_named(name)
     try:
         there = not launcher.module or importlib.util.find_spec(launcher.module) is not None
     except ModuleNotFoundError:
@@ -258,5 +258,5 @@ def go_on(name: str, folder: Path) -> str:
 
 def needs_device(name: str, device: str) -> bool:
     """Whether a job has to take a CUDA device itself: no scheduler has given it one, and its run would use one."""
-    given = known(name).elsewhere and "CUDA_VISIBLE_DEVICES" in os.environ
+    given = launcher_named(name).elsewhere and "CUDA_VISIBLE_DEVICES" in os.environ
     return not given and device in ("auto", "cuda") and bool(visible_devices())

@@ -59,7 +59,7 @@ class ClusterSweep(Sweep):
 
     @property
     def here(self) -> bool:  # type: ignore[override]
-        return not launchers.known(self.launcher).elsewhere
+        return not launchers.launcher_named(self.launcher).elsewhere
 
     def begin(self, config: DictConfig) -> None:
         self.launcher = launcher_of(config.hydra)

@@ -9,7 +9,7 @@ from torch import Tensor
 from specbench.component import Selections
 from specbench.contrib.dflash.config import read_dflash
 from specbench.contrib.dflash.model import DFlashModel
-from specbench.contrib.dflash.weights import load_dflash, refuse_unfit
+from specbench.contrib.dflash.weights import load_dflash, refuse_other_target
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Scores
@@ -57,8 +57,8 @@ class DFlashDrafter(ParallelDrafter):
         if local_path(settings.path).is_dir():
             target = run["target"].settings
             config = read_dflash(settings.path, "drafter.path")
-            refuse_unfit(config, f"drafter.path={settings.path}", target.path,
-                         load_config(target, "target").get_text_config())  # fmt: skip
+            refuse_other_target(config, f"drafter.path={settings.path}", target.path,
+                                load_config(target, "target").get_text_config())  # fmt: skip
         return None
 
     def __init__(self, model: DFlashModel, sampling: Sampling, vocab_size: int):

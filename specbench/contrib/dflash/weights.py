@@ -13,7 +13,7 @@ from specbench.contrib.dflash.network import DFlashNetwork, Markov
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import reading
 from specbench.models.language_model import LanguageModel
-from specbench.models.published import fill, place, read_tensors, targets_of, with_products
+from specbench.models.published import fill_module, place, read_tensors, targets_of, with_products
 from specbench.models.vocabulary import DraftVocabulary, VocabMap
 
 MARKOV = "markov_head."
@@ -25,7 +25,7 @@ def load_dflash(path: str, key: str, config: DFlashConfig, target: LanguageModel
     """The drafter of a folder or hub id for a target. Raises ConfigError if its tensors and its config.json disagree,
     or if it does not fit the target."""
     named, text = f"{key}={path}", target.config
-    refuse_unfit(config, named, target.name, text)
+    refuse_other_target(config, named, target.name, text)
     layers = config.layers_of(text.num_hidden_layers)
     tensors, size = named_tensors(read_tensors(path, key), config), target.vocab_size
     with reading(key, path, "weights"):
@@ -39,7 +39,7 @@ def load_dflash(path: str, key: str, config: DFlashConfig, target: LanguageModel
             network.lm_head = nn.Linear(width, predicted, bias=False)
         if config.options.markov_rank:
             network.markov_head = Markov(size, config.options.markov_rank, predicted)
-    fill(network, {name: tensor for name, tensor in tensors.items() if name not in MAPS}, named)
+    fill_module(network, {name: tensor for name, tensor in tensors.items() if name not in MAPS}, named)
     place(network, named, target)
     network = with_products(network, target.executor)
     network.rotary = Qwen3RotaryEmbedding(config.layers).to(target.device)  # its frequencies stay in 32 bits
@@ -51,7 +51,7 @@ def load_dflash(path: str, key: str, config: DFlashConfig, target: LanguageModel
     return DFlashModel(network, config, vocabulary, target)
 
 
-def refuse_unfit(config: DFlashConfig, named: str, target: str, text: Any) -> None:
+def refuse_other_target(config: DFlashConfig, named: str, target: str, text: Any) -> None:
     """Raises ConfigError if the drafter does not fit a target whose configuration is `text`."""
     total, own = text.num_hidden_layers, config.layers
     if own.hidden_size != text.hidden_size:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import reading
-from specbench.models.published import FILES, checked, fill, read_config, read_tensors
+from specbench.models.published import FILES, checked, fill_module, read_config, read_tensors
 from specbench.settings import BaseSettings, setting
 
 GATES = ("forget", "input", "output", "cell")
@@ -168,7 +168,7 @@ def read_speculator(path: str, key: str) -> Speculator:
         tensors, settings = read_tensors(path, key, FILES), checked(HydraConfig, given, named)
         with reading(key, path, "weights"), torch.device("meta"):  # without heads the names of what is there are told
             heads = HydraSpeculator(settings, *tensors.get("hydra_lm_head.0.weight", torch.empty(1, 1)).shape)
-        fill(heads, tensors, named)
+        fill_module(heads, tensors, named)
         return heads
     if given.get("model_type") != "mlp_speculator" and "method" not in given:
         raise ConfigError(f"{named} has model_type={given.get('model_type')} in its config.json, not mlp_speculator")
@@ -182,5 +182,5 @@ def read_speculator(path: str, key: str) -> Speculator:
         tied = zip(COPIES, (config.tie_weights, config.tie_lstm_embs), strict=True)
         if short not in own and any(is_tied and copies.fullmatch(short) for copies, is_tied in tied):
             del tensors[short]
-    fill(network, tensors, named)
+    fill_module(network, tensors, named)
     return network

@@ -11,11 +11,11 @@ from torch import Tensor
 from specbench.component import Selections
 from specbench.contrib.eagle.config import EagleConfig, feature_layers
 from specbench.contrib.eagle.model import EagleModel, ParallelEagleModel
-from specbench.contrib.eagle.weights import features_of, inspect, load
+from specbench.contrib.eagle.weights import features_of, inspect, load_eagle
 from specbench.data.prompts import render
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import Tree
-from specbench.drafters.model import Memory
+from specbench.drafters.model import DraftMemory
 from specbench.drafters.mtp import MtpDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.drafters.tree_shapes import TreeSettings
@@ -66,7 +66,7 @@ class EagleDrafter(MtpDrafter):
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "EagleDrafter":
         key, layers = "drafter.path", settings.layers()
-        module, config, targets = load(settings.path, key, target, settings.version, layers)
+        module, config, targets = load_eagle(settings.path, key, target, settings.version, layers)
         if (reason := unfit(config, target.config, layers)) is not None:
             raise ConfigError(f"{key}={settings.path} is not possible with target.path={target.name}: {reason}")
         readings = feature_layers(config, target.config.num_hidden_layers, layers)
@@ -78,7 +78,7 @@ class EagleDrafter(MtpDrafter):
         drafter.longest = None if config.mask_token is None else context.gamma  # no probe of costs drafts more
         requests = [render(prompt, [], target.tokenizer, target.chat_template) for prompt in context.prompts[:TEXTS]]
         texts = [request.tokens[:TEXT_TOKENS] for request in requests if len(request.tokens) > 1]
-        drafter.notes = [choose(model, target, readings, texts)] if len(readings) > 1 and texts else []
+        drafter.notes = [choose_reading(model, target, readings, texts)] if len(readings) > 1 and texts else []
         return drafter
 
 
@@ -110,8 +110,8 @@ class ParallelEagleDrafter(Eagle3Drafter):
         return super().prepare(state, 2 * self.gamma)
 
     def read(
-        self, x: Tensor, first: Tensor, memory: Memory, visible: int, tree: Tree | None = None
-    ) -> tuple[Tensor, Memory]:
+        self, x: Tensor, first: Tensor, memory: DraftMemory, visible: int, tree: Tree | None = None
+    ) -> tuple[Tensor, DraftMemory]:
         left, behind = memory
         assert left is not None and isinstance(self.pairs, ParallelEagleModel)
         if behind is not None:  # hidden states of the target
@@ -134,7 +134,7 @@ def unfit(config: EagleConfig, target: Any, layers: list[int] | None) -> str | N
     return None
 
 
-def choose(
+def choose_reading(
     model: EagleModel, target: LanguageModel, readings: Sequence[tuple[int, ...]], texts: Sequence[Sequence[int]]
 ) -> str:
     """Has the model read the layers of the reading that fits best, the first one if several do; returns what was

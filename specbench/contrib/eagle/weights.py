@@ -54,7 +54,7 @@ class FirstLayer(nn.Module):
         return x
 
 
-class Features(nn.Module):
+class FeatureProjection(nn.Module):
     """From the target's hidden states of A layers to one of the draft model."""
 
     def __init__(self, count: int, norm: Callable[[int], nn.Module], config: EagleConfig, bias: bool):
@@ -96,7 +96,7 @@ def skeleton(config: EagleConfig, names: Container[str], count: int) -> Any:
             module.mask_token = config.mask_token
             module.mask_hidden = nn.Parameter(torch.empty(1, 1, count * config.target_hidden_size))
         if config.aux:
-            module.features = Features(count, norm, config, "fc.bias" in names)
+            module.features = FeatureProjection(count, norm, config, "fc.bias" in names)
         elif "layers.0.hidden_norm.weight" not in names:
             base.layers[0].hidden_norm = nn.Identity()
         base.norm = base.norm if config.last_norm else nn.Identity()
@@ -149,7 +149,7 @@ def draft_targets(found: Mapping[str, Tensor], config: EagleConfig) -> Tensor | 
     return None if config.version == 1 else targets_of(found, config.draft_vocab_size, config.vocab_size)
 
 
-def load(
+def load_eagle(
     path: str, key: str, target: LanguageModel, version: int, wanted: list[int] | None
 ) -> tuple[PreTrainedModel, EagleConfig, Tensor | None]:
     """The module of a checkpoint on the target's device, with the target's embedding and output matrix where it has

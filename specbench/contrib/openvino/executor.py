@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from specbench.component import Selections
-from specbench.contrib.openvino.graph import Converted, convert
+from specbench.contrib.openvino.graph import Converted, convert_module
 from specbench.contrib.openvino.program import OpenVINOProgram
 from specbench.decoding.executor import Executor, Module
 from specbench.errors import ConfigError, installing
@@ -44,7 +44,7 @@ class OpenVINOExecutor(Executor):
         stock, view = copy.copy(module), copy.copy(module)
         vars(stock).pop("forward", None)  # of the target, if these are its first layers
         with torch.no_grad():
-            found = convert(stock, self._threads(stock))
+            found = convert_module(stock, self._threads(stock))
             program = OpenVINOProgram(view, found)
             self._check(program, found)
         vars(view)["forward"] = program

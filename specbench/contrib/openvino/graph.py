@@ -124,7 +124,7 @@ class Traceable(nn.Module):
         return F.pad(bias, (0, columns - mask.shape[-1]), value=lowest)
 
 
-def convert(module: Any, threads: int) -> Converted:
+def convert_module(module: Any, threads: int) -> Converted:
     """Converts and compiles a stock causal model for a CPU. Raises ConfigError if that is not possible."""
     try:
         with eager_attention(module):
@@ -139,7 +139,7 @@ def convert(module: Any, threads: int) -> Converted:
 
 
 def _convert(module: Any, threads: int) -> Converted:
-    """`convert`, of a module with eager attention. Raises whatever OpenVINO and the module do."""
+    """`convert_module`, of a module with eager attention. Raises whatever OpenVINO and the module do."""
     config, weight = module.config.get_text_config(), next(module.parameters())
     kinds = sorted(set(getattr(config, "layer_types", None) or []))
     masks = kinds if len(kinds) > 1 and getattr(config, "sliding_window", None) else []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specbench import theory
-from specbench.contrib.paper.published import accepted
+from specbench.contrib.paper.published import mean_accepted
 from specbench.results.fields import at
 from specbench.results.reader import StoredRun
 from specbench.stats.bootstrap import ratio
@@ -165,10 +165,10 @@ def _content(name: str, requests: list[list[dict[str, Any]]], run: StoredRun) ->
         "alpha": alpha,
         "guesses": ratio(sums(lambda r: r["gamma"]), calls),
         "accepted": ratio(kept, calls),
-        "of_made": ratio(sums(lambda r: accepted(known, r["gamma"])), calls),
+        "of_made": ratio(sums(lambda r: mean_accepted(known, r["gamma"])), calls),
     }
     found = {key: dataclasses.asdict(estimate) for key, estimate in estimates.items()}
-    full = accepted(known, run.result["gamma"])
+    full = mean_accepted(known, run.result["gamma"])
     return {"category": name or "-", "requests": len(requests), "calls": sum(calls), "of_gamma": full, **found}
 
 

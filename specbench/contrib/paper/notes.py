@@ -13,7 +13,7 @@ import yaml
 from specbench import theory
 from specbench.config.memory import Budget
 from specbench.config.paths import conf_dir
-from specbench.contrib.paper.published import AKUNU_CHAPTER, accepted
+from specbench.contrib.paper.published import AKUNU_CHAPTER, mean_accepted
 from specbench.models.architecture import ModelSize
 from specbench.models.pretrained import PretrainedModel, footprint
 from specbench.stats.position_stats import CHUNK
@@ -48,7 +48,7 @@ def alpha_for(share: float, gamma: int) -> float:
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if accepted(middle, gamma) < share * gamma else (low, middle)
+        low, high = (middle, high) if mean_accepted(middle, gamma) < share * gamma else (low, middle)
     return low
 
 
@@ -56,7 +56,7 @@ def ngram_tables() -> dict[str, Sequence[Row]]:
     """Alpha by kind of content, and the accepted guesses that equation 1 gives for it."""
     rows = [
         {"content": content, "our categories": ours, "alpha, printed": printed,
-         f"accepted of {DRAFTS}, equation 1": f"{accepted(low, DRAFTS):.2f} to {accepted(high, DRAFTS):.2f}"}
+         f"accepted of {DRAFTS}, equation 1": f"{mean_accepted(low, DRAFTS):.2f} to {mean_accepted(high, DRAFTS):.2f}"}
         for printed, low, high, content, ours in BANDS
     ]  # fmt: skip
     return {"Alpha by content (no source is given for it), and the accepted guesses that follow": rows}

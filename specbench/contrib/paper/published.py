@@ -76,7 +76,7 @@ def best_speed(alpha: float, c: float) -> float:
     return theory.walltime_improvement(alpha, theory.optimal_gamma(alpha, c), c)
 
 
-def accepted(alpha: float, gamma: float) -> float:
+def mean_accepted(alpha: float, gamma: float) -> float:
     """Accepted guesses of a round: equation 1 without the token that follows them."""
     return theory.expected_tokens(alpha, gamma) - 1
 
@@ -197,7 +197,7 @@ def table_5() -> list[Claim]:
 def ngram_chapter() -> list[Claim]:
     """Values of equation 1 in akunu's chapter."""
     return [
-        Claim({"alpha": alpha, "gamma": "4"}, "accepted guesses", value, accepted, _exact(alpha=alpha, gamma="4"))
+        Claim({"alpha": alpha, "gamma": "4"}, "accepted guesses", value, mean_accepted, _exact(alpha=alpha, gamma="4"))
         for alpha, value in AKUNU
     ]
 

@@ -109,7 +109,7 @@ def _halves(rounds: Sequence[Mapping[str, Any]], prompts: Sequence[str], pair: A
     return deviations[0], deviations[1]
 
 
-def shown(found: Sequence[Plan]) -> Iterator[Plan]:
+def shown_plans(found: Sequence[Plan]) -> Iterator[Plan]:
     """The cheapest plan, and the cheapest of each other number of processes."""
     seen: set[int] = set()
     for plan in found:

@@ -14,7 +14,7 @@ from specbench.contrib.planning.plans import (
     halves_of_time,
     plans,
     share_within,
-    shown,
+    shown_plans,
 )
 from specbench.errors import ConfigError, visible
 from specbench.results.atomic_files import as_json, write_text
@@ -103,6 +103,6 @@ def plan_table(found: Sequence[Plan], title: str, scale: float) -> Table:
             "+-": number(p.half_width * scale, 2 if scale == 100 else 4),
             "time": duration(p.seconds),
         }
-        for p in shown(found)
+        for p in shown_plans(found)
     ]
     return Table.of(rows, f"{title}, cheapest first")

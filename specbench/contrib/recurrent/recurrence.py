@@ -34,7 +34,7 @@ PLACED_16_BIT = 0.1
 WITHOUT_MASK = {"linear_attention", "conv", "moe", "mlp"}  # kinds of layers that see no column of the cache
 
 
-class Trial(NamedTuple):
+class CachedModule(NamedTuple):
     """A module with a cache of its own."""
 
     module: PreTrainedModel
@@ -134,7 +134,7 @@ class Recurrence(LayerState):
         ends = []
         for one_by_one in (False, True):
             self.one_by_one = one_by_one
-            trial = Trial(module, self.cache(DynamicCache(1, FIRST + MORE)))
+            trial = CachedModule(module, self.cache(DynamicCache(1, FIRST + MORE)))
             for begin, end in ((0, FIRST), (FIRST, FIRST + MORE)):
                 slots = torch.arange(begin, end, device=device)[None]
                 logits = self.logits(trial, {"input_ids": text[:, begin:end]}, slots, slots, end, None)

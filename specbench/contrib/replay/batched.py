@@ -9,7 +9,7 @@ import numpy as np
 
 from specbench.decoding.gamma_policy import GammaPolicy, RowsSeen
 from specbench.stats.estimates import Floats, Integers
-from specbench.stats.replay import Text
+from specbench.stats.replay import ReplayedRows, Text
 
 PASSES = 4  # of an oracle, each with the tokens per second of the one before
 
@@ -36,7 +36,7 @@ class Traced:
 
 
 @dataclass
-class Load:
+class BatchLoad:
     """What a policy is tried on: `rows` texts at a time from `texts`, in turn, each after `context` tokens. `by_row`
     says that the target reads a row's guesses alone, and not the columns of the longest draft."""
 
@@ -60,7 +60,7 @@ class Load:
 class LoadCosts:
     """The costs of a load, in place of a calibration pass."""
 
-    def __init__(self, load: Load):
+    def __init__(self, load: BatchLoad):
         self.load, self.alpha, self.acceptance = load, load.alpha, (load.alpha * 1000, 1000)
 
     def seconds(self, largest: int) -> Floats:
@@ -69,14 +69,9 @@ class LoadCosts:
 
 
 @dataclass
-class Place:
-    """The part of a state that policies read, and each row's text and place in it."""
+class SimulatedRows(ReplayedRows):
+    """Also each row's text and place in it."""
 
-    lengths: list[int]
-    prompt_lengths: list[int]
-    serials: dict[int, int]
-    active: list[bool]
-    batch_size: int
     texts: list[Traced] = field(default_factory=list)
     at: list[int] = field(default_factory=list)
 
@@ -85,12 +80,12 @@ class Foreseeing(GammaPolicy):
     """An oracle: what every row would keep is known, or with `betas` expected, and one gamma for the batch maximises
     tokens - rate x seconds. The rate is the tokens per second that this has given before."""
 
-    def __init__(self, load: Load, largest: int, betas: bool = False):
+    def __init__(self, load: BatchLoad, largest: int, betas: bool = False):
         self.load, self.largest, self.betas, self.rate = load, largest, betas, 0.0
         self.widths = tuple(range(1, largest + 1))
 
     def next_gamma(self, state: RowsSeen) -> list[int]:
-        assert isinstance(state, Place)
+        assert isinstance(state, SimulatedRows)
         gammas = np.arange(1, self.largest + 1)
         kept = np.zeros(self.largest)
         for text, at in zip(state.texts, state.at, strict=True):
@@ -106,7 +101,7 @@ class Foreseeing(GammaPolicy):
 
 
 @dataclass(frozen=True)
-class Rate:
+class SimulatedRate:
     """What a policy gave on a load."""
 
     tokens: int
@@ -119,12 +114,13 @@ class Rate:
         return self.tokens / self.seconds
 
 
-def simulate(load: Load, policy: GammaPolicy, each: int) -> Rate:
+def simulate(load: BatchLoad, policy: GammaPolicy, each: int) -> SimulatedRate:
     """Decodes so many tokens for each row, all rows together; a row whose text has ended takes the next one."""
     rows, clock = load.rows, [0.0]
     coming = cycle(load.texts)
-    place = Place([load.context] * rows, [load.context] * rows, dict(enumerate(range(rows))), [True] * rows, rows,
-                  [next(coming) for _ in range(rows)], [0] * rows)  # fmt: skip
+    begin = [load.context] * rows
+    place = SimulatedRows([*begin], begin, dict(enumerate(range(rows))), [True] * rows, rows,
+                          [next(coming) for _ in range(rows)], [0] * rows)  # fmt: skip
     for row, text in enumerate(place.texts):  # rows do not begin together
         place.at[row] = (row * 7919) % len(text.lengths)
     policy.now = lambda: clock[0]
@@ -147,10 +143,10 @@ def simulate(load: Load, policy: GammaPolicy, each: int) -> Rate:
             if place.at[row] >= len(place.texts[row].lengths):
                 place.texts[row], place.at[row] = next(coming), 0
                 place.serials[row] = max(place.serials.values()) + 1
-    return Rate(tokens, clock[0], rounds, drafted)
+    return SimulatedRate(tokens, clock[0], rounds, drafted)
 
 
-def _ended_early(policy: GammaPolicy, place: Place, gamma: list[int]) -> list[int]:
+def _ended_early(policy: GammaPolicy, place: SimulatedRows, gamma: list[int]) -> list[int]:
     """Guesses of each row, with a policy that may end its draft after each."""
     if policy.stop is None:
         return gamma
@@ -165,7 +161,7 @@ def _ended_early(policy: GammaPolicy, place: Place, gamma: list[int]) -> list[in
     return count
 
 
-def foreseen(load: Load, largest: int, each: int, betas: bool = False) -> Rate:
+def foreseen(load: BatchLoad, largest: int, each: int, betas: bool = False) -> SimulatedRate:
     """What an oracle gives."""
     policy = Foreseeing(load, largest, betas)
     found = simulate(load, policy, each)
@@ -175,7 +171,7 @@ def foreseen(load: Load, largest: int, each: int, betas: bool = False) -> Rate:
     return found
 
 
-def of_run(texts: Sequence[Text], seed: int = 0) -> list[Traced]:
+def traced_texts(texts: Sequence[Text], seed: int = 0) -> list[Traced]:
     """The texts of a finished run; the outcome of a guess that it did not test is drawn."""
     generator, found = np.random.default_rng(seed), []
     for text in texts:

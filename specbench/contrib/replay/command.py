@@ -53,12 +53,12 @@ def replay_run(folder: Path, overrides: Sequence[str]) -> None:
     if not folder.is_file():
         refuse_no_run(folder)
     if of_loads or folder.is_file():
-        wanted = loads.asked(of_loads)
+        wanted = loads.asked_loads(of_loads)
         named = any(override.startswith("gamma_policy=") for override in overrides)
-        show(loads.load_table(loads.load_texts(folder), wanted, names if named else loads.ALL.split(","), others))
+        show(loads.table_of_loads(loads.load_texts(folder), wanted, names if named else loads.ALL.split(","), others))
         return
     from specbench.contrib.replay.policies import policies, replay_all
-    from specbench.contrib.replay.table import notes, replay_table
+    from specbench.contrib.replay.table import replay_notes, replay_table
     from specbench.contrib.replay.trace import load_trace
     from specbench.results.completion import keep_other
 
@@ -67,5 +67,5 @@ def replay_run(folder: Path, overrides: Sequence[str]) -> None:
     text = as_json({name: vars(replayed) for name, replayed in found.items()})
     kept = keep_other(folder / FILE, text)
     write_text(folder / FILE, text)
-    show(replay_table(trace, found), *map(Text, notes(trace, found, picked)))
+    show(replay_table(trace, found), *map(Text, replay_notes(trace, found, picked)))
     print(visible(f"written to {folder / FILE}" + (f"; the earlier one is now {kept.name}" if kept else "")))

@@ -12,7 +12,15 @@ from rich.progress import track
 
 from specbench.config.compose import compose
 from specbench.config.validate import choose
-from specbench.contrib.replay.batched import Load, Rate, RoundSeconds, Traced, foreseen, of_run, simulate
+from specbench.contrib.replay.batched import (
+    BatchLoad,
+    RoundSeconds,
+    SimulatedRate,
+    Traced,
+    foreseen,
+    simulate,
+    traced_texts,
+)
 from specbench.contrib.replay.trace import load_trace
 from specbench.contrib.replay.trace_file import load_file
 from specbench.decoding.gamma_policy import GammaPolicy
@@ -38,7 +46,7 @@ class Asked:
     tokens: int  # a row
 
 
-def asked(overrides: Sequence[str]) -> Asked:
+def asked_loads(overrides: Sequence[str]) -> Asked:
     """What overrides of KEYS say. Raises ConfigError."""
     given = dict(override.split("=", 1) for override in overrides)
     cost = _numbers(given, "cost", "", 0.0, 1e6, COST)
@@ -69,10 +77,10 @@ def _numbers(
 
 def load_texts(path: Path) -> list[Traced]:
     """The texts of a run's folder, or of a file. Raises ConfigError."""
-    return of_run(load_trace(path).texts) if path.is_dir() else load_file(path)
+    return traced_texts(load_trace(path).texts) if path.is_dir() else load_file(path)
 
 
-def built(load: Load, names: Sequence[str], overrides: Sequence[str]) -> Iterator[tuple[str, GammaPolicy]]:
+def built(load: BatchLoad, names: Sequence[str], overrides: Sequence[str]) -> Iterator[tuple[str, GammaPolicy]]:
     """The named policies, for a load. Raises ConfigError if one needs what the traces do not have."""
     confident = all(np.isfinite(text.confidence).all() for text in load.texts)
     for name in names:
@@ -86,7 +94,7 @@ def built(load: Load, names: Sequence[str], overrides: Sequence[str]) -> Iterato
         yield name, policy
 
 
-def rates(load: Load, names: Sequence[str], overrides: Sequence[str], each: int) -> dict[str, Rate]:
+def rates_on(load: BatchLoad, names: Sequence[str], overrides: Sequence[str], each: int) -> dict[str, SimulatedRate]:
     """What constant gammas, policies and oracles give on a load, for so many tokens a row. An oracle that knows the
     outcomes chooses the best round, and a constant gamma may be better in the long run: the better of both counts."""
     found = {f"gamma {gamma}": simulate(load, FixedGamma(gamma), each) for gamma in range(LARGEST + 1)}
@@ -97,12 +105,12 @@ def rates(load: Load, names: Sequence[str], overrides: Sequence[str], each: int)
     return found | {"oracle": max(foreseen(load, LARGEST, each), *constant, key=lambda rate: rate.per_second)}
 
 
-def load_table(texts: Sequence[Traced], wanted: Asked, names: Sequence[str], overrides: Sequence[str]) -> Table:
+def table_of_loads(texts: Sequence[Traced], wanted: Asked, names: Sequence[str], overrides: Sequence[str]) -> Table:
     """A row for each load and way. `best gamma` is the best constant one of the load, known afterwards."""
     rows, loads = [], list(product(wanted.rows, wanted.contexts))
     for size, context in track(loads, "simulating", console=Console(stderr=True)):
-        load = Load(texts, wanted.cost, size, context, wanted.by_row)
-        found = rates(load, names, overrides, wanted.tokens)
+        load = BatchLoad(texts, wanted.cost, size, context, wanted.by_row)
+        found = rates_on(load, names, overrides, wanted.tokens)
         constant = [name for name in found if name.startswith("gamma ")]
         best = max(constant, key=lambda name: found[name].per_second)
         kept = {f"best gamma ({best[6:]})": found[best], "gamma 0": found["gamma 0"]}

@@ -28,7 +28,7 @@ def replay_table(trace: Trace, found: Mapping[str, Replayed]) -> Table:
     return Table.of(rows, title, ["policy"])
 
 
-def notes(trace: Trace, found: Mapping[str, Replayed], picked: Sequence[int]) -> Iterator[str]:
+def replay_notes(trace: Trace, found: Mapping[str, Replayed], picked: Sequence[int]) -> Iterator[str]:
     """How `best gamma` was chosen, so that it and the row of a constant gamma may differ; and why an interval is
     unknown."""
     chosen = " and ".join(f"gamma {gamma}" for gamma in dict.fromkeys(picked))

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from specbench.contrib.servers.answer import Answer, AnswerAcceptance, AnswerPiece
 from specbench.contrib.servers.endpoint import Endpoint, ServerError
-from specbench.contrib.servers.per_request import acceptance_of, by_place
+from specbench.contrib.servers.per_request import answer_acceptance, by_place
 from specbench.contrib.servers.vllm_counters import NEW_TOKENS, Metrics, metrics_of, vllm_acceptance
 from specbench.decoding.sampling import Sampling
 
@@ -200,7 +200,7 @@ class SGLang(Dialect):
 
     def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[AnswerAcceptance]:
         nothing = AnswerAcceptance(no_alpha=ONLY_A_MEAN, no_block_efficiency=ONLY_A_MEAN)
-        return [acceptance_of(answer) or nothing for answer in answers]
+        return [answer_acceptance(answer) or nothing for answer in answers]
 
 
 class VLLM(Dialect):
@@ -228,7 +228,7 @@ class VLLM(Dialect):
 
     def close(self, endpoint: Endpoint, answers: Sequence[Answer]) -> list[AnswerAcceptance]:
         """Each answer's own, if all have them; or those of the whole group, with its first answer."""
-        own = [found for answer in answers if (found := acceptance_of(answer)) is not None]
+        own = [found for answer in answers if (found := answer_acceptance(answer)) is not None]
         if len(own) == len(answers):
             return own
         tokens = sum(answer.tokens for answer in answers)

@@ -13,7 +13,7 @@ MERGED = "the pieces of its answers are not its steps, so how many target calls 
 MOST = 10**6  # rounds of an answer, and guesses of a draft
 
 
-def acceptance_of(answer: Answer) -> AnswerAcceptance | None:
+def answer_acceptance(answer: Answer) -> AnswerAcceptance | None:
     """Counts over the rounds of an answer, None if its server tells none. A round that drafted nothing is in no count,
     so rounds are the pieces after the first token, if these can be: the last may have been cut, by a stop or the limit,
     and then has fewer tokens than were accepted."""

@@ -162,7 +162,7 @@ class ServerPeer(Peer):
                     time.sleep(min(left, ARRIVING))
                 return self._answer(job)
 
-        found = in_parallel(answer, jobs, at_once, endpoint.abort)
+        found = answers_in_parallel(answer, jobs, at_once, endpoint.abort)
         answers = [answer for answer in found if isinstance(answer, Answer)]
         counts = dialect.close(endpoint, answers) if answers else []
         spans = [(answer.sent + answer.pieces[0].seconds, answer.sent + answer.finished) for answer in answers]
@@ -246,7 +246,7 @@ def standard_fields(server: Server, target: LanguageModel, context: Context) -> 
     return found | server.dialect.fields(sampling, target.stop_tokens)
 
 
-def in_parallel(
+def answers_in_parallel(
     answer: Callable[[Job], Any], jobs: Sequence[Job], at_once: int, abort: Callable[[], None]
 ) -> list[Any]:
     """The answers to all jobs, `at_once` of which are under way. An error that is raised, or a signal, ends them."""

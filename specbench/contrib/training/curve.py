@@ -9,7 +9,7 @@ from rich.progress import track
 from torch import Tensor
 from transformers import TrainerCallback
 
-from specbench.contrib.training.rows import Rows
+from specbench.contrib.training.rows import TrainingRows
 from specbench.errors import visible
 from specbench.results.atomic_files import write_text
 
@@ -39,7 +39,7 @@ class Curve(TrainerCallback):
 
     tokens_of_step = 0.0
 
-    def __init__(self, student: Any, rows: Rows, folder: Path, autocast: bool):
+    def __init__(self, student: Any, rows: TrainingRows, folder: Path, autocast: bool):
         self.student, self.rows, self.path, self.autocast = student, rows, folder / "curve.csv", autocast
 
     def held_out_tokens(self) -> list[Tensor]:

@@ -33,19 +33,19 @@ TOGETHER = 16  # answers that are decoded together
 
 
 @dataclass(frozen=True)
-class Rows:
+class TrainingRows:
     """Tokens [n, T]; spans [n, 2] are the first and the last place of a row behind which p counts."""
 
     tokens: Tensor
     spans: Tensor
 
     @classmethod
-    def whole(cls, tokens: Tensor) -> "Rows":
+    def whole(cls, tokens: Tensor) -> "TrainingRows":
         """Rows of which every place counts."""
         return cls(tokens, torch.tensor([[0, tokens.shape[1] - 1]]).repeat(len(tokens), 1))
 
 
-def parts(scalars: Any, tokenizer: Any, settings: Any, target: Any) -> tuple[Rows, Rows]:
+def parts(scalars: Any, tokenizer: Any, settings: Any, target: Any) -> tuple[TrainingRows, TrainingRows]:
     """Rows of training and held-out ones; the first process decodes answers before the others read them."""
     if scalars.prompts is None:
         return text_parts(scalars.text, tokenizer, scalars.row, scalars.tokens, scalars.seed)
@@ -62,7 +62,7 @@ def first_process_first() -> Any:
     return PartialState().main_process_first()
 
 
-def text_parts(path: str | None, tokenizer: Any, row: int, tokens: int, seed: int) -> tuple[Rows, Rows]:
+def text_parts(path: str | None, tokenizer: Any, row: int, tokens: int, seed: int) -> tuple[TrainingRows, TrainingRows]:
     """Rows of training and held-out text: of a file nine tenths and the last tenth, else of the standard library the
     modules that the shipped pair was trained on, and the others."""
     if path is None:
@@ -72,7 +72,7 @@ def text_parts(path: str | None, tokenizer: Any, row: int, tokens: int, seed: in
         cut = len(text) * (ONE_IN - 1) // ONE_IN
         texts, held_out = [text[:cut]], [text[cut:]]
     rows = text_rows(texts, tokenizer, row, tokens, seed)
-    return Rows.whole(rows), Rows.whole(text_rows(held_out, tokenizer, row, HELD_OUT_ROWS * row))
+    return TrainingRows.whole(rows), TrainingRows.whole(text_rows(held_out, tokenizer, row, HELD_OUT_ROWS * row))
 
 
 def text_rows(texts: list[str], tokenizer: Any, row: int, tokens: int, seed: int | None = None) -> Tensor:
@@ -103,7 +103,7 @@ def read_prompts(path: str) -> list[str]:
     return found
 
 
-def answer_parts(scalars: Any, tokenizer: Any, settings: Any, target: Any) -> tuple[Rows, Rows]:
+def answer_parts(scalars: Any, tokenizer: Any, settings: Any, target: Any) -> tuple[TrainingRows, TrainingRows]:
     """Rows of training and held-out prompts with the target's answers, of which the answers count: every tenth one is
     held out. A row has one prompt, and is cut to `row` tokens. Raises ConfigError."""
     answers = kept_answers(scalars, tokenizer, settings, target)
@@ -120,11 +120,11 @@ def answer_parts(scalars: Any, tokenizer: Any, settings: Any, target: Any) -> tu
     return _padded([own for i, own in enumerate(fitting, 1) if i % ONE_IN], scalars.row), _padded(held_out, scalars.row)
 
 
-def _padded(answers: Sequence[tuple[Sequence[int], int]], row: int) -> Rows:
+def _padded(answers: Sequence[tuple[Sequence[int], int]], row: int) -> TrainingRows:
     tokens = torch.zeros(len(answers), row, dtype=torch.long)
     for i, (text, _) in enumerate(answers):
         tokens[i, : len(text)] = torch.tensor(text)
-    return Rows(tokens, torch.tensor([[begin - 1, len(text) - 2] for text, begin in answers]))
+    return TrainingRows(tokens, torch.tensor([[begin - 1, len(text) - 2] for text, begin in answers]))
 
 
 def kept_answers(scalars: Any, tokenizer: Any, settings: Any, target: Any) -> list[tuple[list[int], int]]:

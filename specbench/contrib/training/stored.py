@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from specbench.contrib.training.rows import Rows
+from specbench.contrib.training.rows import TrainingRows
 from specbench.errors import ConfigError
 
 ROUNDING = 0.02  # of the largest logit: what 16 bits may change, and what a target that changes its logits exceeds
@@ -36,7 +36,7 @@ class Seen(NamedTuple):
 class StoredRows(Dataset[dict[str, Tensor]]):
     """The rows of a training, with S bytes of each token up to the last place that counts."""
 
-    def __init__(self, path: Path, rows: Rows, size: int):
+    def __init__(self, path: Path, rows: TrainingRows, size: int):
         self.rows, self.path, self.ends = rows, path, row_ends(rows)
         total = int(self.ends[-1])
         self.content = torch.from_file(str(path), shared=False, size=total * size, dtype=torch.uint8).view(total, size)
@@ -52,12 +52,12 @@ class StoredRows(Dataset[dict[str, Tensor]]):
         return {"input_ids": tokens, "spans": spans, "stored": stored}
 
 
-def row_ends(rows: Rows) -> Tensor:
+def row_ends(rows: TrainingRows) -> Tensor:
     """Behind which token of the file each row ends."""
     return (rows.spans[:, 1] + 1).cumsum(0)
 
 
-def store(student: Any, rows: Rows, folder: Path, target: Any, together: int) -> StoredRows:
+def store(student: Any, rows: TrainingRows, folder: Path, target: Any, together: int) -> StoredRows:
     """Has the target read so many rows at a time, and stores in the folder what `student` needs of it. What an
     interrupted call of the same rows, and of the same `target` (any JSON that names it), has stored stays. Raises
     ConfigError if it cannot be stored."""
@@ -65,7 +65,7 @@ def store(student: Any, rows: Rows, folder: Path, target: Any, together: int) ->
     arrays = [tensor.numpy().tobytes() for tensor in (rows.tokens, rows.spans)]
     path = folder / f"features-{hashlib.sha256(b''.join([known, *arrays])).hexdigest()[:16]}.bin"
     forget(folder, path)
-    ends, size = row_ends(rows), pack(student, rows.tokens[:1, :2]).shape[-1]
+    ends, size = row_ends(rows), pack_features(student, rows.tokens[:1, :2]).shape[-1]
     there = path.stat().st_size // size if path.exists() else 0
     done = int((ends <= there).sum()) if there < ends[-1] else len(ends)
     done -= done % together if done < len(ends) else 0  # so that an interruption changes no batch
@@ -79,7 +79,7 @@ def store(student: Any, rows: Rows, folder: Path, target: Any, together: int) ->
         steps = range(done, len(ends), together)
         for first in track(steps, f"the target's hidden states ({needed / 1e9:.1f} GB)", disable=not steps):
             lengths = (rows.spans[first : first + together, 1] + 1).tolist()
-            content = pack(student, rows.tokens[first : first + together, : max(lengths)], check=first == 0)
+            content = pack_features(student, rows.tokens[first : first + together, : max(lengths)], check=first == 0)
             for own, length in zip(content.cpu(), lengths, strict=True):
                 file.write(own[:length].numpy().tobytes())
     return StoredRows(path, rows, size)
@@ -92,7 +92,7 @@ def forget(folder: Path, but: Path | None = None) -> None:
             path.unlink()
 
 
-def pack(student: Any, tokens: Tensor, check: bool = False) -> Tensor:
+def pack_features(student: Any, tokens: Tensor, check: bool = False) -> Tensor:
     """What is stored of tokens [B, T]: bytes [B, T, S], of features and last hidden states in 16 bits, the share in 32,
     and the likeliest token. Raises ConfigError if `unpack` cannot give p again."""
     seen, dtype = student.read(tokens.to(student.target.device)), _dtype(student)
@@ -109,7 +109,7 @@ def pack(student: Any, tokens: Tensor, check: bool = False) -> Tensor:
 
 
 def unpack(student: Any, stored: Tensor) -> Seen:
-    """What bytes [B, T, S] of `pack` stand for."""
+    """What bytes [B, T, S] of `pack_features` stand for."""
     model, width = student.target, student.head_rows().shape[1]
     states = stored[..., :-8].contiguous().view(_dtype(student)).to(model.dtype)
     features, last = states[..., :-width], states[..., -width:]

@@ -20,7 +20,7 @@ from specbench.component import chosen_class
 from specbench.config.devices import pick_device
 from specbench.contrib.training.curve import AtCheckpoints, Curve, checkpoints
 from specbench.contrib.training.losses import LOSSES
-from specbench.contrib.training.rows import Rows, first_process_first, parts, read_prompts
+from specbench.contrib.training.rows import TrainingRows, first_process_first, parts, read_prompts
 from specbench.contrib.training.stored import forget, store
 from specbench.contrib.training.student import Student, StudentSettings
 from specbench.data.json_lines import need_file
@@ -117,7 +117,7 @@ def _told(state: Any) -> dict[str, Any]:
 
 def _prepared(
     scalars: Training, target_settings: Any, kind: Any, settings: Any, tokenizer: Any
-) -> tuple[Student, Rows, Rows]:
+) -> tuple[Student, TrainingRows, TrainingRows]:
     """The student on its device, and its rows and held-out rows. Raises ConfigError."""
     device = pick_device(scalars.device)
     if device.type == "cuda" and "LOCAL_RANK" in os.environ:
@@ -255,7 +255,7 @@ def _arguments(scalars: Training, learning_rate: float, out_dir: Path, on_cpu: b
     return arguments
 
 
-def _examples(student: Student, rows: Rows, scalars: Training, folder: Path, target: Any) -> Any:
+def _examples(student: Student, rows: TrainingRows, scalars: Training, folder: Path, target: Any) -> Any:
     """What the Trainer draws from: one element a row."""
     if scalars.features == "disk":
         with first_process_first():
@@ -267,8 +267,8 @@ def _examples(student: Student, rows: Rows, scalars: Training, folder: Path, tar
 
 
 def _fit(
-    student: Student, rows: Rows, examples: Any, scalars: Training, learning_rate: float, out_dir: Path, curve: Curve,
-    begun: str | None,
+    student: Student, rows: TrainingRows, examples: Any, scalars: Training, learning_rate: float, out_dir: Path,
+    curve: Curve, begun: str | None,
 ) -> tuple[Any, str]:  # fmt: skip
     """Runs the Trainer, from the checkpoint `begun` on; returns its state, and "complete" or "interrupted". What was
     interrupted keeps what it has learned."""

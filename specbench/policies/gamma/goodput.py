@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from specbench.decoding import processes
 from specbench.decoding.gamma_policy import Costs, GammaPolicy, RowsSeen, cannot_end_early
 from specbench.policies.gamma.entropy import confidence
+from specbench.policies.gamma.optimal import Array
 from specbench.policies.gamma.per_request_state import PerRow
 from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
 from specbench.theory import expected_tokens
@@ -18,8 +18,6 @@ PRIOR = 16.0  # rounds or guesses that what calibration has found counts for
 REFIT = 8  # rounds after which the costs are fitted again
 CERTAIN = 1e-3  # confidences count as at least so far from 0 and 1
 RIDGE = np.array([1e-9, 1e-4, 1e-4, 1e-3])  # where rounds do not tell coefficients apart
-
-Array = npt.NDArray[np.float64]
 
 
 class RoundCosts:
@@ -62,7 +60,7 @@ class RoundCosts:
         self.by: tuple[float, ...] = tuple(by.tolist())
 
 
-class Calibration:
+class AcceptanceFit:
     """The probability that a guess is accepted, a = logistic(w_0 + w_1 logit(max q)): a step of Newton's after every
     round, on what it tested; older rounds are forgotten."""
 
@@ -88,7 +86,7 @@ class GoodputGamma(GammaPolicy):
 
     With `signal: none` all rows get the gamma with the largest goodput, from each row's acceptance and that at each
     place of a draft.
-    With `confidence` a guess has a probability to be accepted, `Calibration` of max q, and to survive, the product
+    With `confidence` a guess has a probability to be accepted, `AcceptanceFit` of max q, and to survive, the product
     along its draft. Another level is drafted while the survival that it promises, summed over the rows, is worth its
     time at the goodput that rounds have had, and guesses are verified while theirs is: in whole columns of the batch,
     which this decoder pads, or `by_row`, so that the guesses that are worth a token's time are one prefix of all
@@ -114,7 +112,7 @@ class GoodputGamma(GammaPolicy):
         self.signal = confidence if signal == "confidence" else None
         self.widths = tuple(range(1, largest + 1))
         self.costs: RoundCosts | None = None
-        self.acceptance = Calibration(forget)
+        self.acceptance = AcceptanceFit(forget)
         self.survival: list[list[float]] = []  # of this round's guesses, by row
         self.logits: list[list[float]] = []
         self.own: PerRow[tuple[float, float]] = PerRow()  # accepted and tested guesses of a row

@@ -9,8 +9,10 @@ from specbench.decoding.gamma_policy import Costs, GammaPolicy, RowsSeen
 from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
 from specbench.theory import expected_tokens
 
+Array = npt.NDArray[np.float64]
 
-def best_gamma(alpha: float, seconds: npt.NDArray[np.float64]) -> int:
+
+def best_gamma(alpha: float, seconds: Array) -> int:
     """The gamma that maximises equation 1 divided by the measured seconds of such a round, seconds [largest + 1]
     (section 3.5)."""
     return int(np.argmax(expected_tokens(alpha, np.arange(len(seconds))) / seconds))

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from specbench.decoding.gamma_policy import Costs, GammaPolicy, RowsSeen
+from specbench.policies.gamma.optimal import Array
 from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
-
-Array = npt.NDArray[np.float64]
 
 
 class OracleGamma(GammaPolicy):

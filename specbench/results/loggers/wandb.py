@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.errors import ConfigError, shown
 from specbench.results.loggers.base import Logger, Opening
-from specbench.results.loggers.wandb_records import Running, columns, history, summary
+from specbench.results.loggers.wandb_records import Running, config_columns, history, summary
 from specbench.results.table import Table
 from specbench.settings import BaseSettings, setting
 
@@ -72,7 +72,7 @@ class WandbLogger(Logger):
             group=opening.name,
             job_type=opening.kind,
             name=name,
-            config=columns(opening.config, opening.choices),
+            config=config_columns(opening.config, opening.choices),
             reinit="create_new",
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=opening.kind == "way"),
         )

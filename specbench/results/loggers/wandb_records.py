@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MOST_ROUNDS = 5000  # in the history; of longer runs only every second, third, ... round
 
 
-def columns(config: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, Any]:
+def config_columns(config: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, Any]:
     """The configuration as columns: the option of each group by its name (`drafter: ngram`), its settings with a dot
     (`drafter.min_match: 2`), scalars as they are."""
     found: dict[str, Any] = {}

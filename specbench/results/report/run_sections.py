@@ -49,7 +49,7 @@ def run_sections(run: StoredRun) -> Iterator[Section]:
     timeline = Drawing("timeline", trace, partial(figures.timeline, [run]))
     yield times_of_rounds([run], "A mean round, and the single step of plain decoding.", timeline)
     yield from _experts(result)
-    yield from beta_by_position({"": [run]}, "Theorem 3.8 takes all of them to be alpha.")
+    yield from beta_section({"": [run]}, "Theorem 3.8 takes all of them to be alpha.")
     yield from acceptance(result)
     yield from waiting_times([run])
     yield _requests(run)
@@ -67,7 +67,7 @@ def which_gamma(groups: sweep_figures.RunGroups, caption: str) -> Section:
     )
 
 
-def beta_by_position(groups: sweep_figures.RunGroups, caption: str) -> Iterator[Section]:
+def beta_section(groups: sweep_figures.RunGroups, caption: str) -> Iterator[Section]:
     """Beta by position, if anything was drafted."""
     if any(run.result["beta_by_position"] for runs in groups.values() for run in runs):
         make = partial(sweep_figures.beta_by_position, groups)

@@ -18,7 +18,7 @@ from specbench.results.report import figures, sweep_figures
 from specbench.results.report.html_page import PAGE, Drawing, Section
 from specbench.results.report.run_sections import (
     beam_search,
-    beta_by_position,
+    beta_section,
     times_of_rounds,
     waiting_times,
     which_gamma,
@@ -103,7 +103,7 @@ def sweep_sections(runs: Sequence[StoredRun], folder: Path, heat_maps: bool) -> 
     more = _cut(len(groups), "settings")
     lines = "replay (solid) and Theorem 3.8 (dashed); dots are what was measured, with 95 % intervals."
     yield which_gamma(groups, f"{told}: {lines}{more}")
-    yield from beta_by_position(groups, f"{told}, with 95 % intervals.{more}")
+    yield from beta_section(groups, f"{told}, with 95 % intervals.{more}")
     yield times_of_rounds(runs, "A mean round of each run.")
     yield from beam_search(runs)
     if len({run.result["config"]["lenience"] for run in runs}) > 1:

@@ -8,8 +8,8 @@ from small_runs import LITTLE, interrupt_the_second_group, short_prompts, steady
 from small_runs import finished as finished
 
 import specbench.contrib.advise.driver as driver
-from specbench.contrib.advise.answers import answer, more, sentence
-from specbench.contrib.advise.bench import Bench
+from specbench.contrib.advise.answers import answer_sentence, load_answer, more
+from specbench.contrib.advise.bench import LoadBench
 from specbench.contrib.advise.command import advise, main
 from specbench.contrib.advise.engines import DIFFERENT, configurations
 from specbench.contrib.advise.race import PLAIN, Race
@@ -52,12 +52,12 @@ def test_it_goes_from_pilot_to_measurement_on_other_prompts_and_writes_its_page(
     assert found["gain"] == pytest.approx(result["speedup"]["measured"]) and found["verdict"] == "passed"
     assert found["on"] == (found["ci95"][0] > 1) and found["requests"] == 5
     page, out = (folder / "report.html").read_text(), capsys.readouterr().out
-    assert sentence(found).split(":")[0] in page and "gamma" in page
+    assert answer_sentence(found).split(":")[0] in page and "gamma" in page
     assert out.index("2 ways of decoding") < out.index("loading") < out.index("Advice")
     assert found["waits"]["per_output_token"]["p50"]["baseline"] > 0
 
     before = (folder / "advice.json").read_text()  # a finished advice is not measured again
-    monkeypatch.setattr(Bench, "total", lambda *others: pytest.fail("loaded again"))
+    monkeypatch.setattr(LoadBench, "total", lambda *others: pytest.fail("loaded again"))
     assert advise(words("gamma=1,2"), 10, only=True) == folder and (folder / "advice.json").read_text() == before
 
 
@@ -116,12 +116,12 @@ def stored(verdict, rates, winner="way"):
 def test_on_needs_an_interval_above_one_and_no_failed_verdict(finished, monkeypatch, verdict, rates, on):
     result = finished("drafter=ngram", "gamma=2")[0].as_dict()
     monkeypatch.setattr("specbench.contrib.advise.answers.read_result", lambda folder: result)
-    found = answer("batch 1", stored(verdict, rates))
-    assert found["on"] is on and sentence(found).startswith(f"batch 1: {'ON' if on else 'OFF'}")
+    found = load_answer("batch 1", stored(verdict, rates))
+    assert found["on"] is on and answer_sentence(found).startswith(f"batch 1: {'ON' if on else 'OFF'}")
     assert ("FAILED" in found["why"]) == (verdict == "failed")
     broken = stored(verdict, rates)
     broken["stages"]["measurement"]["reasons"] = {"way": "failed: out of memory"}
-    assert not answer("batch 1", broken)["on"] and answer("batch 1", broken)["why"] == "failed: out of memory"
+    assert not load_answer("batch 1", broken)["on"] and load_answer("batch 1", broken)["why"] == "failed: out of memory"
     if rates[1] == 1.6:
         assert "needs" in found["why"] and found["needs_requests"] > 100
 
@@ -137,9 +137,9 @@ def test_on_needs_an_interval_above_one_and_no_failed_verdict(finished, monkeypa
 )
 def test_why_no_way_is_advised_is_what_happened(reasons, told):
     stage = {"ways": {"a": [], "b": []}, "gains": {"a": [0.9, None]}, "verdicts": {}, "reasons": reasons}
-    found = answer("batch 1", {"rows": 1, "rate": None, "stages": {"pilot": stage}, "refused": {}})
+    found = load_answer("batch 1", {"rows": 1, "rate": None, "stages": {"pilot": stage}, "refused": {}})
     assert told in found["why"] and not found["on"] and ("all ways lost" in found["why"]) == (told == "all ways lost")
-    assert "0.90x plain decoding in the pilot" in sentence(found)
+    assert "0.90x plain decoding in the pilot" in answer_sentence(found)
 
 
 def test_no_way_that_fits_is_one_sentence(few, monkeypatch):
@@ -148,11 +148,11 @@ def test_no_way_that_fits_is_one_sentence(few, monkeypatch):
         ways.clear()
         return 0
 
-    total = Bench.total
-    monkeypatch.setattr(Bench, "total", none)
+    total = LoadBench.total
+    monkeypatch.setattr(LoadBench, "total", none)
     with pytest.raises(ConfigError, match="no way fits: too large for batch 2"):
         advise(words("gamma=1", "batch_size=2"), 10, only=True)
-    monkeypatch.setattr(Bench, "total", lambda self, ways: (total if self.load.rows == 1 else none)(self, ways))
+    monkeypatch.setattr(LoadBench, "total", lambda self, ways: (total if self.load.rows == 1 else none)(self, ways))
 
     def lost(self, bench, stages, *others):
         stages["pilot"] = {"next": 0, "units": [], "verdicts": {}, "folders": {}, "ways": {}}
@@ -174,13 +174,13 @@ def test_what_would_gain_more_multiplies_with_the_costs(finished):
 
 @pytest.mark.slow
 def test_a_way_whose_verdict_fails_is_left_out_and_the_others_begin_anew(few, monkeypatch):
-    keep = Bench._keep
+    keep = LoadBench._keep
 
     def failing(self, labels, jobs, finished, state):
         keep(self, labels, jobs, finished, state)
         state["verdicts"] |= {way: "failed" for way in labels if way.endswith("gamma 2")}
 
-    monkeypatch.setattr(Bench, "_keep", failing)
+    monkeypatch.setattr(LoadBench, "_keep", failing)
     state = json.loads((advise(words("gamma=1,2"), 10, only=True) / "advice.json").read_text())
     (own,) = state["loads"].values()
     assert own["winner"] == "drafter ngram, gamma 1"

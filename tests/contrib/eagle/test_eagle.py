@@ -29,7 +29,7 @@ from small_runs import composed, parts_of, small
 from specbench.config.build import build
 from specbench.config.validate import check
 from specbench.contrib.eagle.config import eagle_config, feature_layers
-from specbench.contrib.eagle.drafter import choose
+from specbench.contrib.eagle.drafter import choose_reading
 from specbench.contrib.eagle.model import EagleModel
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.queue import Queue
@@ -342,7 +342,8 @@ def test_d2t_as_an_index_is_seen(monkeypatch):
 
 
 def reading(ids_mean: int, ids=(1, 4, 6)):
-    """What `choose` finds of a checkpoint whose target says what its draft model does if ids i mean layers i + this."""
+    """What `choose_reading` finds of a checkpoint whose target says what its draft model does if ids i mean layers
+    i + this."""
     own = parts("plain")
     model, target = own.drafter.pairs, own.target
     texts = [[5, 9, 2, 7, 11, 3, 8, 1, 30], [4, 1, 6, 77, 12, 99]]
@@ -364,7 +365,7 @@ def reading(ids_mean: int, ids=(1, 4, 6)):
 
     hook = head.register_forward_hook(says)
     try:
-        return choose(model, target, [ids, tuple(i + 1 for i in ids)], texts), model.layers
+        return choose_reading(model, target, [ids, tuple(i + 1 for i in ids)], texts), model.layers
     finally:
         hook.remove()
         model.listen(target, DEFAULT)

@@ -7,7 +7,7 @@ import pytest
 
 import specbench.contrib.replay.command as command
 from specbench.contrib.replay import loads
-from specbench.contrib.replay.batched import Load, RoundSeconds, Traced, foreseen, runs_of, simulate
+from specbench.contrib.replay.batched import BatchLoad, RoundSeconds, Traced, foreseen, runs_of, simulate
 from specbench.contrib.replay.trace_file import load_file
 from specbench.errors import ConfigError
 from specbench.policies.gamma.fixed import FixedGamma
@@ -22,7 +22,7 @@ def texts_of(alpha, texts=8, length=400, seed=0):
 
 
 def test_a_load_of_one_row_is_theorem_3_8_and_the_oracles_are_in_order():
-    load = Load(texts_of(0.8), RoundSeconds(1.0, 0.1, 0.0, 0.0), 1, 0)
+    load = BatchLoad(texts_of(0.8), RoundSeconds(1.0, 0.1, 0.0, 0.0), 1, 0)
     plain, drafted = (simulate(load, FixedGamma(gamma), 2000) for gamma in (0, 4))
     assert plain.per_second == 1 and plain.rounds == 2000
     expected = walltime_improvement(0.8, 4, 0.1)
@@ -33,14 +33,14 @@ def test_a_load_of_one_row_is_theorem_3_8_and_the_oracles_are_in_order():
 
 @pytest.mark.parametrize("by_row", [False, True])
 def test_tokens_are_of_columns_or_of_rows(by_row):
-    load = Load(texts_of(0.5), RoundSeconds(1.0, 0.0, 1.0, 0.5), 3, 10, by_row)
+    load = BatchLoad(texts_of(0.5), RoundSeconds(1.0, 0.0, 1.0, 0.5), 3, 10, by_row)
     assert load.seconds(4, [4, 0, 1], 30) == 1 + (8 if by_row else 15) + 15
 
 
 def test_goodput_follows_batch_and_context_where_a_constant_gamma_cannot():
     cost, tokens = RoundSeconds(5e-3, 1e-4, 1e-4, 4e-8), 400
     for rows, context in ((1, 0), (64, 0), (64, 8000)):
-        load = Load(texts_of(0.6, 16), cost, rows, context)
+        load = BatchLoad(texts_of(0.6, 16), cost, rows, context)
         best = max(simulate(load, FixedGamma(gamma), tokens).per_second for gamma in (0, 1, 2, 3, 4, 6))
         made = GoodputGamma(largest=6, signal="none", by_row=False, forget=0.02, probe=64)
         assert simulate(load, made, tokens).per_second > 0.95 * best
@@ -60,7 +60,8 @@ def test_a_file_of_another_engine_is_read(tmp_path, capsys, monkeypatch):
 
 def test_texts_of_one_token_and_none_accepted_are_replayed():
     for lengths in ([0], [0, 0, 0]):
-        load = Load([Traced(np.array(lengths), np.full(len(lengths), 0.5))], RoundSeconds(1.0, 0.1, 0.0, 0.0), 2, 0)
+        texts = [Traced(np.array(lengths), np.full(len(lengths), 0.5))]
+        load = BatchLoad(texts, RoundSeconds(1.0, 0.1, 0.0, 0.0), 2, 0)
         for signal in ("none", "confidence"):
             made = GoodputGamma(largest=4, signal=signal, by_row=False, forget=0.02, probe=64)
             assert simulate(load, made, 50).per_second > 1.9
@@ -88,4 +89,4 @@ def test_a_bad_file_is_one_sentence(line, expected, tmp_path):
                                    ["cost=1,0,0,0", "tokens=5,6"], ["cost=1,0,0,0", "batch_size=1.5"]])  # fmt: skip
 def test_loads_that_cannot_be_are_refused(words):
     with pytest.raises(ConfigError, match=f"{(words or ['cost'])[-1].partition('=')[0]}="):
-        loads.asked(words)
+        loads.asked_loads(words)

@@ -9,7 +9,7 @@ from small_runs import finished as finished
 
 import specbench.contrib.replay.command as command
 from specbench.contrib.replay import policies
-from specbench.contrib.replay.table import notes, replay_table
+from specbench.contrib.replay.table import replay_notes, replay_table
 from specbench.contrib.replay.trace import load_trace
 from specbench.errors import ConfigError
 from specbench.stats.replay import priced, sweep_rounds
@@ -88,9 +88,9 @@ def test_an_interval_of_costs_that_are_not_known_to_be_above_zero_is_unknown(fin
         half.covariance[2, 2] = (5 * seconds) ** 2  # as after a stall of the machine
     found = {"gamma 2": priced(trace, rounds), "best gamma": priced(trace, rounds)}
     assert found["gamma 2"].ci95 is None and "unknown" in str(replay_table(trace, found).rows)
-    told = " ".join(notes(trace, found, [2, 3]))
+    told = " ".join(replay_notes(trace, found, [2, 3]))
     assert "chose gamma 2 for the second" in told and "unknown: the times of rounds" in told
-    assert "each half of the prompts chose gamma 2" in " ".join(notes(trace, found, [2, 2]))
+    assert "each half of the prompts chose gamma 2" in " ".join(replay_notes(trace, found, [2, 2]))
 
 
 def test_halves_of_another_run_are_refused_and_older_results_are_in_sample(finished, tmp_path, capsys):

@@ -25,7 +25,7 @@ from specbench.contrib.servers.dialects import LlamaCpp, llama_acceptance, vllm_
 from specbench.contrib.servers.endpoint import Endpoint, ServerError, split
 from specbench.contrib.servers.lookup import find_server
 from specbench.contrib.servers.numbers import pooled_server, server_numbers
-from specbench.contrib.servers.per_request import acceptance_of
+from specbench.contrib.servers.per_request import answer_acceptance
 from specbench.contrib.servers.server import ServerPeer, ServerPeers, shares_of_time
 from specbench.data.sources import SHIPPED
 from specbench.decoding.sampling import Sampling
@@ -271,7 +271,7 @@ def test_what_a_server_tells_of_each_answers_rounds_is_used_though_it_serves_oth
 def test_rounds_that_contradict_themselves_are_refused(told):
     answer = in_pieces(1, 2)
     answer.told = told
-    assert "contradicts itself" in acceptance_of(answer).no_alpha
+    assert "contradicts itself" in answer_acceptance(answer).no_alpha
 
 
 def test_rounds_of_llama_cpp_that_characters_hide_are_refused():

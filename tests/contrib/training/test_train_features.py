@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 from specbench.contrib.training import stored as stored_module
 from specbench.contrib.training.dflash import DFlashStudent
 from specbench.contrib.training.eagle3 import Eagle3Student
-from specbench.contrib.training.rows import Rows, answer_parts, kept_answers, text_parts
+from specbench.contrib.training.rows import TrainingRows, answer_parts, kept_answers, text_parts
 from specbench.contrib.training.stored import store, unpack
 from specbench.contrib.training.trainer import checked_settings, train
 from specbench.errors import ConfigError
@@ -59,7 +59,7 @@ def student_of(name: str, **changes):
     kind = KINDS[name]
     student = kind(target, "kl", kind.Settings(**(COMMON | OWN[name] | changes)))
     tokens = torch.cat([torch.tensor([TEXT * 4]), torch.randint(100, (3, 48))])
-    student.prepare(*vars(Rows.whole(tokens)).values())
+    student.prepare(*vars(TrainingRows.whole(tokens)).values())
     for weight in filter(lambda weight: weight.requires_grad, student.parameters()):
         weight.data += 0.3 * torch.randn_like(weight)
     return student.eval()
@@ -340,7 +340,7 @@ def test_beta_and_agreement_are_those_of_the_whole_vocabulary(name):
 @pytest.mark.parametrize("name", KINDS)
 def test_the_loss_falls_and_the_target_stays(name):
     student = student_of(name).train()
-    rows = Rows.whole(torch.tensor([TEXT * 2] * 2))
+    rows = TrainingRows.whole(torch.tensor([TEXT * 2] * 2))
     before = {key: tensor.clone() for key, tensor in student.target.state_dict().items()}
     optimiser, losses = AdamW(student.parameters(), lr=0.01), []
     for _ in range(30):
@@ -511,7 +511,7 @@ def loss_and_gradients(student, rows, features):
 def test_stored_hidden_states_give_the_same_loss_and_gradients(name, tmp_path):
     """Within the rounding of 16 bits, over rows of several lengths. Negative control: those of another row."""
     student = student_of(name).train()
-    rows = Rows(
+    rows = TrainingRows(
         torch.tensor([TEXT, TEXT[::-1], [*TEXT[3:], 0, 0, 0], TEXT]), torch.tensor([[0, 11], [4, 9], [2, 8], [1, 10]])
     )
     kept = stored_rows(student, rows, tmp_path)
@@ -526,7 +526,7 @@ def test_stored_hidden_states_give_the_same_loss_and_gradients(name, tmp_path):
     assert torch.equal(unpack(student, stored).best[0], best[0])
     content = kept.path.read_bytes()
     assert store(cut_off(student, 1), rows, tmp_path, "target", 1).path.read_bytes() == content  # nothing is read again
-    assert store(student, Rows(rows.tokens.flip(0), rows.spans), tmp_path, "target", 1).path != kept.path
+    assert store(student, TrainingRows(rows.tokens.flip(0), rows.spans), tmp_path, "target", 1).path != kept.path
     assert not kept.path.exists()
 
 
@@ -549,7 +549,7 @@ def test_a_training_over_several_epochs_runs_the_target_once(name, tmp_path, mon
 
 
 def test_what_16_bits_cannot_store_is_refused(tmp_path, monkeypatch):
-    student, rows = student_of("eagle3"), Rows.whole(torch.tensor([TEXT]))
+    student, rows = student_of("eagle3"), TrainingRows.whole(torch.tensor([TEXT]))
     plain = Eagle3Student.read
     for told, change in (
         ("a hidden state is too large for 16 bits", lambda seen: seen._replace(features=seen.features * 1e9)),
