@@ -14,6 +14,7 @@ from specbench.errors import ConfigError, first_line
 
 EARLIER = "earlier-"  # begins the names of folders of earlier runs, inside of a run's folder
 ASIDE = "corrupt-"  # likewise of files that cannot be used
+PART = "prompts.jsonl.part"  # what a run that is not over has decoded
 TEMPORARY = ".tmp"  # ends the names of files that are being written
 FULL = (errno.ENOSPC, errno.EDQUOT)
 ROOM_SECONDS, LOOK_SECONDS = 120.0, 5.0  # that a run waits for room on a full disk, and between two attempts

@@ -10,13 +10,11 @@ from typing import Any
 import yaml
 
 from specbench.errors import causes
-from specbench.results.atomic_files import open_no_link, synchronise, with_room, write_json, write_text, writing
+from specbench.results.atomic_files import PART, open_no_link, synchronise, with_room, write_json, write_text, writing
 from specbench.results.completion import FILES, RESULTS, contents
 from specbench.results.parquet import POSITIONS, position_rows, round_rows, rounds_schema, write_all_sums, write_rows
 from specbench.results.schema import RunResult, plain
 from specbench.stats.records import Failure, Group, RunRecord
-
-PART = "prompts.jsonl.part"
 
 
 def write_config(config: dict[str, Any], out_dir: Path) -> None:

@@ -123,8 +123,8 @@ def job(config: DictConfig) -> None:
 def refused(error: ConfigError) -> NoReturn:
     """Ends the program; a folder that holds nothing but Hydra's files goes, unless the user has named it. Where nothing
     was decoded the configuration goes in any case: what was refused may hold a password."""
+    from specbench.results.atomic_files import PART
     from specbench.results.folder_lock import remove_if_empty
-    from specbench.results.writer import PART
 
     logging.getLogger().error("%s", error)  # in run.log alone, if the folder stays
     folder = Path(HydraConfig.get().runtime.output_dir)

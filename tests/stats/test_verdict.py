@@ -461,8 +461,8 @@ def stale_cache(monkeypatch, parts):
     """What follows a rejected guess is written one column too far: the guess stays in the cache."""
     place = StaticCache.place
 
-    def late(self, slots, visible, row=None, in_blocks=False):
-        place(self, slots + (slots[:, :1] % 7 == 3).long(), visible, row, in_blocks)
+    def late(self, slots, *others, **named):
+        place(self, slots + (slots[:, :1] % 7 == 3).long(), *others, **named)
 
     monkeypatch.setattr(StaticCache, "place", late)
 

@@ -46,12 +46,12 @@ def main(arguments: list[str] | None = None) -> None:
 def replay_run(folder: Path, overrides: Sequence[str]) -> None:
     """Replays policies on a run, writes replay.json and prints the table; or prints that of batches. Raises
     ConfigError."""
+    if not folder.is_file():
+        refuse_no_run(folder)
     from specbench.contrib.replay import loads
 
     of_loads = [override for override in overrides if override.partition("=")[0] in loads.KEYS]
     names, others = split_overrides([override for override in overrides if override not in of_loads])
-    if not folder.is_file():
-        refuse_no_run(folder)
     if of_loads or folder.is_file():
         wanted = loads.asked_loads(of_loads)
         named = any(override.startswith("gamma_policy=") for override in overrides)
