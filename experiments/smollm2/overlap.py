@@ -1,4 +1,4 @@
-"""Whether a prompt that the head was trained on has words of a question that it is measured on.
+"""Whether a prompt of a head's training has words of a question that the head is measured on.
 
 python experiments/smollm2/overlap.py questions FILE...        # of Spec-Bench, MT-bench, GSM8K and HumanEval
 python experiments/smollm2/overlap.py prompts prompts.jsonl    # of the training

@@ -8,14 +8,8 @@ from specbench.config.validate import check, choose
 from specbench.errors import ConfigError
 from specbench.models.pretrained import load_tokenizer
 
-UNTRAINED = (
-    "suffix",
-    "prompt_lookup",
-    "token_recycling",
-    "layer_skip",
-    "self_quantized",
-    "mtp",
-)  # no second checkpoint
+# They need no second checkpoint.
+UNTRAINED = ("suffix", "prompt_lookup", "token_recycling", "layer_skip", "self_quantized", "mtp")
 TAKEN = UNTRAINED[0]
 
 

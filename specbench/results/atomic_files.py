@@ -60,7 +60,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def with_room(write: Callable[[], None]) -> None:
     """Writes what was decoded; where the disk is full, again and again until there is room, for ROOM_SECONDS at most.
     Raises ConfigError as `write` does."""
-    end = time.monotonic() + ROOM_SECONDS
+    end, told = time.monotonic() + ROOM_SECONDS, False
     while True:
         try:
             return write()
@@ -68,7 +68,9 @@ def with_room(write: Callable[[], None]) -> None:
             cause = error.__cause__
             if not isinstance(cause, OSError) or cause.errno not in FULL or time.monotonic() >= end:
                 raise
-            log.warning("%s; the run waits %g s for room", error, ROOM_SECONDS)
+            if not told:
+                log.warning("%s; the run waits %g s for room", error, ROOM_SECONDS)
+            told = True
             time.sleep(LOOK_SECONDS)
 
 
