@@ -241,9 +241,10 @@ def shared_heads() -> Iterator[None]:
 
     def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, **others: Any) -> Tensor:
         (b, heads, N, _), own, T = q.shape, k.shape[1], k.shape[2]
-        if heads == own:
-            return plain(q, k, v, attn_mask=attn_mask, **others)
         each = heads // own
+        if each == 1 or attn_mask is None:
+            k, v = (x.repeat_interleave(each, 1) if each > 1 else x for x in (k, v))
+            return plain(q, k, v, attn_mask=attn_mask, **others)
         mask = attn_mask.expand(b, each if attn_mask.shape[1] == 1 else heads, N, T).reshape(b, -1, each * N, T)
         return plain(q.reshape(b, own, each * N, -1), k, v, attn_mask=mask, **others).reshape(b, heads, N, -1)
 

@@ -22,7 +22,7 @@ typedef _Float16 H __attribute__((vector_size(2 * W), aligned(2), may_alias));
 #define WIDENED(p) __builtin_convertvector(*(const H*)(p), V)
 #endif
 typedef float V __attribute__((vector_size(4 * W), aligned(4), may_alias));
-constexpr int PAIR = 2, LINE = 16, AHEAD = 4096;  // AHEAD: numbers that are fetched before they are needed
+constexpr int PAIR = 2, LINE = 16, AHEAD = 1024;  // AHEAD: numbers that are fetched before they are needed
 constexpr int MOST = 6;                           // rows of x whose sums fit into the registers
 
 template <int M>
@@ -42,9 +42,10 @@ static void some_rows(const float* x, const uint16_t* w, float* y, long K, long 
     }
     for (int m = 0; m < M; m++)
       for (int r = 0; r < PAIR; r++) {
-        float sum = 0;
-        for (int i = 0; i < W; i++) sum += sums[m][r][i];
-        y[m * N + n + r] = factor * sum;
+        V sum = sums[m][r];
+        for (int half = W / 2; half > 0; half /= 2)
+          for (int i = 0; i < half; i++) sum[i] += sum[i + half];
+        y[m * N + n + r] = factor * sum[0];
       }
   }
 }
