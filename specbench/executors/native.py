@@ -39,4 +39,4 @@ def half_pairs() -> Callable[..., None] | None:
         return None
     pointer, long = ctypes.c_void_p, ctypes.c_long
     found.argtypes, found.restype = [pointer] * 3 + [long] * 3 + [ctypes.c_float, ctypes.c_int], None
-    return found  # type: ignore[no-any-return]
+    return found
