@@ -18,6 +18,7 @@ from specbench.stats.bootstrap import (
     resampled_sums,
     speedup_interval,
     student,
+    student_tail,
     time_clusters,
 )
 from specbench.stats.derive import accounting, prediction
@@ -169,7 +170,9 @@ def test_intervals_of_few_clusters_cover_the_truth(clusters):
 def test_the_quantile_is_students():
     """Against the tables of Student's distribution."""
     quantiles = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 30: 2.042, 10_000: 1.960}
-    assert {freedom: student(freedom) for freedom in quantiles} == pytest.approx(quantiles, rel=3e-3)
+    assert {freedom: student(freedom) for freedom in quantiles} == pytest.approx(quantiles, rel=3e-4)
+    for outside, freedom in ((0.02, 4), (2e-4, 7)):
+        assert student_tail(student(freedom, outside), freedom) == pytest.approx(outside, rel=0.01)
 
 
 def test_many_clusters_are_resampled_in_little_memory_with_the_same_error():
