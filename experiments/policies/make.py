@@ -41,8 +41,8 @@ from specbench.results.report.style import MEASURED, OTHER
 
 COST = RoundSeconds(5.886e-3, 2.135e-3, 21e-6, 39e-9)
 ROWS, CONTEXTS = (1, 8, 64), (256, 2048, 8192)
-EACH, TOKENS = 300, 6000  # tokens of a row, and of all rows, at least
 TEXTS, LENGTH = 48, 256
+EACH, TOKENS = 300, TEXTS * LENGTH  # tokens of a row, and of all rows, at least: each text once
 
 
 def simulated(seed: int = 0) -> list[Traced]:

@@ -84,8 +84,10 @@ def _why(found: LoadAnswer) -> str:
         return "the output is not the target's: the verdict FAILED"
     if found["on"]:
         return "its whole interval is above 1" + ", but the machine was not steady" * (not found["steady"])
-    told = "it loses" if found["ci95"] and found["ci95"][1] < 1 else "no gain is shown"
-    if found["needs_requests"] and not (found["ci95"] and found["ci95"][1] < 1):
+    if not found["ci95"]:
+        return "too few requests to know: the same command goes on, with more --minutes"
+    told = "it loses" if found["ci95"][1] < 1 else "no gain is shown"
+    if found["needs_requests"] and found["ci95"][1] >= 1:
         told += f"; +-{WANTED:.0%} needs {found['needs_requests']:,} requests"
     return told
 

@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 from specbench.config.compose import compose
@@ -119,16 +118,24 @@ def trial(overrides: Sequence[str], only: bool) -> Trial:
 def heads_beside(common: Sequence[str]) -> dict[str, list[str]]:
     """The overrides of trained heads that lie in the target's folder or in folders of it, the first that fit of each
     kind, by drafter."""
-    folder, found = local_path(str(compose(common).target.path)), dict[str, list[str]]()
-    inner = sorted(path.parent for path in folder.glob("*/config.json"))
-    for name, place in [("medusa", folder), *product(HEADS, inner)]:
-        words = [f"drafter={name}", f"drafter.path={place}"]
+    found: dict[str, list[str]] = {}
+    for name in HEADS:
         try:
-            if name not in found and place.is_dir():
-                check(compose([*common, *words]))
-                found[name] = words
-        except ConfigError:
+            config = compose([*common, f"drafter={name}", "drafter.path=."])
+        except ConfigError:  # which the ways will tell
             continue
+        folder = local_path(str(config.target.path))
+        inner = sorted(str(path.parent) for path in folder.glob("*/config.json"))
+        for place in [str(folder)] * (name == "medusa" and folder.is_dir()) + inner:
+            config.drafter.path = place
+            try:
+                check(config)
+            except ConfigError:
+                continue
+            found[name] = [f"drafter={name}", f"drafter.path={place}"]
+            break
+        if not inner:
+            break
     return found
 
 

@@ -89,7 +89,7 @@ class GoodputGamma(GammaPolicy):
     With `confidence` a guess has a probability to be accepted, `AcceptanceFit` of max q, and to survive, the product
     along its draft. Another level is drafted while the survival that it promises by each row's own acceptance so far,
     summed over the rows, is worth its time at the goodput that rounds have had, and guesses are verified while theirs
-    is: in whole columns of the batch, which this decoder pads, or `by_row`, so that the guesses that are worth a token's
+    is: in whole columns of the batch, which this decoder pads, or `by_row`, so that those that are worth a token's
     time are one prefix of all guesses in order of survival (vLLM's adaptive verification).
 
     Whether a guess is verified depends on the q of its draft up to its own, never on the drawn token: q of a guess

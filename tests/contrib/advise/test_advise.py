@@ -1,9 +1,11 @@
 """The advice as a command, on little models: its stages, what it keeps, and what it never advises."""
 
 import json
+import shutil
 import sys
 
 import pytest
+from published_cases import target, written
 from small_runs import LITTLE, interrupt_the_second_group, short_prompts, steady
 from small_runs import finished as finished
 
@@ -13,7 +15,7 @@ from specbench.contrib.advise.bench import LoadBench
 from specbench.contrib.advise.command import advise, main
 from specbench.contrib.advise.engines import ENGINES, configurations
 from specbench.contrib.advise.race import PLAIN, Race
-from specbench.contrib.advise.ways import trial
+from specbench.contrib.advise.ways import heads_beside, trial
 from specbench.errors import ConfigError
 
 COMMON = [f"target.path={LITTLE['target.path']}", "device=cpu", "executor=eager", "max_new_tokens=8", "temperature=0"]
@@ -194,6 +196,19 @@ def test_it_tries_what_needs_no_training_and_says_what_does_not_fit():
                         "self_quantized"]  # fmt: skip
     assert list(found.refused) == ["mtp"] and [load.label for load in found.loads] == ["batch 1"]
     assert all("drafter.path=shipped:drafter_tv" in way for way in list(found.ways.values())[:2])
+
+
+def test_trained_heads_in_the_targets_folder_are_found(tmp_path):
+    """The control: a folder of another model beside them."""
+    folder = tmp_path / "target"
+    shutil.copytree(target(), folder)
+    shutil.copytree(target(), folder / "another")
+    given = ["target=model", f"target.path={folder}", "device=cpu"]
+    assert heads_beside(given) == {}
+    for kind in ("eagle3", "medusa"):
+        written(kind, folder / kind)
+    assert heads_beside(given) == {kind: [f"drafter={kind}", f"drafter.path={folder / kind}"]
+                                   for kind in ("medusa", "eagle3")}  # fmt: skip
 
 
 @pytest.mark.slow
