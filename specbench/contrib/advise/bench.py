@@ -11,10 +11,9 @@ from rich.text import Text
 
 from specbench.config.build import Targets, build
 from specbench.config.components import Components
-from specbench.config.compose import compose
-from specbench.config.validate import ValidatedConfig, check
+from specbench.config.validate import ValidatedConfig
 from specbench.contrib.advise.race import PLAIN, Race, Unit
-from specbench.contrib.advise.ways import Load, Ways
+from specbench.contrib.advise.ways import Load, Ways, checked
 from specbench.errors import ConfigError, first_line
 from specbench.results.console import decoding_progress
 from specbench.results.schema import RunResult
@@ -59,7 +58,7 @@ class LoadBench:
 
     def checked(self, words: Sequence[str]) -> ValidatedConfig:
         """The checked configuration of a way. Raises ConfigError."""
-        return check(compose([*self.common, *words]))
+        return checked((*self.common, *words))
 
     def run(self, name: str, ways: Ways, race: Race, state: Stage, last: int, until: float) -> None:
         """Decodes units of the prompts from `state`'s next one to number `last` until the race is over, or until that

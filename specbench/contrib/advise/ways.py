@@ -3,11 +3,12 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from specbench.config.compose import compose
-from specbench.config.default_drafter import UNTRAINED, untrained
-from specbench.config.validate import check
+from specbench.config.default_drafter import TAKEN, UNTRAINED, untrained
+from specbench.config.validate import ValidatedConfig, check
 from specbench.contrib.replay.loads import numbers_of
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import local_path
@@ -86,7 +87,9 @@ def trial(overrides: Sequence[str], only: bool) -> Trial:
         drafters = {name: [f"drafter={name}"] for name in UNTRAINED if not fit[name]} | heads_beside(common) | drafters
     if not drafters:
         raise ConfigError(
-            "--only needs drafters, as in drafter=suffix or drafter.path=Q" if only else "no drafter fits"
+            "--only needs drafters, as in drafter=suffix or drafter.path=Q"
+            if only
+            else f"no drafter fits: {fit[TAKEN]}"
         )
     found = {name: reason for name, reason in fit.items() if reason}
     every = [
@@ -98,16 +101,14 @@ def trial(overrides: Sequence[str], only: bool) -> Trial:
     ways = labelled(every)
     for label, words in list(ways.items()):
         try:
-            config = compose([*common, *loads[0].words, *words])
-        except ConfigError as error:
-            named_key, several, _ = str(error).partition(" has several values")
-            raise ConfigError(f"{named_key} is not possible: {NO_SWEEP}") if several else error from error
-        try:
-            root = check(config).root
+            root = checked((*common, *loads[0].words, *words)).root
             if max(root.repeats, root.workers) > 1:
                 raise ConfigError("repeats and workers must be 1, since all ways share a process")
         except ConfigError as error:
             drafter = words[0].partition("=")[2]
+            key, several, _ = str(error).partition(" has several values")
+            if several:
+                raise ConfigError(f"{key} is not possible: {NO_SWEEP}") from error
             if drafter in named or len(ways) == 1:
                 raise ConfigError(f"{label}: {error}") from error
             found[drafter] = str(error)
@@ -153,6 +154,12 @@ def labelled(every: Sequence[list[str]]) -> Ways:
     return dict(zip(labels_of(words), every, strict=True))
 
 
+@cache
+def checked(words: tuple[str, ...]) -> ValidatedConfig:
+    """The checked configuration of overrides, composed once. Raises ConfigError."""
+    return check(compose([*words]))
+
+
 def loads_of(given: Mapping[str, Sequence[str]]) -> list[Load]:
     """Every batch size at every rate. Raises ConfigError."""
     texts = {key: ",".join(given[key]) for key in LOADS if key in given}
@@ -176,7 +183,7 @@ def variants(common: Sequence[str], words: Sequence[str], result: Mapping[str, A
         if len(new) > 1 and found[-1][-1] == "gamma_policy=goodput":
             continue  # it sees q
         try:
-            check(compose([*common, *changed]))
+            checked((*common, *changed))
         except ConfigError:
             continue
         found.append(changed)
