@@ -73,15 +73,20 @@ def trial(overrides: Sequence[str], only: bool) -> Trial:
     if "workload=poisson" in common and "workload.rate" not in given:
         raise ConfigError("workload=poisson is not possible without its rates: give them, as in workload.rate=2,4")
     keys = {word.partition("=")[0] for word in common}
-    common += [] if {"data", "data.count"} & keys else [f"data.count={STDLIB}"]
     common += [word for word in ("order=1", "name=advise") if word.partition("=")[0] not in keys]
     common.append("logger=none")
-    fit = untrained(common)
     named = given.get("drafter", [])
     has_path = any(word.startswith("drafter.path=") for word in paths)
     named += [name for name in WITH_MODEL if has_path and not named]
     if not named and not keys & {"target", "target.path"}:
         named = ["stdlib"]  # of the included target
+    counted = not {"data", "data.count"} & keys
+    if named:  # whose target and data are those of all ways
+        brought = checked((*common, f"drafter={named[0]}", *paths))
+        common += [f"{group}={brought.choices[group].name}" for group in ("target", "data") if group not in keys]
+        counted &= "count" in brought.resolved["data"]
+    common += [f"data.count={STDLIB}"] * counted
+    fit = untrained(common)
     drafters = {name: [f"drafter={name}", *paths] for name in named}
     if not only:
         drafters = {name: [f"drafter={name}"] for name in UNTRAINED if not fit[name]} | heads_beside(common) | drafters
@@ -106,9 +111,6 @@ def trial(overrides: Sequence[str], only: bool) -> Trial:
                 raise ConfigError("repeats and workers must be 1, since all ways share a process")
         except ConfigError as error:
             drafter = words[0].partition("=")[2]
-            key, several, _ = str(error).partition(" has several values")
-            if several:
-                raise ConfigError(f"{key} is not possible: {NO_SWEEP}") from error
             if drafter in named or len(ways) == 1:
                 raise ConfigError(f"{label}: {error}") from error
             found[drafter] = str(error)
@@ -157,7 +159,11 @@ def labelled(every: Sequence[list[str]]) -> Ways:
 @cache
 def checked(words: tuple[str, ...]) -> ValidatedConfig:
     """The checked configuration of overrides, composed once. Raises ConfigError."""
-    return check(compose([*words]))
+    try:
+        return check(compose([*words]))
+    except ConfigError as error:
+        key, several, _ = str(error).partition(" has several values")
+        raise ConfigError(f"{key} is not possible: {NO_SWEEP}") if several else error from error
 
 
 def loads_of(given: Mapping[str, Sequence[str]]) -> list[Load]:
