@@ -9,11 +9,10 @@ import numpy as np
 from specbench.contrib.advise.bench import Stage
 from specbench.contrib.advise.race import PLAIN, Race, break_even
 from specbench.results.reader import read_result
-from specbench.results.wording import steady, unsteady, within
+from specbench.results.wording import needs, steady, unsteady, within
 from specbench.stats.bootstrap import FEWEST, cluster_weights, intervals_of
 from specbench.stats.latency import DECODERS, enough
 
-WANTED = 0.05  # +- of a gain that is called known
 RECITES = 0.25  # share of new tokens that stand earlier in prompt or text: the data are easily guessed
 DELAYS = ("first_token", "per_output_token")
 PERCENTILES = (50, 99)
@@ -49,14 +48,13 @@ def load_answer(load: str, own: Mapping[str, Any]) -> LoadAnswer:
                         "why": "there was no time, or no prompts were left, to measure the winner"}  # fmt: skip
     result = read_result(Path(stage["folders"][winner][-1]))
     gain, ci95 = race.gain(winner)
-    verdict, needed = stage["verdicts"][winner], race.needed(winner, WANTED)
+    verdict, requests = stage["verdicts"][winner], len(race.units) * own["unit"]
     failed = stage.get("reasons", {}).get(winner, "").startswith("failed")
     on = ci95 is not None and ci95[0] > 1 and verdict != "failed" and not failed
-    wide = ci95 is None or ci95[1] / ci95[0] > (1 + WANTED) / (1 - WANTED)
     found |= {
         "on": on, "gain": gain, "ci95": ci95, "verdict": verdict, "fresh": True, "words": own["words"],
-        "rivals": own.get("rivals", []), "units": len(race.units), "requests": len(race.units) * own["unit"],
-        "needs_requests": needed * own["unit"] if wide and needed else None, "steady": steady(result),
+        "rivals": own.get("rivals", []), "units": len(race.units), "requests": requests,
+        "needs": needs(ci95, requests, len(race.units)), "steady": steady(result),
         "tokens_per_second": result["throughput"], "waits": waits(stage["waits"], winner),
         "goodput": goodput(result), "more": more(result) if own["rate"] is None else "",
         "folder": stage["folders"][winner][-1], "notes": [*answer_notes(result)],
@@ -87,9 +85,7 @@ def _why(found: LoadAnswer) -> str:
     if not found["ci95"]:
         return "too few requests to know: the same command goes on, with more --minutes"
     told = "it loses" if found["ci95"][1] < 1 else "no gain is shown"
-    if found["needs_requests"] and found["ci95"][1] >= 1:
-        told += f"; +-{WANTED:.0%} needs {found['needs_requests']:,} requests"
-    return told
+    return f"{told}; {found['needs']}" if found["needs"] and found["ci95"][1] >= 1 else told
 
 
 def answer_notes(result: Mapping[str, Any]) -> Iterator[str]:
