@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
@@ -117,6 +117,7 @@ def decoder_of(sharing: Sequence[Sequence[RunJob]], announce: Callable[[str], No
             yield decode_on_workers
         return
     from specbench.config.build import Targets, build
+    from specbench.run.kept_groups import kept_groups
     from specbench.run.run import run_in_turn
 
     targets = Targets()
@@ -127,8 +128,10 @@ def decoder_of(sharing: Sequence[Sequence[RunJob]], announce: Callable[[str], No
         announce(f"{len(every)} ways of decoding in turn, {len(groups)} with plain decoding")
 
     def decode(followed: Sequence[Followed], progress: ProgressFn, phases: Phases) -> list[Decoded]:
-        rest = iter(followed)
-        finished = run_in_turn([[(parts, *next(rest)) for parts in group] for group in groups], progress, phases)
+        rest, (job, *others) = iter(followed), [job for together in sharing for job in together]
+        runs = [[(parts, *next(rest)) for parts in group] for group in groups]
+        with kept_groups(job) if not others and job.checked.divisible else nullcontext() as kept:
+            finished = run_in_turn(runs, progress, phases, kept=kept)
         return [(*one, parts.target.tokenizer) for one, parts in zip(finished, every, strict=True)]
 
     yield decode
