@@ -1,6 +1,7 @@
 """A run that is killed goes on in another process, and has the numbers of one that was not."""
 
 import pytest
+from checkpoints import Harmful
 from choosing import slow_unless
 from split_cases import CASES, checked_for, facts, one_process, prompts
 
@@ -127,20 +128,6 @@ def test_another_run_and_a_finished_one_are_decoded_whole(change, good, decoded,
     assert decoded == [0, 1]
 
 
-def touched(place: str) -> None:
-    open(place, "w").close()
-
-
-class Trap:
-    """A pickle of it runs code."""
-
-    def __init__(self, place):
-        self.place = place
-
-    def __reduce__(self):
-        return touched, (str(self.place),)
-
-
 @pytest.mark.parametrize("own", [True, False])
 def test_a_file_of_another_user_is_not_read(own, tmp_path, monkeypatch):
     """With the own key the trap springs, so the test would see it."""
@@ -149,7 +136,7 @@ def test_a_file_of_another_user_is_not_read(own, tmp_path, monkeypatch):
             patch.setenv("SPECBENCH_CACHE", str(tmp_path / "theirs"))
         file = SignedFile(tmp_path / GROUPS)
         file.append(1)
-        file.append(Trap(tmp_path / "sprung"))
+        file.append(Harmful(tmp_path / "sprung"))
         file.close()
     file = SignedFile(tmp_path / GROUPS)
     assert file.found == ([1, None] if own else []) and (tmp_path / "sprung").exists() == own
