@@ -10,7 +10,7 @@ from typing import Any
 
 from specbench.component import from_ring
 from specbench.errors import ConfigError, first_line
-from specbench.results.completion import PriorRun, examine, make_room, move_aside
+from specbench.results.completion import PriorRun, drop_groups, examine, make_room, move_aside
 from specbench.results.console import ProgressFn, decoding_progress
 from specbench.results.folder_lock import locked
 from specbench.results.loggers.base import Logger, Opening
@@ -47,6 +47,8 @@ def claimed(job: RunJob, wait: float = 0.0) -> Iterator[PriorRun]:
         earlier = examine(job.folder, job.checked.identity())
         if earlier.corrupt:
             log.warning("%s is run again: %s; moved to %s", job.folder, earlier.corrupt, move_aside(job.folder))
+        if earlier.finished:
+            drop_groups(job.folder)
         yield earlier
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from specbench.config.memory import peak_bytes
 from specbench.results.atomic_files import GROUPS
-from specbench.results.completion import RESULTS, examine
 from specbench.results.signed_file import SignedFile
 from specbench.run.batching import Batch
 from specbench.run.interleave import InterleavedGroup, MethodRun, Tell
@@ -140,13 +139,8 @@ class KeptGroups:
 
 @contextmanager
 def kept_groups(job: RunJob) -> Iterator[KeptGroups]:
-    """The groups that are kept in the job's folder: none if it holds the whole run already, which is measured again.
-    Raises ConfigError."""
-    path, results = job.folder / GROUPS, job.folder / RESULTS
-    over = path.exists() and results.exists() and results.stat().st_mtime_ns >= path.stat().st_mtime_ns
-    identity = job.checked.identity()
-    whole = over and examine(job.folder, identity).finished
-    with closing(KeptGroups(job.folder, identity.as_dict(), whole or job.checked.root.force)) as kept:
+    """The groups that are kept in the job's folder. Raises ConfigError."""
+    with closing(KeptGroups(job.folder, job.checked.identity().as_dict(), job.checked.root.force)) as kept:
         yield kept
 
 

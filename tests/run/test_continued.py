@@ -5,11 +5,12 @@ from checkpoints import Harmful
 from choosing import slow_unless
 from split_cases import CASES, checked_for, facts, one_process, prompts
 
+from specbench.results import writer
 from specbench.results.atomic_files import GROUPS
 from specbench.results.reader import load_run
 from specbench.results.signed_file import SignedFile, own_key
 from specbench.run import batching, kept_groups
-from specbench.run.execute import execute
+from specbench.run.execute import claimed, execute
 from specbench.run.interleave import InterleavedGroup
 from specbench.run.jobs import RunJob
 
@@ -97,17 +98,19 @@ def test_what_learns_from_what_was_decoded_before_begins_anew(good, decoded, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", ["seed", "code", "finished", "force"])
-def test_another_run_and_a_finished_one_are_decoded_whole(change, good, decoded, tmp_path):
+def test_another_run_and_a_finished_one_are_decoded_whole(change, good, decoded, tmp_path, monkeypatch):
     path, folder = prompts(tmp_path, 2), tmp_path / "run"
     checked = checked_for(good, path)
     decoded.dies = {1}
     if change == "finished":
-        execute_until_over(checked, folder)
-        groups = (folder / GROUPS, folder / "results.json")
-        groups[0].touch()  # as if the process had been killed before it could remove it
-        groups[1].touch()
+        decoded.dies = set()
+        with monkeypatch.context() as patch:
+            patch.setattr(writer, "GROUPS", "none")  # as if the process had been killed before it could remove them
+            execute([RunJob([], folder, checked)])
         decoded.clear()
-        execute_until_over(checked, folder)
+        with claimed(RunJob([], folder, checked)):
+            assert not (folder / GROUPS).exists()
+            execute_until_over(checked, folder)
     elif change == "code":
         job = RunJob([], folder, checked)
         with pytest.raises(KilledError):
