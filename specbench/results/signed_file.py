@@ -56,7 +56,10 @@ class SignedFile(PartFile):
             body = self.file.read(min(count, size))
             if len(body) != count or not hmac.compare_digest(signature, self._signature(body)):
                 break
-            found.append(pickle.loads(body))
+            try:
+                found.append(pickle.loads(body))
+            except Exception:  # of another version of the program
+                break
             self._last, end = signature, end + HEAD + count
         self.cut(end)
         return found

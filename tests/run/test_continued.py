@@ -31,14 +31,15 @@ def decoded(monkeypatch):
 
     class Decoded(list):
         dies: set
+        end: type
 
     found = Decoded()
-    found.dies = set()
+    found.dies, found.end = set(), KilledError
 
     def decode(self, wanted, jobs, number):
         if number in found.dies:
             found.dies.remove(number)
-            raise KilledError
+            raise found.end
         found.append(number)
         return plain(self, wanted, jobs, number)
 
@@ -78,6 +79,20 @@ def test_a_run_that_is_killed_has_the_numbers_of_one_that_is_not(case, good, dec
     told = two.result["notes"].pop()
     assert told.startswith("the run was continued in a new process: ") and told.endswith("times are of 3 processes")
     assert facts(one) == facts(two)
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_too(good, decoded, tmp_path):
+    """Its results stay beside those of the whole run."""
+    checked, folder = checked_for(good, prompts(tmp_path)), tmp_path / "two"
+    one = one_process(checked, tmp_path / "one")
+    decoded.clear()
+    decoded.dies, decoded.end = {3}, KeyboardInterrupt
+    [outcome] = execute([RunJob([], folder, checked)])
+    assert outcome.result.status == "interrupted" and (folder / GROUPS).exists()
+    two = execute_until_over(checked, folder)
+    assert decoded == [*range(7)] and two.result["notes"].pop().endswith("times are of 2 processes")
+    assert facts(one) == facts(two) and load_run(folder / "earlier-1").result["counts"]["prompts"] == 3
 
 
 @pytest.mark.slow
@@ -143,6 +158,8 @@ def test_a_file_of_another_user_is_not_read(own, tmp_path, monkeypatch):
         file.close()
     file = SignedFile(tmp_path / GROUPS)
     assert file.found == ([1, None] if own else []) and (tmp_path / "sprung").exists() == own
+    if own:
+        (tmp_path / "sprung").rmdir()
     file.append(2)
     assert SignedFile(tmp_path / GROUPS).found == [*file.found, 2]
 
