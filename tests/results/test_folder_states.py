@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from small_runs import finished as finished
 
 from specbench.results.atomic_files import GROUPS
 from specbench.results.completion import FILES, RESULTS, examine, make_room, move_aside
