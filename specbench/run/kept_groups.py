@@ -85,12 +85,14 @@ class KeptGroups:
 
     @contextmanager
     def keeping(self, member: MethodRun, wanted: Batch, watch: MachineWatch) -> Iterator[None]:
-        """Inside, this process decodes a group, which is kept."""
+        """Inside, this process decodes a group, which is kept unless a signal ends what follows its decoding."""
         session, record = member.session, member.record
         groups, failures = len(record.groups), len(record.failures)
         before, session.costs = session.costs, CostTable()
+        whole = False
         try:
             yield
+            whole = True
         finally:
             own, session.costs = session.costs, before
             before.join(own)
@@ -109,13 +111,14 @@ class KeptGroups:
                 peak_bytes=peak_bytes(member.parts.target.device),
             )
             self._count(kept)
-            if found or failed:
+            if whole and (found or failed):
                 self.file.append(kept)
 
     def _count(self, kept: KeptGroup) -> None:
         self.probes[kept.process].join(kept.probes)
         self.by += [kept.process] if kept.group else []
-        self.requests[kept.process == self.process] += len(kept.ids)
+        if kept.group or kept.failure:
+            self.requests[kept.process == self.process] += len(kept.ids)
         self.peak_bytes = max(self.peak_bytes, kept.peak_bytes)
 
     def machines(self, watch: MachineWatch) -> Probes | Machines:

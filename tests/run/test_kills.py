@@ -1,7 +1,7 @@
 """Commands that are killed again and again, at random moments, and restarted: nothing that is finished is lost or done
 twice, and the results are those of a command that was not killed.
 
-`SPECBENCH_KILLS` is the number of kills of each (default 5).
+`SPECBENCH_KILLS` is the number of kills of each (default 5); with many, `-o faulthandler_timeout=0` too.
 """
 
 import contextlib
