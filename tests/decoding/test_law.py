@@ -4,9 +4,10 @@ V = 16; 12 tokens after one prompt, so that a text has several rounds. Chi-squar
 the pairs of neighbouring tokens at each position, against their exact law, and of all tokens together, each against its
 law given the text before it. Negative controls must fail the same test. `model`, and one and two models whose guesses
 stand side by side, where a shared noise is the fault that is hardest to see, have 10,000 texts. The others have 5,000:
-enough for lenience .9, whose chi-square is then 1.45 of its limit; drafters below drafters, lookups and the paged cache,
-which work row by row on the host, have 2,000, and a wrong q of the former is seen with 1,000. A negative control has as many as its fault needs for about
-twice the limit, or all. At temperature 0 tests/decoding/test_equivalence.py tests that tokens are equal.
+enough for lenience .9, whose chi-square is then 1.45 of its limit. Drafters below drafters, lookups and the paged
+cache work row by row on the host and have 2,000; a wrong q of the first is seen with 1,000. A negative control has as
+many as its fault needs for about twice the limit, or all.
+At temperature 0 tests/decoding/test_equivalence.py tests that tokens are equal.
 """
 
 from copy import deepcopy
