@@ -89,6 +89,7 @@ def other(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_different_tokenizers_are_refused_by_name_with_advice_that_works(other, monkeypatch, capsys, tmp_path):
     arguments = [f"drafter.path={other}", "logger=none", "executor=eager"]
     code, err = run_main(small(*arguments), monkeypatch, capsys, tmp_path)

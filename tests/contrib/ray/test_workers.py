@@ -134,6 +134,7 @@ def test_workers_give_what_one_process_gives(case, good, tmp_path, monkeypatch):
     assert sum(worker["lost"] for worker in two.result["workers"]) == len(lost) == (2 if case == "sampled" else 0)
 
 
+@pytest.mark.slow
 def test_a_group_that_kills_its_workers_is_a_failure(good, tmp_path, monkeypatch):
     monkeypatch.setattr(team_of, "TRIES", 2)
     checked, killers = checked_for(good, prompts(tmp_path, 4)), []
@@ -151,6 +152,7 @@ def test_a_group_that_kills_its_workers_is_a_failure(good, tmp_path, monkeypatch
     assert [line["error"] for line in found.prompts if "error" in line] == ["2 workers died while they decoded it"]
 
 
+@pytest.mark.slow
 def test_without_workers_the_run_ends(good, tmp_path, monkeypatch):
     monkeypatch.setattr(team_of, "FUTILE", 1)
     checked = checked_for(good, prompts(tmp_path, 4))
