@@ -84,6 +84,7 @@ def factors_of(results, gamma=4, by_beta=True):
     return accounting(BootstrapSums(columns_of(results, by_beta)), gamma)
 
 
+@pytest.mark.slow
 def test_independent_betas_leave_only_the_cuts_at_the_limit():
     found = factors_of(run(constant(0.66)))
     assert found["dependence"].factor == pytest.approx(1, abs=0.004)
@@ -130,6 +131,7 @@ def test_betas_of_one_round_that_are_alike_are_found():
     assert found["dependence"].ci95[1] < 0.97
 
 
+@pytest.mark.slow
 def test_costs_are_those_of_the_simulation():
     sums = BootstrapSums(columns_of(run(constant(0.7), spread=0.2)))
     cost, ranges = cost_ratios(sums.point), sums.intervals(cost_ratios)

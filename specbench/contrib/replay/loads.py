@@ -31,7 +31,6 @@ from specbench.results.table import Table
 
 LARGEST = 10  # gamma
 ALL = "optimal,adaptive,goodput,heuristic,sglang,tensorrt_llm"
-KEYS = ("batch_size", "context", "cost", "by_row", "tokens")
 COST = "cost=START,STEP,TOKEN,CONTEXT (seconds of a round, drafter step, token that is read, token of context)"
 
 
@@ -47,7 +46,7 @@ class Asked:
 
 
 def asked_loads(overrides: Sequence[str]) -> Asked:
-    """What overrides of KEYS say. Raises ConfigError."""
+    """What the overrides of a load (LOAD_KEYS of the command) say. Raises ConfigError."""
     given = dict(override.split("=", 1) for override in overrides)
     cost = numbers_of(given, "cost", "", 0.0, 1e6, COST)
     if len(cost) != 4 or not sum(cost[:1]):
