@@ -53,6 +53,7 @@ def network(drafter) -> nn.Module:
     return drafter.speculator if hasattr(drafter, "speculator") else drafter.model.module
 
 
+@pytest.mark.slow_cases("dflash")
 @pytest.mark.parametrize("kind", [slow_unless(kind in ("dflash", "mlp_speculator"), kind) for kind in CHECKPOINTS])
 def test_their_linear_layers_have_the_targets_products(kind, tmp_path):
     """Results are those of eager mode, up to rounding, and so are the numbers of weights and operations."""
