@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from specbench.decoding import processes
 from specbench.decoding.drafter import Probe
 from specbench.decoding.token_tree import level_ranges
 from specbench.drafters.tree_shapes import DynamicTree, pool
@@ -40,7 +41,7 @@ def choose_size(tree: DynamicTree, probe: Probe) -> str:
     rates = tokens / np.array([np.mean(seconds[n]) for n in numbers])
     if not np.isfinite(rates).all():
         return f"drafts have {tree.most} guesses, since too few rounds were measured to choose (drafter.calibrate)"
-    tree.most = numbers[int(rates.argmax())]
+    tree.most = processes.current.broadcast(numbers[int(rates.argmax())])
     told = ", ".join(f"{rate:.4g} with {n}" for n, rate in zip(numbers, rates, strict=True))
     return f"drafts have {tree.most} guesses: expected tokens per second and row were {told} (drafter.calibrate)"
 
