@@ -18,7 +18,7 @@ DELAYS = ("first_token", "per_output_token")
 PERCENTILES = (50, 99)
 SAMPLES, SHOWN = 400, 3  # of a bootstrap; ways whose reason is told
 MOST = 10**9
-NOTHING = "the time was over before a way was chosen: the same command goes on, with more --minutes"
+GOES_ON = "the same command goes on, with more --minutes"
 LoadAnswer = dict[str, Any]
 
 
@@ -45,7 +45,7 @@ def load_answer(load: str, own: Mapping[str, Any]) -> LoadAnswer:
         race.add(unit)
     if not race.units or not stage["folders"].get(winner):
         return found | {"gain": None, "ci95": None, "verdict": None, "fresh": True,
-                        "why": "there was no time, or no prompts were left, to measure the winner"}  # fmt: skip
+                        "why": f"there was no time, or no prompts were left, to measure the winner: {GOES_ON}"}  # fmt: skip
     result = read_result(Path(stage["folders"][winner][-1]))
     gain, ci95 = race.gain(winner)
     verdict, requests = stage["verdicts"][winner], len(race.units) * own["unit"]
@@ -70,7 +70,7 @@ def _why_none(own: Mapping[str, Any], best: str | None) -> str:
     for stage in stages.values():
         told |= stage.get("reasons", {})
     if any(way not in told for stage in stages.values() for way in stage["ways"]):
-        return NOTHING
+        return f"the time was over before a way was chosen: {GOES_ON}"
     others = [f"{way}: {reason}" for way, reason in told.items() if not reason.startswith("slower")]
     lost = "all ways lost against plain decoding in the pilot" if not others else "no way was left after the pilot"
     return "; ".join([lost, *([f"the best was {best}"] if best else []), *others[:SHOWN]])
@@ -83,7 +83,7 @@ def _why(found: LoadAnswer) -> str:
     if found["on"]:
         return "its whole interval is above 1" + ", but the machine was not steady" * (not found["steady"])
     if not found["ci95"]:
-        return "too few requests to know: the same command goes on, with more --minutes"
+        return f"too few requests to know: {GOES_ON}"
     told = "it loses" if found["ci95"][1] < 1 else "no gain is shown"
     return f"{told}; {found['needs']}" if found["needs"] and found["ci95"][1] >= 1 else told
 

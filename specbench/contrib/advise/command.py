@@ -70,7 +70,8 @@ def advise(overrides: Sequence[str], minutes: float, only: bool = False) -> Path
             each["command"] = command([*tried.common, *load.words], each["words"]) if each["on"] else ""
         leads = [*map(answer_sentence, found), *crossings(found)]
         write_json(folder / FILE, state)
-        page = write_advice(folder, state, leads, shlex.join(["python", "-m", "specbench.advise", *overrides]))
+        typed = [*overrides, "--minutes", f"{minutes:g}", *["--only"] * only]
+        page = write_advice(folder, state, leads, shlex.join(["python", "-m", "specbench.advise", *typed]))
     show(answers_table(found), waits_table(found), *map(Text, leads))
     for each in found:
         told = [*filter(None, [each.get("more")]), *(each.get("notes") or ())]
