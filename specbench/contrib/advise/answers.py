@@ -44,8 +44,8 @@ def load_answer(load: str, own: Mapping[str, Any]) -> LoadAnswer:
     for unit in stage["units"]:
         race.add(unit)
     if not race.units or not stage["folders"].get(winner):
-        return found | {"gain": None, "ci95": None, "verdict": None, "fresh": True,
-                        "why": f"there was no time, or no prompts were left, to measure the winner: {GOES_ON}"}  # fmt: skip
+        why = f"there was no time, or no prompts were left, to measure the winner: {GOES_ON}"
+        return found | {"gain": None, "ci95": None, "verdict": None, "fresh": True, "why": why}
     result = read_result(Path(stage["folders"][winner][-1]))
     gain, ci95 = race.gain(winner)
     verdict, requests = stage["verdicts"][winner], len(race.units) * own["unit"]
