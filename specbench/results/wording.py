@@ -128,8 +128,10 @@ def needs(ci95: Sequence[float] | None, requests: int, units: int) -> str:
     independent; "" if they were enough, or there is no interval."""
     from specbench.stats.bootstrap import FEWEST, units_needed  # which loads torch
 
+    if ci95 is None:
+        return ""
     units = max(units, FEWEST)
-    many = ceil((units_needed(ci95 and (ci95[0], ci95[1]), units, WANTED) or 0) * requests / units)
+    many = ceil((units_needed((ci95[0], ci95[1]), units, WANTED) or 0) * requests / units)
     return f"+-{WANTED:.0%} needs about {many:,} requests" if many > requests else ""
 
 

@@ -5,6 +5,8 @@ import pytest
 import torch
 from choosing import slow_unless
 
+from specbench.contrib.servers.sglang_gamma import SGLangGamma
+from specbench.contrib.servers.tensorrt_gamma import TensorRTGamma, by_batch
 from specbench.decoding.state import State
 from specbench.decoding.timer import Lap
 from specbench.errors import ConfigError
@@ -16,8 +18,6 @@ from specbench.policies.gamma.goodput import AcceptanceFit, GoodputGamma, RoundC
 from specbench.policies.gamma.heuristic import HeuristicGamma
 from specbench.policies.gamma.optimal import OptimalGamma, best_gamma
 from specbench.policies.gamma.oracle import KnownBetas, OracleGamma
-from specbench.policies.gamma.sglang import SGLangGamma
-from specbench.policies.gamma.tensorrt_llm import TensorRTGamma, by_batch
 from specbench.stats.costs import CostTable, extend
 from specbench.stats.records import Round
 from specbench.stats.replay import Text, Trace, replay, sweep

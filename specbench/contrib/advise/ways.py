@@ -170,7 +170,8 @@ def loads_of(given: Mapping[str, Sequence[str]]) -> list[Load]:
     """Every batch size at every rate. Raises ConfigError."""
     texts = {key: ",".join(given[key]) for key in LOADS if key in given}
     rows = numbers_of(texts, "batch_size", "1", 1, MOST, "whole numbers", whole=True)
-    rates = numbers_of(texts, "workload.rate", "", 1e-6, MOST, "numbers") if "workload.rate" in texts else [None]
+    given_rates = numbers_of(texts, "workload.rate", "", 1e-6, MOST, "numbers") if "workload.rate" in texts else []
+    rates: Sequence[float | None] = given_rates or [None]
     return [Load(int(size), rate) for size in rows for rate in rates]
 
 
