@@ -25,8 +25,8 @@ def texts(folder: Path) -> list[str]:
     ("eagle3", 0), ("z-lab", 0), *((kind, 1) for kind in ("eagle3", "peagle", "z-lab", "speculators", "dspark")),
 ])  # fmt: skip
 def test_programs_write_the_tokens_of_eager_mode(kind, temperature, traced, monkeypatch, tmp_path):
-    """Programs are traced and not compiled; all are there before anything is timed. Control: another seed. A test takes
-    half a minute: three of its nine programs are the target, whose trace takes five seconds."""
+    """Programs are traced and not compiled; all are there before anything is timed. Control: another seed. Most of
+    a test's time is the trace of the target, in three of its nine programs."""
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     published = "eagle3" if "eagle" in kind else "dflash"
     monkeypatch.setitem(CHECKPOINTS, published, OTHERS.get(kind, partial(dflash, kind)))
