@@ -40,6 +40,15 @@ composing.install()
 loading.install()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items) -> None:
+    """Cases that `slow_cases` names, by their id or by a part of it between hyphens, are slow."""
+    for item in items:
+        for mark in item.iter_markers("slow_cases"):
+            if {item.callspec.id, *item.callspec.id.split("-")} & {*mark.args}:
+                item.add_marker("slow")
+
+
 def pytest_collection_finish() -> None:
     """What all imports have made stays: a collection, which every run begins with, need not look at it."""
     gc.collect()

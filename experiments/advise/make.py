@@ -4,8 +4,9 @@ python experiments/advise/make.py
 python experiments/advise/make.py --minutes 60 --pair "stories=target.path=P drafter.path=Q data=text data.path=F"
 
 Each case is a pair of models, a temperature and a batch size. Its advice reads the first half of the prompts; then all
-ways that it tried are decoded in turn on prompts of the other half (python -m specbench.compare). What is finished is
-not measured again: the same command goes on. --stored makes the table from results.csv.
+drafters that fit, with gamma 2, 4 and 8, and what the advice tried beside them are decoded in turn on prompts of the
+other half (python -m specbench.compare). What is finished is not measured again: the same command goes on. --stored
+makes the table from results.csv.
 """
 
 import argparse
@@ -19,11 +20,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import measured, read_rows, text, to_markdown, write_header, write_rows
 
-from specbench.contrib.advise.command import advise
 from specbench.results.reader import read_result
 
 FOLDER = Path(__file__).resolve().parent
-PAIRS = {"stdlib": "drafter=stdlib", "bytes": "drafter=bytes"}  # included; others by --pair
+PAIRS = {
+    "stdlib": "drafter=stdlib",
+    "stdlib_tv": "drafter=stdlib_tv",
+    "bytes": "drafter=bytes target=bytes data=unconditional",
+}  # included; others by --pair
+GAMMAS = (2, 4, 8)
+ADVICE = {1: 4.0, 8: 7.0}  # minutes of an advice, by rows
 CASES = [(temperature, rows) for temperature in (0, 1) for rows in (1, 8)]
 REQUESTS = {1: 32, 8: 160}  # of the measurement of everything: 32 units, or five of 32 requests
 HALF = 320  # prompts of the included data that the advice may read, of 640
@@ -39,6 +45,7 @@ TABLE = {
     "best of all": lambda row: f"{row['best']}: {row['best_is']:.2f}",
     "behind the best": lambda row: f"{row['regret']:.1%}",
     "time": lambda row: f"{row['share']:.2f}",
+    "minutes": lambda row: f"{row['minutes']:.0f}",
     "verdict": text("verdict"),
 }
 
@@ -46,22 +53,40 @@ TABLE = {
 def words_of_case(pair: str, temperature: int, rows: int) -> list[str]:
     """The overrides of a case, without which prompts it reads."""
     own = shlex.split(pair)
-    count = [] if any(word.startswith("data=") for word in own) else [f"data.count={2 * HALF}"]
+    count = [] if any(word.startswith("data.path=") for word in own) else [f"data.count={2 * HALF}"]
     return [*own, f"temperature={temperature}", f"batch_size={rows}", *count, "order=1"]
 
 
-def case(name: str, pair: str, temperature: int, rows: int, minutes: float, half: int) -> dict | None:
-    """The row of a case: measures what is missing. None if the measurement of everything failed."""
+def case(name: str, pair: str, temperature: int, rows: int, half: int) -> dict | None:
+    """The row of a case: measures what is missing. None if something failed."""
     place, words = STORE / f"{name}_t{temperature}_b{rows}", words_of_case(pair, temperature, rows)
     place.mkdir(parents=True, exist_ok=True)
-    begun = time.monotonic()
-    folder = advise([*words, f"take={half}"], minutes)
-    note(place / "advice_seconds.json", time.monotonic() - begun)
-    state = json.loads((folder / "advice.json").read_text())
+    if (place / "row.json").is_file():
+        return json.loads((place / "row.json").read_text())
+    command = [sys.executable, "-m", "specbench.advise", *words, f"take={half}", "--minutes", str(ADVICE[rows])]
+    if not timed(place / "advice", [*command, f"hydra.run.dir={place / 'advice'}"]):
+        return None
+    state = json.loads((place / "advice" / "advice.json").read_text())
     (own,), (answer,) = state["loads"].values(), state["answers"]
-    ways = {label: way for stage in own["stages"].values() for label, way in stage["ways"].items()}
-    unique = sorted({" ".join(way): way for way in ways.values()}.values(), key=len)  # the first has no path
-    return compared(place, words, unique, answer, name, temperature, rows, half)
+    ways = [way for stage in own["stages"].values() for way in stage["ways"].values()]
+    pilot = own["stages"]["pilot"]["ways"].values()
+    ways += [[f"gamma={gamma}" if word.startswith("gamma=") else word for word in way]
+             for way in pilot for gamma in GAMMAS]  # fmt: skip
+    unique = sorted({" ".join(way): way for way in ways}.values(), key=len)  # the first has no path
+    row = compared(place, words, unique, answer, name, temperature, rows, half)
+    if row is not None:
+        (place / "row.json").write_text(json.dumps(row))
+    return row
+
+
+def timed(place: Path, command: list[str]) -> bool:
+    """Whether a command ended well; adds its seconds to those that are noted beside `place`."""
+    begun = time.monotonic()
+    failed = subprocess.run(command, check=False).returncode
+    note(place.with_name(f"{place.name}_seconds.json"), time.monotonic() - begun)
+    if failed:
+        print(f"{place}: it failed", file=sys.stderr)
+    return not failed
 
 
 def compared(place, words, unique, answer, name, temperature, rows, half) -> dict | None:
@@ -73,12 +98,9 @@ def compared(place, words, unique, answer, name, temperature, rows, half) -> dic
         first, *others = [shlex.join(way) for way in unique]
         common = [word for word in words if not word.startswith("drafter")]
         also = [word for other in others for word in ("--also", other)]
-        begun = time.monotonic()
         command = [sys.executable, "-m", "specbench.compare", *common, *more, *shlex.split(first), *also]
-        if subprocess.run(command, check=False).returncode or not path.is_file():
-            print(f"{place}: the comparison failed", file=sys.stderr)
+        if not timed(out, command) or not path.is_file():
             return None
-        note(place / "everything_seconds.json", time.monotonic() - begun)
     runs = json.loads(path.read_text())["comparisons"][0]["runs"]
     results = {run["folder"]: read_result(out / run["folder"]) for run in runs}
     gains = {folder: (r["speedup"]["measured"], r["speedup"]["ci95"] or [0, 0]) for folder, r in results.items()}
@@ -101,7 +123,7 @@ def compared(place, words, unique, answer, name, temperature, rows, half) -> dic
         "is_low": gains[advised][1][0], "is_high": gains[advised][1][1], "inside": low <= gains[advised][0] <= high,
         "best": " ".join(named[best].values()), "best_is": gains[best][0], "regret": reached / chosen - 1,
         "loses": bool(answer["on"] and gains[advised][0] < 1), "share": seconds[0] / seconds[1],
-        "verdict": answer["verdict"] or "-",
+        "minutes": sum(seconds) / 60, "verdict": answer["verdict"] or "-",
     }  # fmt: skip
 
 
@@ -132,7 +154,6 @@ def main() -> None:
     parser.add_argument("--pair", action="append", default=[], metavar="NAME=WORDS", help="another pair of models")
     parser.add_argument("--half", type=int, default=HALF, help="prompts that the advice may read")
     parser.add_argument("--minutes", type=float, default=300.0, help="no case begins after so many minutes")
-    parser.add_argument("--advice", type=float, default=15.0, help="minutes of an advice")
     parser.add_argument("--stored", action="store_true", help="make the table from results.csv")
     args = parser.parse_args()
     until, rows, folders = time.monotonic() + 60 * args.minutes, [], []
@@ -140,7 +161,7 @@ def main() -> None:
     for name, pair in () if args.stored else pairs.items():
         for temperature, size in CASES:
             if time.monotonic() < until:
-                row = case(name, pair, temperature, size, args.advice, args.half)
+                row = case(name, pair, temperature, size, args.half)
                 rows += [row] if row else []
                 folders += [*(STORE / f"{name}_t{temperature}_b{size}" / "everything").glob("*/results.json")][:1]
     if rows:

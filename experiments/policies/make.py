@@ -8,7 +8,9 @@
 No time is measured here. The cost is one that others have fitted to an 8 B target with an EAGLE-3 head on an H100
 (2601.11580): 5.886 ms a call, 21 us a token, 39 ns a token of context, 2.135 ms a drafter step. Of a load, `best gamma`
 is the constant gamma that was best on it, known afterwards; `one gamma` the one that is best over all loads, which is
-what a server is started with. `known_betas` knows the probability of every coming guess, `oracle` the outcome.
+what a server is started with. `known_betas` knows the probability of every coming guess, `oracle` the outcome. With
+one row also: `planned_betas` knows them and plans the whole text, and `seen_betas` knows that of a guess once it is
+drafted, and each text's mean and pace, which is all that a policy could learn.
 """
 
 import sys
@@ -22,14 +24,25 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Measured, Row, commit, here, machine, make, number, text
 
-from specbench.contrib.replay.batched import BatchLoad, RoundSeconds, SimulatedRate, Traced, runs_of
-from specbench.contrib.replay.loads import ALL, load_texts, rates_on
+from specbench.contrib.replay.batched import (
+    PASSES,
+    BatchLoad,
+    RoundSeconds,
+    SimulatedRate,
+    SimulatedRows,
+    Traced,
+    runs_of,
+    simulate,
+)
+from specbench.contrib.replay.loads import ALL, LARGEST, load_texts, rates_on
+from specbench.decoding.gamma_policy import GammaPolicy
+from specbench.policies.gamma.entropy import confidence
 from specbench.results.report.style import MEASURED, OTHER
 
 COST = RoundSeconds(5.886e-3, 2.135e-3, 21e-6, 39e-9)
 ROWS, CONTEXTS = (1, 8, 64), (256, 2048, 8192)
-EACH, TOKENS = 300, 3000  # tokens of a row, and of all rows, at least
 TEXTS, LENGTH = 48, 256
+EACH, TOKENS = 300, TEXTS * LENGTH  # tokens of a row, and of all rows, at least: each text once
 
 
 def simulated(seed: int = 0) -> list[Traced]:
@@ -44,6 +57,62 @@ def simulated(seed: int = 0) -> list[Traced]:
     return found
 
 
+class PlannedBetas(GammaPolicy):
+    """One row: the gammas that make the expected seconds of each text least."""
+
+    def __init__(self, load: BatchLoad):
+        self.largest, self.widths = LARGEST, tuple(range(1, LARGEST + 1))
+        self.plans = {id(text): self.plan(text, load) for text in load.texts}
+
+    def plan(self, text: Traced, load: BatchLoad) -> list[int]:
+        """gamma at each place, from the end of the text to its beginning."""
+        count, gammas = len(text.lengths), [0] * len(text.lengths)
+        left = np.zeros(count + 1)
+        for place in reversed(range(count)):
+            most = min(self.largest, count - place - 1)
+            survival = np.r_[1.0, np.cumprod(text.beta[place : place + most])]
+            ended = np.r_[0.0, np.cumsum((survival[:-1] - survival[1:]) * left[place + 1 : place + most + 1])]
+            cost = [load.seconds(g, [g], load.context) for g in range(most + 1)]
+            cost += ended + survival * left[place + 1 : place + most + 2]
+            gammas[place] = int(cost.argmin())
+            left[place] = cost[gammas[place]]
+        return gammas
+
+    def next_gamma(self, state: SimulatedRows) -> list[int]:
+        return [self.plans[id(text)][at] for text, at in zip(state.texts, state.at, strict=True)]
+
+
+class SeenBetas(GammaPolicy):
+    """One row: drafts while what the next guess promises is worth its time at the text's own pace, which the pass
+    before has found."""
+
+    signal = staticmethod(confidence)
+
+    def __init__(self):
+        self.largest, self.widths, self.pace, self.past = LARGEST, tuple(range(1, LARGEST + 1)), {}, {}
+
+    def next_gamma(self, state: SimulatedRows) -> list[int]:
+        self.text, self.began = state.texts[0], self.now()
+        return [self.largest]
+
+    def go_on(self, state: SimulatedRows, count: list[int], signals: list[float]) -> list[bool]:
+        ahead = self.text.beta[state.at[0] : state.at[0] + count[0]]
+        price = self.past.get(id(self.text), 0.0) * (COST.step + COST.token)
+        return [bool(ahead.prod() * self.text.beta.mean() >= price)]
+
+    def observe(self, drafted: list[int], kept: list[int]) -> None:
+        tokens, seconds = self.pace.get(id(self.text), (0, 0.0))
+        self.pace[id(self.text)] = tokens + kept[0], seconds + self.now() - self.began
+
+    def best(self, load: BatchLoad, each: int) -> SimulatedRate:
+        """What it gives after some passes."""
+        for _ in range(PASSES):
+            found = simulate(load, self, each)
+            self.past = {text: tokens / seconds for text, (tokens, seconds) in self.pace.items()}
+            self.pace = {}
+        return found
+
+
 def collect(inputs: list[str]) -> Measured:
     """A row for each load and way."""
     where = here()
@@ -52,7 +121,11 @@ def collect(inputs: list[str]) -> Measured:
     found: dict[tuple[int, int], dict[str, SimulatedRate]] = {}
     for place, load in loads.items():
         print(f"batch {place[0]}, context {place[1]}", file=sys.stderr)
-        found[place] = rates_on(load, ALL.split(","), [], max(EACH, TOKENS // load.rows))
+        each = max(EACH, TOKENS // load.rows)
+        found[place] = rates_on(load, ALL.split(","), [], each)
+        if load.rows == 1 and "known_betas" in found[place]:
+            found[place] |= {"planned_betas": simulate(load, PlannedBetas(load), each),
+                             "seen_betas": SeenBetas().best(load, each)}  # fmt: skip
     constant = [name for name in next(iter(found.values())) if name.startswith("gamma ")]
     share = {name: np.mean([own[name].per_second / own["oracle"].per_second for own in found.values()])
              for name in constant}  # fmt: skip

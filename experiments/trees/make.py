@@ -95,13 +95,16 @@ def tau(found: dict[str, Any]) -> float:
 
 
 def rows(every: list[tuple[Row, dict[str, Any]]]) -> list[Row]:
-    """One row for each setting: dynamic trees beside the best fixed one, traversal beside iterative on its tree."""
+    """One row for each setting: dynamic trees beside the best fixed one of their verifier, traversal beside
+    iterative on its tree."""
     found = []
     for case, own in every:
         row = {name: value for name, value in case.items() if name != "words"} | {"tau": tau(own)}
         same = [(c, o) for c, o in every if c["temperature"] == case["temperature"]]
         if case["tree"].startswith("dynamic"):
-            best, other = max(((c, o) for c, o in same if not c["tree"].startswith("dynamic")), key=lambda x: tau(x[1]))
+            fixed = [pair for pair in same if not pair[0]["tree"].startswith("dynamic")]
+            alike = [(c, o) for c, o in fixed if c["verifier"] == case["verifier"]]
+            best, other = max(alike, key=lambda pair: tau(pair[1]))
             row |= {"beside": f"{best['tree']}, {best['children']}, {best['verifier']}"} | ratio(own, other)
         elif case["verifier"] == "traversal":
             like = ("tree", "gamma", "children")

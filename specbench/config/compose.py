@@ -22,6 +22,7 @@ from specbench.decoding.component import Component
 from specbench.errors import ConfigError, first_line, shown, unknown
 from specbench.run_config import GROUPS, METRIC, METRICS, RunConfig
 
+LONGEST, MOST_COMMAS = 100_000, 5_000  # of a value: characters, commas
 _LOADING = threading.Lock()  # Hydra's plugins and resolvers are of the process
 
 
@@ -49,6 +50,12 @@ def refuse_no_overrides(words: Sequence[str], options: Iterable[str] = ()) -> No
         key, equals, value = word.partition("=")
         if re.fullmatch(r"\+*hydra\.(run|sweep)\.dir", key) and equals and value in ("", "null", "''", '""'):
             raise ConfigError(f"{key}={shown(value)} is not allowed: it must be the name of a folder")
+        if len(value) > LONGEST or value.count(",") > MOST_COMMAS:  # of which Hydra would read for minutes
+            raise ConfigError(f"{shown(key)}={shown(value)} is not allowed: a value has at most {LONGEST:,} characters "
+                              f"and {MOST_COMMAS:,} commas")  # fmt: skip
+        if vanishing := [each for each in value.split(",") if vanishes(each)]:
+            raise ConfigError(f"{shown(key)}={shown(vanishing[0])} is not allowed: it is too small a number to be told "
+                              "from 0")  # fmt: skip
         if key.startswith("--") and not any(option.startswith(key) for option in options):
             name = key[2:].replace("-", "_")
             if name not in (keys := known_keys(words)):
@@ -56,6 +63,14 @@ def refuse_no_overrides(words: Sequence[str], options: Iterable[str] = ()) -> No
             after = words[number + 1] if number + 1 < len(words) else ""
             value = value or ("..." if "=" in after or after.startswith("-") else after or "...")
             raise ConfigError(f"{key} is not an option: a setting is given as {name}={value}")
+
+
+def vanishes(text: str) -> bool:
+    """Whether a text spells a number that is not 0 and that floats round to 0."""
+    try:
+        return float(text) == 0 and bool(re.search("[1-9]", re.split("[eE]", text)[0]))
+    except ValueError:
+        return False
 
 
 def loader() -> ConfigLoader:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -37,6 +37,15 @@ class ValidatedConfig:
     @property
     def _settings(self) -> dict[str, Any]:
         return {key: value for key, value in self.resolved.items() if key not in with_role(Role.LABEL)}
+
+    @property
+    def divisible(self) -> bool:
+        """Whether a process can decode some groups of the run, and others before or after it the rest, as one decodes
+        all: nothing that was chosen refuses several workers, since it learns from what was decoded before, say."""
+        several = replace(self.choices, scalars={**self.choices.scalars, "workers": 2})
+        every = (*self.choices.groups.values(), *self.metrics.values())
+        alone = self.root.workers == 1 and self.choices["target"].settings.processes() == 1
+        return alone and not any(choice.kind.refuses(choice.settings, several) for choice in every)
 
     def nodes(self, gamma: int) -> int:
         """The most guesses of a draft of `gamma` levels."""

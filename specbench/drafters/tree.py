@@ -8,12 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.drafter import Probe
 from specbench.decoding.model import Scores
 from specbench.decoding.rows import Rows, all_rows, seen_tokens
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import Tree, take_rows
 from specbench.drafters.model import DraftMemory, ModelDrafter, VocabularySettings, load_own
-from specbench.drafters.tree_shapes import Nodes, Shape, TreeSettings, pool, widths
+from specbench.drafters.tree_shapes import DynamicTree, Nodes, Shape, TreeSettings, pool, widths
+from specbench.drafters.tree_size import choose_size
 from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
@@ -33,6 +35,12 @@ class TreeDrafter(ModelDrafter):
             super().check(prefix)
             if self.branching is None and self.nodes is None:
                 raise ConfigError(f"{prefix}branching=null and {prefix}nodes=null are chains: use drafter=model")
+
+    @classmethod
+    def refuses(cls, settings: Any, run: Any) -> str | None:
+        if settings.calibrate and run.workers > 1:
+            return f"with workers={run.workers} and drafter.calibrate=true: each worker would choose another size"
+        return super().refuses(settings, run)
 
     @classmethod
     def branches(cls, settings: TreeSettings) -> bool:
@@ -56,6 +64,7 @@ class TreeDrafter(ModelDrafter):
         """`vocab_size` is the target's V; `gamma` is the usual gamma."""
         super().__init__(model, vocab_size, gamma)
         self.shape, self.trees = shape, shape is not None
+        self.calibrated = shape is not None and shape.calibrated
         self.only_likeliest = shape is not None and shape.point_masses
         self.place: Tensor | None = None  # [B, P + 1], where the drafter read each entry of the draft, if elsewhere
 
@@ -63,6 +72,10 @@ class TreeDrafter(ModelDrafter):
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "TreeDrafter":
         model = load_own(settings, context, target)
         return cls(model, target.vocab_size, context.gamma, settings.tree_shape(model))
+
+    def calibrate(self, probe: Probe) -> str:
+        assert isinstance(self.shape, DynamicTree)
+        return choose_size(self.shape, probe)
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         depth = self.steps(gamma)
@@ -73,13 +86,15 @@ class TreeDrafter(ModelDrafter):
         rows = zip(self.model.cached, state.reach, state.active, strict=True)
         self.model.cached = [min(cached, n + depth - 1) if on else cached for cached, n, on in rows]
         phase = self.model.executor.phase(self._draft_tree, self.model, usual=depth == self.gamma)
-        found = phase(self.model.rows_of(state), given, depth, visible)
+        found = phase(self.model.rows_of(state), given, depth, visible, self.shape.most)
         grown = [None if part is None else all_rows(part, state.batch_size) for part in found]
         draft, self.place = self.shape.draft(grown, gamma, depth)
         return draft
 
-    def _draft_tree(self, rows: Rows, given: tuple[Any, ...], depth: int, visible: int) -> tuple[Tensor | None, ...]:
-        """What `grow` of the shape returns."""
+    def _draft_tree(
+        self, rows: Rows, given: tuple[Any, ...], depth: int, visible: int, most: int | None
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        """What `grow` of the shape returns, whose size is `most`."""
         assert self.shape is not None
         level, (x, first, memory) = self.model.executor.leaf(self._level, self.model), self.first_read(rows, *given)
         penalised = self.model.sampling.repetition_penalty != 1

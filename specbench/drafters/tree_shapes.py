@@ -59,6 +59,7 @@ class FixedTree:
         """Drafters that draft side by side need different numbers `stream`, for independent noise."""
         self.branching, self.kind, self.stream = branching, kind, stream
         self.point_masses = kind == "best"
+        self.most, self.calibrated = None, False
 
     def parent(self, depth: int) -> tuple[int, ...]:
         """The parent of each guess of a draft."""
@@ -113,10 +114,15 @@ class DynamicTree:
     at every temperature, since none is drawn."""
 
     point_masses = True
+    heard: Callable[..., Any] | None = None  # is told of every draft while its size is chosen
 
-    def __init__(self, nodes: int, width: int):
-        self.most, self.width = nodes, width
-        self.start = 0.0  # the value of the end of the text
+    def __init__(self, nodes: int, width: int, calibrated: bool = False):
+        """`calibrated`: `nodes` is the most, and what is chosen may be fewer."""
+        self.most, self.width, self.calibrated = nodes, width, calibrated
+
+    def start(self) -> float:
+        """The value of the end of the text."""
+        return 0.0
 
     def reads(self, depth: int) -> int:
         """See `FixedTree.reads`."""
@@ -140,7 +146,7 @@ class DynamicTree:
         draft among those that were read, and q [B, P, V] of guesses that are drawn, or None."""
         K, levels, root = self.width, pool(self.width, depth), torch.full_like(rows.length[:, None], ROOT)
         bits = None if self.point_masses else node_bits(rows.noise[PROPOSAL], rows.length, levels)
-        last, value = root, torch.full_like(root, self.start, dtype=torch.float)  # of the nodes that are read next
+        last, value = root, torch.full_like(root, self.start(), dtype=torch.float)  # of the nodes that are read next
         number = parents = root[:, :0]  # of all nodes that are read: which they are, and their tree
         guesses: list[Tensor] = []
         above: list[Tensor] = []
@@ -175,6 +181,8 @@ class DynamicTree:
         levels = pool(self.width, depth)
         deep = constant(depth_of_entries)(levels, tokens.device)[1:] > counts(tuple(gamma), tokens.device)[:, None]
         kept = best_nodes(value.masked_fill(deep, -torch.inf), self.most)
+        if self.heard is not None:
+            self.heard(self, grown, kept, depth)
         count = torch.full_like(tokens[:, 0], tokens.shape[1])
         return Draft(tokens, levels, torch.where(kept, parent, MISSING), q, count, most=self.most), place
 
@@ -186,9 +194,8 @@ class SampledTree(DynamicTree):
 
     point_masses = False
 
-    def __init__(self, nodes: int, width: int):
-        super().__init__(nodes, width)
-        self.start = nodes + 1.0
+    def start(self) -> float:
+        return self.most + 1.0
 
     def children(
         self, sampling: Sampling, logits: Tensor, bits: Tensor | None, seen: Tensor | None
@@ -228,12 +235,15 @@ class TreeSettings(BaseSettings):
     children: str = setting(choices=CHILDREN, default="distinct")
     nodes: int | None = setting(ge=1, le=MOST_NODES, default=None)
     width: int = setting(ge=1, le=MOST_WIDTH, default=4)
+    calibrate: bool = setting(default=False)
 
     def check(self, prefix: str) -> None:
         super().check(prefix)
         if self.nodes is not None and self.children == "independent":
             raise ConfigError(f"{prefix}children=independent is not possible with {prefix}nodes={self.nodes}: it must "
                               "be distinct or best")  # fmt: skip
+        if self.calibrate and self.nodes is None:
+            raise ConfigError(f"{prefix}calibrate=true is not possible with {prefix}nodes=null: give the most nodes")
         if self.branching is None:
             return
         if self.nodes is not None:
@@ -256,7 +266,7 @@ class TreeSettings(BaseSettings):
             )
         if self.nodes is not None:
             kind = DynamicTree if model.sampling.greedy or self.children == "best" else SampledTree
-            return kind(self.nodes, self.width)
+            return kind(self.nodes, self.width, self.calibrate)
         return FixedTree(self.branching or [], "best" if model.sampling.greedy else self.children)
 
 

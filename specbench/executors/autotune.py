@@ -87,7 +87,7 @@ class ProductTable:
             if self.pinned and not shapes:
                 raise ValueError("it holds no times of products")
             return shapes if self.pinned or found.get("machine") == self.machine else {}
-        except (OSError, ValueError, AttributeError, TypeError) as error:
+        except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
             if not self.pinned:
                 return {}
             wanted = "give the results.json of a run with executor=auto"

@@ -92,7 +92,8 @@ class Programs:
         """The program of this name, None if there is none or it cannot be read."""
         if self.folder is None or name is None or not (self.folder / f"{name}.result").is_file():
             return None
-        if self.folder.stat().st_uid != os.getuid():  # a program is code: only the user's own runs
+        about = self.folder.stat()
+        if about.st_uid != os.getuid() or about.st_mode & 0o022:  # a program is code: only what the user alone writes
             return None
         call_directly()
         try:

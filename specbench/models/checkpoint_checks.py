@@ -1,6 +1,7 @@
 """What is checked once of every loaded model: complete, finite, causal, within its tokenizer's range, and with the
 logits of its stock module on ragged rows and trees. T tokens, V vocabulary."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
 OPTIONAL_SIZES = ("num_attention_heads", "max_position_embeddings", "num_key_value_heads", "head_dim",
                   "intermediate_size")  # fmt: skip
 PROBE = 8  # tokens of the texts that show whether a model is causal
+NO_LOGITS = "logits that are all 0, or not finite"
 # Of the largest logit: far above what two texts in one forward differ by through rounding.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-4, torch.bfloat16: 2e-3}
 TEXT = 8  # tokens, within the shortest context that decodes anything
@@ -192,6 +194,8 @@ def reads_trees(model: LanguageModel, key: str) -> bool:
     """Whether trees behind two rows of unequal lengths have the logits that their paths have in the module as
     transformers calls it. Raises ConfigError if chains have not. `model` has static caches, and runs eagerly."""
     reason = _difference(model, None, CHAIN)
+    if reason == NO_LOGITS:
+        raise ConfigError(f"{key} computes {NO_LOGITS}: its weights or its configuration are damaged")
     if reason is not None:
         kind = "encoder-decoder" if model.encoder else "model"
         raise ConfigError(
@@ -215,6 +219,8 @@ def _difference(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequenc
     # In 16 bits rounding may turn a single token to other experts, which changes its logits and no others' before it.
     exact = model.dtype == torch.float32
     worst = float((errors.amax(1) if exact else errors.median(1).values).max())
+    if math.isnan(worst):
+        return NO_LOGITS
     return None if worst <= (PLACED if exact else PLACED_16_BIT) else f"logits differ by {worst:.1g}"
 
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from specbench.errors import ConfigError, first_line
 EARLIER = "earlier-"  # begins the names of folders of earlier runs, inside of a run's folder
 ASIDE = "corrupt-"  # likewise of files that cannot be used
 PART = "prompts.jsonl.part"  # what a run that is not over has decoded
+GROUPS = "groups.part"  # likewise, with all that another process needs to go on from there
 TEMPORARY = ".tmp"  # ends the names of files that are being written
 FULL = (errno.ENOSPC, errno.EDQUOT)
 ROOM_SECONDS, LOOK_SECONDS = 120.0, 5.0  # that a run waits for room on a full disk, and between two attempts
@@ -77,6 +79,39 @@ def with_room(write: Callable[[], None]) -> None:
 def open_no_link(path: str, flags: int) -> int:
     """For `open`: the file itself, and no other that a link there names. Raises OSError."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+class PartFile:
+    """A file that grows while a run goes on."""
+
+    def __init__(self, path: Path, mode: str):
+        """`mode` is that of `open`. Raises ConfigError if it cannot be written."""
+        self.path = path
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.file = FileIO(path, mode, opener=open_no_link)
+
+    def close(self) -> None:
+        self.file.close()
+
+    def write(self, content: bytes) -> None:
+        """Appends the whole of it or, where the disk stays full, nothing. Raises ConfigError."""
+        with_room(lambda: self._write(memoryview(content)))
+
+    def cut(self, end: int) -> None:
+        """Removes what stands from there on. Raises ConfigError."""
+        with writing(self.path):
+            self.file.truncate(self.file.seek(end))
+
+    def _write(self, rest: memoryview) -> None:
+        whole = self.file.tell()
+        with writing(self.path):
+            try:
+                while rest:
+                    rest = rest[self.file.write(rest) :]
+            except OSError:
+                self.cut(whole)
+                raise
 
 
 def synchronise(path: Path) -> None:

@@ -12,6 +12,7 @@ from specbench.results.wording import (
     doubts,
     label,
     left_out,
+    needs,
     no_gain,
     none_left,
     p_value,
@@ -62,7 +63,10 @@ def was_tested(found: ComparisonDict) -> bool:
 def about(found: ComparisonDict) -> str:
     """What was compared, how it was tested, and what is ranked."""
     tests = f", {len(found['pairs'])} tests corrected by Holm's method" if len(found["pairs"]) > 1 else ""
-    return f"{found['requests']} requests, {found['clusters']} clusters{tests}; by {UNITS[found['by']]}"
+    first = max(found["runs"], key=lambda run: run["numbers"]["speedup"])
+    needed = needs(first["ci95"].get("speedup"), found["requests"], found["clusters"])
+    told = f"{found['requests']} requests, {found['clusters']} clusters{tests}; by {UNITS[found['by']]}"
+    return f"{told}; {needed} (speedup of {first['label']})" if needed else told
 
 
 def tables(compared: Comparison, names: KeysByLabel, title: str) -> list[Table]:

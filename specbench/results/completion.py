@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import ConfigError
-from specbench.results.atomic_files import ASIDE, EARLIER, synchronise, writing
+from specbench.results.atomic_files import ASIDE, EARLIER, GROUPS, synchronise, writing
 from specbench.results.fingerprint import Identity
 from specbench.results.reader import read_result
 
@@ -82,6 +82,15 @@ def make_room(folder: Path) -> Path | None:
         for name in (*FILES, *OTHERS):
             (folder / name).unlink(missing_ok=True)
     return None
+
+
+def drop_groups(folder: Path) -> None:
+    """Removes the decoded groups of the run whose results are there, if its process ended before it could. Those of a
+    later run, which has no results yet, stay. Raises ConfigError."""
+    groups = folder / GROUPS
+    with writing(groups):
+        if groups.exists() and groups.stat().st_mtime_ns <= (folder / RESULTS).stat().st_mtime_ns:
+            groups.unlink()
 
 
 def move_aside(folder: Path, name: str = ASIDE) -> Path:

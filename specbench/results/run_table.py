@@ -14,7 +14,17 @@ from rich.text import Text
 
 from specbench.results.latency_table import load_table
 from specbench.results.recommendation import answer, closing, details
-from specbench.results.wording import account, interval, number, speedup_text, times, unsteady, verdict_text, within
+from specbench.results.wording import (
+    account,
+    interval,
+    needs,
+    number,
+    speedup_text,
+    times,
+    unsteady,
+    verdict_text,
+    within,
+)
 from specbench.stats.estimates import RECITED
 from specbench.theory import LARGEST
 
@@ -269,6 +279,10 @@ def _remarks(result: dict[str, Any], out_dir: Path) -> Iterator[Text]:
     counts, status = result["counts"], result["status"]
     if told := details(result):
         yield Text(told)
+    if (ci95 := result["speedup"]["ci95"]) and not result["repeats"]:
+        requests = counts["prompts"]
+        if told := needs(ci95, requests, requests // result["config"]["batch_size"]):
+            yield Text(told)
     if result["speedup"]["accounting"]:
         yield Text(account(result))
     sentence, style = verdict_text(result["lossless"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from specbench.results.fields import FACTORS
@@ -12,6 +13,7 @@ DOUBTS = {"lossy": "; not lossless by choice", "untested": "; losslessness is un
 DRAWS = {"tested": "at tested positions", "recovered": "in recovered tokens", "bonus": "in bonus tokens"}
 WORDS = {"passed": "yes", "lossy": "no", "failed": "FAILED"}  # in tables
 MOST_NAMES = 4  # of ways in a sentence
+WANTED = 0.05  # +- of a speedup that is called known
 
 
 def word(lossless: Mapping[str, Any]) -> str:
@@ -119,6 +121,18 @@ def where(result: Mapping[str, Any]) -> str:
         return f"{count} processes"
     workers = len(result["workers"])
     return f"{workers} workers" if workers > 1 else "one process"
+
+
+def needs(ci95: Sequence[float] | None, requests: int, units: int) -> str:
+    """How many requests +- WANTED of a ratio needs, from its interval over so many requests, in `units` whose times are
+    independent; "" if they were enough, or there is no interval."""
+    from specbench.stats.bootstrap import FEWEST, units_needed  # which loads torch
+
+    if ci95 is None:
+        return ""
+    units = max(units, FEWEST)
+    many = ceil((units_needed((ci95[0], ci95[1]), units, WANTED) or 0) * requests / units)
+    return f"+-{WANTED:.0%} needs about {many:,} requests" if many > requests else ""
 
 
 def speedup_text(result: Mapping[str, Any]) -> str:

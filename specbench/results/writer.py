@@ -3,14 +3,22 @@
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from specbench.errors import causes
-from specbench.results.atomic_files import PART, open_no_link, synchronise, with_room, write_json, write_text, writing
+from specbench.results.atomic_files import (
+    GROUPS,
+    PART,
+    PartFile,
+    synchronise,
+    with_room,
+    write_json,
+    write_text,
+    writing,
+)
 from specbench.results.completion import FILES, RESULTS, contents
 from specbench.results.parquet import POSITIONS, position_rows, round_rows, rounds_schema, write_all_sums, write_rows
 from specbench.results.schema import RunResult, plain
@@ -24,33 +32,17 @@ def write_config(config: dict[str, Any], out_dir: Path) -> None:
     write_text(out_dir / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
 
-class PromptsFile:
+class PromptsFile(PartFile):
     """prompts.jsonl.part, which grows while a run decodes."""
 
     def __init__(self, out_dir: Path):
         """Raises ConfigError if it cannot be written."""
-        self.path = out_dir / PART
-        with writing(self.path):
-            out_dir.mkdir(parents=True, exist_ok=True)
-            self.file = FileIO(self.path, "w", opener=open_no_link)
-
-    def close(self) -> None:
-        self.file.close()
+        super().__init__(out_dir / PART, "w")
 
     def append(self, records: Iterable[dict[str, Any]]) -> None:
         """Appends one line per record, all of them or, where the disk stays full, none. Raises ConfigError."""
         text = "".join(json.dumps(plain(record), ensure_ascii=False) + "\n" for record in records)
-        with_room(lambda: self._append(memoryview(text.encode("utf-8", "backslashreplace"))))
-
-    def _append(self, rest: memoryview) -> None:
-        whole = self.file.tell()
-        with writing(self.path):
-            try:
-                while rest:
-                    rest = rest[self.file.write(rest) :]
-            except OSError:
-                self.file.truncate(self.file.seek(whole))
-                raise
+        self.write(text.encode("utf-8", "backslashreplace"))
 
 
 def write_result(
@@ -77,6 +69,9 @@ def write_result(
     if identity is not None:
         found["identity"] = {**identity, "files": {name: contents(out_dir / name) for name in FILES}}
     with_room(lambda: write_json(out_dir / RESULTS, result.as_dict() | found))
+    if result.status == "complete":
+        with writing(out_dir / GROUPS):
+            (out_dir / GROUPS).unlink(missing_ok=True)
 
 
 def prompt_records(group: Group, tokenizer: Any) -> Iterator[dict[str, Any]]:

@@ -170,6 +170,8 @@ def spelled(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):
         return f"[{','.join(map(spelled, value))}]"
+    if isinstance(value, bytes | bytearray):
+        raise ConfigError(f"{value[:80]!r} is not possible: a text is needed and not bytes")
     bare = (isinstance(value, int | float) and not isinstance(value, str)) or BARE.fullmatch(str(value))
     return str(value) if bare else QuotedString(text=str(value), quote=Quote.single).with_quotes()
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from specbench.component import from_ring
 from specbench.errors import ConfigError, first_line
-from specbench.results.completion import PriorRun, examine, make_room, move_aside
+from specbench.results.completion import PriorRun, drop_groups, examine, make_room, move_aside
 from specbench.results.console import ProgressFn, decoding_progress
 from specbench.results.folder_lock import locked
 from specbench.results.loggers.base import Logger, Opening
@@ -47,6 +47,8 @@ def claimed(job: RunJob, wait: float = 0.0) -> Iterator[PriorRun]:
         earlier = examine(job.folder, job.checked.identity())
         if earlier.corrupt:
             log.warning("%s is run again: %s; moved to %s", job.folder, earlier.corrupt, move_aside(job.folder))
+        if earlier.finished:
+            drop_groups(job.folder)
         yield earlier
 
 
@@ -117,6 +119,7 @@ def decoder_of(sharing: Sequence[Sequence[RunJob]], announce: Callable[[str], No
             yield decode_on_workers
         return
     from specbench.config.build import Targets, build
+    from specbench.run.kept_groups import kept_groups
     from specbench.run.run import run_in_turn
 
     targets = Targets()
@@ -127,8 +130,10 @@ def decoder_of(sharing: Sequence[Sequence[RunJob]], announce: Callable[[str], No
         announce(f"{len(every)} ways of decoding in turn, {len(groups)} with plain decoding")
 
     def decode(followed: Sequence[Followed], progress: ProgressFn, phases: Phases) -> list[Decoded]:
-        rest = iter(followed)
-        finished = run_in_turn([[(parts, *next(rest)) for parts in group] for group in groups], progress, phases)
+        rest, (job, *others) = iter(followed), [job for together in sharing for job in together]
+        runs = [[(parts, *next(rest)) for parts in group] for group in groups]
+        with kept_groups(job) if not others and job.checked.divisible else nullcontext() as kept:
+            finished = run_in_turn(runs, progress, phases, kept=kept)
         return [(*one, parts.target.tokenizer) for one, parts in zip(finished, every, strict=True)]
 
     yield decode

@@ -27,7 +27,7 @@ from specbench.run.machine_watch import MachineWatch
 from specbench.run.phase_timer import Phases
 from specbench.run.reference_scores import ends_where_it_should, read
 from specbench.run.signals import allow_signals
-from specbench.run.warm_up import calibrate, pays_to_compile, probe_costs, warm_up
+from specbench.run.warm_up import calibrate, calibrate_drafter, going_on, pays_to_compile, probe_costs, warm_up
 from specbench.stats.position_stats import LIMIT, DecodedText, read_texts
 from specbench.stats.records import DecodeResult, Failure, Group, Result, RunRecord
 from specbench.stats.verdict_records import LAW_BYTES, ReferenceScore
@@ -50,7 +50,7 @@ class MethodRun:
         self.parts, self.session, self.on_group, self.phases = parts, Session(parts), on_group, phases
         self.record = RunRecord(columns={name: metric.columns for name, metric in parts.metrics.items()})
         self.saved = None if out_dir is None else PromptsFile(out_dir)
-        self._probes, self._calibrated = 0, False
+        self.probed, self._calibrated = 0, False
 
     def warm_up(self, wanted: Batch, first: bool, requests: int = 0) -> None:
         """Warm-up for a turn's requests. The first time programs may be compiled for a run of so many requests."""
@@ -61,7 +61,13 @@ class MethodRun:
             warm_up(self.session, wanted)
 
     def calibrate(self, wanted: Batch) -> None:
-        """Calibration, once, of a policy that needs it; how the run is executed is settled by then."""
+        """Calibration, once, of a drafter and a policy that need it; how the run is executed is settled by then."""
+        if self.parts.drafter.calibrated and not self._calibrated and self.parts.policy.largest:
+            with going_on("calibration of the drafter"):
+                self.parts.target.executor.prepare()
+                self.record.notes.append(calibrate_drafter(self.session, wanted))
+                log.info(self.record.notes[-1])
+                warm_up(self.session, wanted)  # it meets the size that was chosen
         if self.parts.policy.calibrated and not self._calibrated:
             calibrate(self.session, wanted)
         self._calibrated = True
@@ -74,10 +80,10 @@ class MethodRun:
         texts = [(request, own.tokens) for request, own in zip(wanted.requests, decoded.requests, strict=True)]
         for _ in range(max(1, len(wanted.requests) // (FEWEST * self.parts.batch_size))):
             count = min(PROBES, len(gammas))
-            first = self._probes * count + self._probes * count // len(gammas)
-            self._probes += 1
+            first = self.probed * count + self.probed * count // len(gammas)
+            self.probed += 1
             chosen = [gammas[(first + number) % len(gammas)] for number in range(count)]
-            probe_costs(self.session, texts, wanted.columns, chosen, place=self._probes * GOLDEN % 1)
+            probe_costs(self.session, texts, wanted.columns, chosen, place=self.probed * GOLDEN % 1)
 
     @property
     def reads_texts(self) -> bool:
@@ -98,9 +104,7 @@ class MethodRun:
 
     def add(self, group: Group) -> None:
         """Writes a group that was decoded in all ways, then reads its texts."""
-        if self.saved is not None:
-            self.saved.append(prompt_records(group, self.parts.target.tokenizer))
-        self.record.groups.append(group)
+        self._note(group)
         self.session.costs.add(group.speculative.rounds)
         for row in range(len(group.results)):
             with allow_signals(), self.phases("betas"):
@@ -109,6 +113,20 @@ class MethodRun:
             read_again(self.session, self.record, group)
         with self.phases("logger"):
             self.on_group(group)
+
+    def _note(self, group: Group) -> None:
+        if self.saved is not None:
+            self.saved.append(prompt_records(group, self.parts.target.tokenizer))
+        self.record.groups.append(group)
+
+    def restore(self, group: Group | None, failure: Failure | None) -> None:
+        """Writes what an earlier process has decoded, and read of its texts."""
+        if failure is not None:
+            self.fail(failure)
+        if group is not None:
+            self._note(group)
+            with self.phases("logger"):
+                self.on_group(group)
 
     def _read_texts(self, group: Group, row: int) -> None:
         """Reads betas along both texts of a result (one text if they are equal)."""

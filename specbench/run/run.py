@@ -14,6 +14,7 @@ from specbench.decoding import processes
 from specbench.results.provenance import provenance
 from specbench.results.schema import RunResult
 from specbench.run.interleave import GroupHook, InterleavedGroup, MethodRun
+from specbench.run.kept_groups import ContinuedGroup, KeptGroups
 from specbench.run.machine_watch import MachineWatch
 from specbench.run.phase_timer import Phases
 from specbench.run.signals import allow_signals, defer_signals
@@ -41,13 +42,17 @@ def run(
 
 
 def run_in_turn(
-    cohorts: Sequence[Runs], progress: Progress, phases: Phases | None = None, stops: Stops = lambda records: ()
+    cohorts: Sequence[Runs],
+    progress: Progress,
+    phases: Phases | None = None,
+    stops: Stops = lambda records: (),
+    kept: KeptGroups | None = None,
 ) -> list[Finished]:
     """Several runs: each group of prompts is decoded by all of them before the next one begins. Those in one cohort
     share plain decoding. `phases` has what came before; a run that `stops` names after a group decodes no other one,
-    and is interrupted. Returns what was measured, on rank 0 alone. A signal ends the
-    decoding, and what is finished is measured. Raises KeyboardInterrupt if nothing is, ConfigError if no prompt fits
-    the context or a folder cannot be written."""
+    and is interrupted. A single run goes on from the groups that are `kept`, and adds its own. Returns what was
+    measured, on rank 0 alone. A signal ends the decoding, and what is finished is measured. Raises KeyboardInterrupt
+    if nothing is, ConfigError if no prompt fits the context or a folder cannot be written."""
     phases = phases or Phases()
     started, clock, status = datetime.datetime.now(datetime.UTC), time.perf_counter(), "complete"
     device = cohorts[0][0][0].target.device
@@ -59,7 +64,8 @@ def run_in_turn(
             for runs in cohorts:
                 own = [MethodRun(parts, out_dir, on_group, phases) for parts, out_dir, on_group in runs]
                 members += own
-                groups.append(InterleavedGroup(own, watch, phases, len(cohorts) == 1))
+                of_one = kept and ContinuedGroup(own[0], watch, phases, kept)
+                groups.append(of_one or InterleavedGroup(own, watch, phases, len(cohorts) == 1))
                 groups[-1].requests.told = groups[0].requests.told
             try:
                 _decode_in_turn(groups, progress, lambda: stops([member.record for member in members]), members)
@@ -74,11 +80,12 @@ def run_in_turn(
             watch()
             facts = provenance(device) | {"started": started.isoformat(timespec="seconds")}
             facts["seconds"] = time.perf_counter() - clock
-            probes = watch.take()
+            probes = kept.machines(watch) if kept else watch.take()
             finished: list[Finished] = []
             for group in groups:
                 for member in group.every:
                     member.record.too_long = len(group.requests.too_long)
+                    member.record.notes += kept.notes() if kept else []
                     try:
                         with phases("statistics"):
                             result = run_result(
@@ -89,6 +96,7 @@ def run_in_turn(
                                 probes,
                             )
                         result.seconds = dict(phases.seconds)
+                        result.memory.peak_bytes = max(result.memory.peak_bytes, kept.peak_bytes if kept else 0)
                         finished.append((result, member.record))
                     except RuntimeError as error:
                         finished.append((error, member.record))

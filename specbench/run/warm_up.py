@@ -12,6 +12,7 @@ from specbench.decoding import processes
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
+from specbench.decoding.timer import decoding_seconds
 from specbench.errors import ConfigError, causes
 from specbench.policies.gamma.fixed import WatchedGamma
 from specbench.run.batching import Batch
@@ -85,10 +86,28 @@ def _jobs(prompt: list[int], gamma: int, end: int, rows: int, encoder_input: Enc
 def calibrate(session: Session, wanted: Batch) -> None:
     """Decodes some tokens of the first prompts with every gamma, for a policy that chooses by cost."""
     for index, gamma in enumerate([0, *session.parts.gammas] * 2):
-        begin = index * session.rows % len(wanted.requests)
-        texts: list[Prefixed] = [(r, ()) for r in (*wanted.requests[begin:], *wanted.requests[:begin])]
-        probe_costs(session, texts, wanted.columns, [gamma], CALIBRATION_TOKENS)
+        probe_costs(session, _others(session, wanted, index), wanted.columns, [gamma], CALIBRATION_TOKENS)
     session.parts.policy.calibrate(session.costs)
+
+
+def _others(session: Session, wanted: Batch, index: int) -> list[Prefixed]:
+    """The requests without texts, begun `index` times as many later as there are rows."""
+    begin = index * session.rows % len(wanted.requests)
+    return [(request, ()) for request in (*wanted.requests[begin:], *wanted.requests[:begin])]
+
+
+def calibrate_drafter(session: Session, wanted: Batch) -> str:
+    """Has the drafter choose how large its drafts are, at the policy's largest gamma; returns what it found."""
+    policy = WatchedGamma(session.parts.policy.largest, session.parts.policy.signal)
+
+    def probe(number: int) -> tuple[int, float]:
+        jobs = probe_jobs(session, _others(session, wanted, number), CALIBRATION_TOKENS)
+        decoded = session.decode(jobs, True, wanted.columns, policy=policy, again=True)
+        rounds = [[r for r in request.rounds if r.gamma] for request in decoded.requests]
+        seconds = [decoding_seconds(r.seconds) for own in rounds for r in own[1:] if r.rows == session.rows]
+        return sum(r.accepted for own in rounds for r in own), float(np.median(seconds)) if seconds else np.nan
+
+    return session.parts.drafter.calibrate(probe)
 
 
 def probe_costs(

@@ -2,7 +2,7 @@
 are requests that have something in common beside the settings."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ BOOTSTRAP_SAMPLES = 10_000
 MOST_PICKS = 1_000_000  # clusters drawn at a time, which bounds memory
 MOST_CLUSTERS = 2000  # that are resampled: more of them are joined by lot first
 FEWEST = 5  # clusters: with fewer there is no interval
+MOST_UNITS = 1_000_000  # that an interval may need
 SumNames = str | Sequence[str]  # of a sum, or of several that are added
 Formulas = Callable[..., Mapping[str, Any]]  # of sums by name, which are numbers or arrays
 SumsAndClusters = tuple[Mapping[str, Floats], Sequence[Hashable]]
@@ -110,6 +111,25 @@ def interval_around(point: float, half: float, of_log: bool) -> Interval:
     return float(low), float(high)
 
 
+def fewest(half: Callable[[int], float], wanted: float) -> int | None:
+    """The fewest units whose interval has at most the wanted half, by bisection; None if MOST_UNITS do not."""
+    low, high = FEWEST - 1, MOST_UNITS
+    if half(high) > wanted:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if half(middle) <= wanted else (middle, high)
+    return high
+
+
+def units_needed(ci95: Interval, units: int, wanted: float) -> int | None:
+    """The units that an interval of the logarithm of +- `wanted` needs, if they vary as the `units` of this one."""
+    if ci95 is None or ci95[0] <= 0:
+        return None
+    spread = np.log(ci95[1] / ci95[0]) / 2 / student(units - 1) * np.sqrt(units)
+    return fewest(lambda n: float(student(n - 1) * spread / np.sqrt(n)), wanted)
+
+
 def _stderr(samples: Floats, count: int) -> float:
     """Drawing n clusters out of n gives the variance of a sum less by (n - 1) / n."""
     return float(np.std(samples) * np.sqrt(count / (count - 1)))
@@ -195,20 +215,13 @@ def resampled_sums(data: Floats) -> Floats:
     return np.concatenate([data @ weights.T.astype(float) for weights in cluster_weights(data.shape[1])], 1)
 
 
-def student(freedom: float) -> float:
-    """The .975 quantile of Student's distribution: below 4 degrees of freedom by integrating its density, else by its
-    expansion around the normal one (Abramowitz and Stegun, 26.7.5), within .3 %."""
-    if freedom < 4:
-        angle, density = _student_density(freedom)
-        below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
-        return float(np.sqrt(freedom) * np.tan(np.interp(0.95, below / below[-1], angle)))
-    z = 1.959964
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))
+@cache
+def student(freedom: float, outside: float = 0.05) -> float:
+    """The t from which Student's is farther from 0 with the probability `outside`, by integrating its density."""
+    freedom = min(freedom, 1e4)  # the normal distribution, within 2e-4
+    angle, density = _student_density(freedom)
+    below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    return float(np.sqrt(freedom) * np.tan(np.interp(1 - outside, below / below[-1], angle)))
 
 
 def student_tail(t: float, freedom: float) -> float:

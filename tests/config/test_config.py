@@ -11,6 +11,7 @@ import torch
 from omegaconf import OmegaConf
 from small_runs import composed, run_main, small
 
+from specbench.config.compose import refuse_no_overrides
 from specbench.config.default_drafter import with_drafter
 from specbench.config.devices import pick_device
 from specbench.config.paths import conf_dir, fields
@@ -88,6 +89,7 @@ def other(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_different_tokenizers_are_refused_by_name_with_advice_that_works(other, monkeypatch, capsys, tmp_path):
     arguments = [f"drafter.path={other}", "logger=none", "executor=eager"]
     code, err = run_main(small(*arguments), monkeypatch, capsys, tmp_path)
@@ -185,3 +187,9 @@ def test_what_depends_on_a_setting():
         assert check(composed(words)).digest != plain.digest
     assert check(composed("order=5", "seed=1")).traced() == plain.traced()
     assert check(composed("temperature=0")).traced() != plain.traced()
+
+
+@pytest.mark.parametrize("value", ["[" + "a," * 10**5 + "a]", "x" * 10**6], ids=["texts", "characters"])
+def test_a_value_that_hydra_would_read_for_minutes_is_refused(value):
+    with pytest.raises(ConfigError, match="a value has at most 100,000 characters and 5,000 commas"):
+        refuse_no_overrides(["gamma=1", f"stop={value}"])

@@ -117,6 +117,7 @@ REFUSED = {  # overrides: what the sentence holds
     "gamma=[1]": "gamma=[1] is not allowed: it must be an integer",
     "gamma=20000": "gamma=20000 is not allowed: it must be an integer >= 0 and <= 1000",
     "gamma=600": "gamma=600 is not possible: the target's context is 512 tokens",
+    "temperature=1e-400": "temperature=1e-400 is not allowed: it is too small a number to be told from 0",
     "force=2": "force=2 is not allowed: it must be true or false",
     "stop=['']": "stop='' is not allowed",
     "stop=[null]": "stop=null is not allowed",

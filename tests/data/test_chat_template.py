@@ -47,6 +47,7 @@ def test_a_template_that_takes_too_much_is_a_sentence(kind, tokenizer, monkeypat
     assert render(Prompt("p", ("x",)), [], tokenizer, True).text.endswith("<user>xTrue")  # the next one is rendered
 
 
+@pytest.mark.slow
 def test_an_interruption_leaves_no_answer_for_the_next_text():
     """The interrupted text was sent, so its answer would come first."""
     renderer = chat_template.Renderer()
@@ -64,6 +65,7 @@ def test_an_interruption_leaves_no_answer_for_the_next_text():
     renderer._end()
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_a_sentence_and_begun_again(tokenizer):
     renderer = chat_template.Renderer()
     assert renderer.render("x", [], {}) == "x"

@@ -2,6 +2,8 @@
 
 import ast
 
+import pytest
+
 from specbench.data.stdlib import LINES_BEFORE, SIGNATURE, StdlibData
 from specbench.data.stdlib_corpus import is_held_out, read_modules
 
@@ -17,6 +19,7 @@ def test_prompts_are_held_out_and_end_where_they_say():
     assert all(SIGNATURE.match(prompt.turns[0].splitlines()[-1]) for prompt in prompts("python"))
 
 
+@pytest.mark.slow
 def test_prose_ends_inside_a_documentation_string():
     modules = read_modules(held_out=True)
     for prompt in prompts("prose"):
@@ -26,6 +29,7 @@ def test_prose_ends_inside_a_documentation_string():
         assert any(node.lineno < int(line) < node.end_lineno for node in strings)
 
 
+@pytest.mark.slow
 def test_mixed_is_one_of_each_in_turn():
     mixed, python, prose = prompts("mixed"), prompts("python", 20), prompts("prose", 20)
     assert mixed[::2] == python and mixed[1::2] == prose
@@ -40,6 +44,7 @@ def test_what_is_to_be_copied_stands_in_the_prompt():
         assert is_held_out(prompt.id.rsplit(":", 1)[0])
 
 
+@pytest.mark.slow
 def test_content_is_one_of_each_of_four_kinds_in_turn():
     """Lists end inside a literal of many lines; dialogue ends with what a person types, after an answer."""
     found = prompts("content", 40)

@@ -79,12 +79,14 @@ def test_which_orders_leave_the_law(children, order, kept):
     assert (excess(children, order) < 1) == kept
 
 
+@pytest.mark.slow
 def test_a_random_order_leaves_the_target_law(tables, number_text):
     outputs = decode(tables, number_text, "multi_draft_random_two", verifier=IterativeVerifier,
                      drafter_table=tables.similar, trials=FEW)  # fmt: skip
     assert worst_excess(outputs, Law(tables.target)) < 1
 
 
+@pytest.mark.slow
 def test_an_order_by_the_guess_is_caught_through_the_whole_decoder(tables, number_text):
     """Negative control: the largest token is tried last."""
 

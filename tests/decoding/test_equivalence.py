@@ -135,6 +135,7 @@ def test_temperature_zero_equals_the_baseline(kind, cache_name, batch_size, code
     assert found == greedy_baseline(pair_of(kind))
 
 
+@pytest.mark.slow_cases("mtp", "pass_lookahead")
 @pytest.mark.parametrize("kind", THIRDS[0])
 def test_a_batch_is_its_singles_at_temperature_one(kind, code_text):
     sampling = Sampling(temperature=1)
@@ -152,6 +153,7 @@ def test_every_verifier_keeps_the_text_of_a_batch(judge, code_text):
     assert decode(requests(), greedy, "model", judge=judge) == greedy_baseline()
 
 
+@pytest.mark.slow_cases("layer_skip", "blockwise", "early_exit", "eagle_dynamic")
 @pytest.mark.parametrize("kind", THIRDS[1])
 def test_matching_writes_what_plain_decoding_writes(kind, code_text):
     """At any temperature: the token is p's own draw, whatever was guessed."""
@@ -203,6 +205,7 @@ OTHER_KINDS = ("blockwise", "medusa", "early_exit", "pass_lookahead", "non_autor
                "tree_distinct", "multi_draft")  # fmt: skip
 
 
+@pytest.mark.slow_cases("half-blockwise-1")
 @pytest.mark.parametrize(("kind", "temperature"), [
     slow_unless((place + temperature) % 2 and place % 4 in (0, 3), kind, temperature)
     for place, kind in enumerate(OTHER_KINDS) for temperature in (0, 1)

@@ -28,6 +28,7 @@ from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.typical import TypicalVerifier
 
 
+@pytest.mark.slow_cases("wide-True")
 @pytest.mark.parametrize(("name", "repeats"), in_turn([*TREES, BY_ROW], [(True,), (False,)]))
 def test_a_tree_is_verified_as_the_oracle_does(name, repeats):
     p_table, draft, generator = random_tree(name, 3, repeats)
@@ -228,6 +229,7 @@ def test_children_beyond_the_support_of_q_are_never_accepted():
     assert verdict.accepted[0] == 0 and verdict.tokens[0, 0] in (0, 2)
 
 
+@pytest.mark.slow
 def test_the_tree_analogue_of_beta_is_the_share_of_steps_taken():
     for repeats in (True, False):
         p_table, draft, generator = random_tree("wide", 8, repeats)

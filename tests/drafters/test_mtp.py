@@ -191,6 +191,7 @@ def plain_laws(kind, target, text, guesses, hidden_first=False):
     return torch.stack(laws)
 
 
+@pytest.mark.slow_cases("qwen3", "ernie4_5_moe")
 @pytest.mark.parametrize("kind", [kind for kind in SHAPES if kind not in STOCK])
 def test_q_is_that_of_the_whole_text(kind):
     """As below, of modules that transformers does not read. Control: the halves of the projection exchanged."""
@@ -229,6 +230,7 @@ def test_logits_are_those_of_speculators(tmp_path):
         assert torch.allclose(logits, torch.tensor(STORED), atol=1e-5, rtol=0) == close
 
 
+@pytest.mark.slow_cases("glm4_moe")
 @pytest.mark.parametrize("kind", STOCK)
 def test_q_is_what_transformers_computes_from_the_whole_text(kind):
     """In ragged rows, after every number of accepted guesses, for guesses that repeat the layer. Negative control: the

@@ -24,6 +24,7 @@ def budget(monkeypatch, *words: str) -> tuple[Budget, object]:
     return found[-1], parts
 
 
+@pytest.mark.slow_cases("mtp")
 @pytest.mark.parametrize("kind", CHECKPOINTS)
 def test_the_memory_estimate_counts_them(kind, monkeypatch, tmp_path):
     """Beside a run whose drafter has no weights: weights as they are loaded, keys and values, and hidden states."""

@@ -227,6 +227,7 @@ def test_past_outputs_are_searched_if_asked_for(past):
     assert found[:2] == (([5], [1 / max(1, len(drafter.outputs))]) if past else ([], []))
 
 
+@pytest.mark.slow
 def test_outputs_of_warm_up_and_probes_are_no_past_outputs(tmp_path, monkeypatch):
     """Only those of the three prompts are known. Control: with every decode they are more."""
     words = ("drafter=suffix", "drafter.past=50", "temperature=0", "gamma=2", "data.limit=3")

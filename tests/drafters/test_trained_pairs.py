@@ -60,6 +60,7 @@ def trained(recipes, kept, stop_before=None):
     return [weight.clone() for model in models.values() for weight in model.state_dict().values()]
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_ends_with_the_same_weights(recipes, tmp_path):
     """Dropout and the order of batches included. Without the state of the generator it does not."""
     whole = trained(recipes, tmp_path / "whole.checkpoint")

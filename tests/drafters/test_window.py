@@ -110,6 +110,7 @@ def test_bad_settings_are_refused(words, told):
         check(composed(*small(*words.split())))
 
 
+@pytest.mark.slow
 def test_its_weights_are_the_targets():
     parts = parts_of("drafter=window", "drafter.window=8")
     assert parts.drafter.own_bytes == 0 and parts.drafter.models == []

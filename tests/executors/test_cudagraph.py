@@ -42,6 +42,9 @@ def test_graphs_change_no_token_and_never_wait_for_the_host(cache, sampling, kin
     assert executor.replays > executor.graphs > 0
 
 
+@pytest.mark.slow_cases(
+    "tree_sampled", "multi_draft_two", "under_under_model", "mtp_distinct", "own_trees", "lookahead", "token_recycling"
+)
 @pytest.mark.parametrize(("kind", "sampling"), in_turn(
     (*TREES, "mlp_speculator", "blockwise", "pass_lookahead", "non_autoregressive", "early_exit", "under_under_model"),
     [(Sampling(),), (Sampling(temperature=0),)],

@@ -15,6 +15,15 @@ KINDS = {
     "fixed": ("gamma=2", "verdict_tokens=1", "max_new_tokens=14"),
     "two rows": ("gamma=2", "temperature=0", "batch_size=2", "cache=paged", "max_new_tokens=6"),
     "adaptive": ("gamma_policy=adaptive", "gamma_policy.largest=2", "max_new_tokens=6"),
+    "tree": (
+        "drafter=dynamic_tree",
+        "drafter.path=shipped:drafter_tv",
+        "target.path=shipped:drafter",
+        "drafter.nodes=6",
+        "drafter.calibrate=true",
+        "temperature=1",
+        "gamma=2",
+    ),
 }
 
 
@@ -23,6 +32,7 @@ AHEAD = {
     "fixed": {"plain": "yes", "speculative": "yes"},
     "two rows": {"plain": PAGED, "speculative": PAGED},
     "adaptive": {"plain": "yes", "speculative": "no: gamma follows what was kept"},
+    "tree": {"plain": "yes", "speculative": "yes"},
 }
 
 

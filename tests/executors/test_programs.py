@@ -2,9 +2,11 @@
 
 import json
 import os
+import pickle
 
 import pytest
 import torch
+from checkpoints import Harmful
 from small_runs import parts_of
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -48,6 +50,15 @@ def test_what_programs_load_is_kept_with_them_unless_the_user_says_where(folder,
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", folder or default_cache_dir())
     Programs.stored("a run")
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == (folder or str(tmp_path / "inductor"))
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o720, 0o702])
+def test_programs_that_others_could_have_written_do_not_run(mode, tmp_path):
+    (tmp_path / "programs").mkdir()
+    (tmp_path / "programs").chmod(mode)
+    (tmp_path / "programs" / "a.result").write_bytes(pickle.dumps(Harmful(tmp_path / "sprung")))
+    assert Programs(tmp_path / "programs").find("a") is None
+    assert (tmp_path / "sprung").exists() == (mode == 0o700)
 
 
 class CountsShapes(CompiledExecutor):

@@ -58,6 +58,7 @@ BROKEN = {
     # not finite, not causal
     "NaN in a weight": (put(LAYER_1, 7, torch.nan), f"not finite in float32, in {LAYER_1}"),
     "logits overflow": (tensors(lambda s: s.update({HEAD: s[HEAD] * (3e38 / s[HEAD].abs().max())})), "logits"),
+    "weights of 0": (tensors(lambda s: s.update({name: 0 * w for name, w in s.items()})), "logits that are all 0"),
     "BERT": (other(**BERT), "is not causal"),
     "BERT, hardly trained": (other(**BERT | {"initializer_range": 0.02}), "is not causal"),
     # weight files

@@ -76,6 +76,7 @@ def with_cache(kind: str, name: str, temperature: float, seeds=(0, 1)) -> list[L
     return [loaded(kind, seed).shared(sampling, CACHES[name], EagerExecutor()) for seed in seeds]
 
 
+@pytest.mark.slow_cases("umt5", "pegasus_x")
 @pytest.mark.parametrize("kind", [k if k in FEW else pytest.param(k, marks=pytest.mark.slow) for k in RUNS])
 def test_tokens_are_those_of_generate(kind):
     skip_if_refused(kind)

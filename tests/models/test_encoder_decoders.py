@@ -76,6 +76,7 @@ def generated(kind: str, read, new: int) -> list[int]:
     return generated_by(module_of(kind), read, new)
 
 
+@pytest.mark.slow_cases("pegasus", "bart")
 @pytest.mark.parametrize("kind", KINDS)
 def test_temperature_zero_is_generate(kind):
     expected = [generated(kind, read, NEW - i) for i, read in enumerate(INPUTS)]
@@ -108,6 +109,7 @@ def test_every_verifier_keeps_a_batch(judge):
     assert decode("t5", Sampling(temperature=0), "model", judge=judge) == decode("t5", Sampling(temperature=0))
 
 
+@pytest.mark.slow_cases("pegasus", "bart")
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_products_keep_the_tokens(kind):
     for temperature in (0, 1):
@@ -256,6 +258,7 @@ def test_a_model_that_drafts_for_itself_has_alpha_one(pair, temperature, tmp_pat
     assert all(x.request.encoder_input and len(x.request.tokens) == 1 for group in record.groups for x in group.results)
 
 
+@pytest.mark.slow
 def test_a_run_searches_the_beams_of_an_encoder_decoder(pair, tmp_path):
     target, drafter = pair
     parts = parts_of("target=model", f"target.path={target}", "drafter=model", f"drafter.path={drafter}",

@@ -70,6 +70,7 @@ def test_the_expected_number_of_distinct_experts_is_that_of_a_simulation():
     assert distinct_experts(8, 2, 1) == pytest.approx(2) and distinct_experts(8, 2, 10_000) == pytest.approx(8)
 
 
+@pytest.mark.slow
 def test_a_run_shows_what_its_calls_wake(tmp_path):
     """Plain calls of one row wake k experts; those of rounds more, and all that they read is counted."""
     folder = checkpoint(tmp_path / "olmoe", model_type="olmoe", num_experts=8, num_experts_per_tok=2)
@@ -90,6 +91,7 @@ def test_a_run_shows_what_its_calls_wake(tmp_path):
     assert found.weights_v == pytest.approx((rest + found.verify * one) / (rest + 2 * one))
 
 
+@pytest.mark.slow
 def test_several_calls_of_a_round_are_not_taken_for_one(tmp_path):
     """A model that moves its state on token by token verifies in gamma + 1 calls, of which no one is counted."""
     folder = checkpoint(tmp_path / "jamba", model_type="jamba", num_experts=8, num_experts_per_tok=2,

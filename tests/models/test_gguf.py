@@ -46,7 +46,18 @@ def file(written, tmp_path):
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
+    """A cache folder of the test's own. transformers reads a file several times for one conversion: here once."""
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    readers = {}
+
+    def read(file, *mode):
+        stat = os.stat(file)
+        key = (str(file), stat.st_mtime_ns, stat.st_size)
+        if key not in readers:
+            readers[key] = GGUFReader(file, *mode)
+        return readers[key]
+
+    monkeypatch.setattr("gguf.GGUFReader", read)
 
 
 def converted(file):

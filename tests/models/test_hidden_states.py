@@ -94,6 +94,7 @@ def test_states_of_a_row_that_is_read_alone_and_of_no_layers():
     assert heard.found[1][1].shape == (1, 2, 16)  # the input of the output matrix
 
 
+@pytest.mark.slow
 def test_states_of_a_traced_program(traced):
     """A program is made for its layers: others have another one."""
     model, state, _ = target("static", CompiledExecutor(["half"]))

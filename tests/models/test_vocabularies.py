@@ -129,6 +129,7 @@ def wider(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow_cases("narrower-hierarchical-1")
 @pytest.mark.parametrize("drafter_is, kind, batch_size", [
     ("wider", "tree", 3), ("narrower", "hierarchical", 1),
     *(pytest.param(*other, marks=pytest.mark.slow) for other in (
@@ -167,6 +168,7 @@ def texts_by(tables, own: int, kind: str = "model", **more):
     )
 
 
+@pytest.mark.slow_cases("multi_draft_two", "tree_independent", "tree_distinct-21", "model-21")
 @pytest.mark.parametrize(("kind", "rows"), [
     slow_unless((kind in BOTH or (place + wider) % 2) and not kind.startswith("under_"), kind, rows)
     for place, kind in enumerate(BY_KIND) for wider, rows in enumerate((V - 5, V + 5))
@@ -191,6 +193,7 @@ def test_a_head_of_few_tokens_leaves_the_law_as_it_is(kind, own, few_contexts):
     assert worst_excess(texts_by(few_contexts, own, kind, vocabulary=first), Law(few_contexts.target)) < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "executor"), [
     ("model", "auto"), pytest.param("tree", "eager", marks=pytest.mark.slow),
 ])  # fmt: skip

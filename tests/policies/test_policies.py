@@ -5,6 +5,8 @@ import pytest
 import torch
 from choosing import slow_unless
 
+from specbench.contrib.servers.sglang_gamma import SGLangGamma
+from specbench.contrib.servers.tensorrt_gamma import TensorRTGamma, by_batch
 from specbench.decoding.state import State
 from specbench.decoding.timer import Lap
 from specbench.errors import ConfigError
@@ -16,8 +18,6 @@ from specbench.policies.gamma.goodput import AcceptanceFit, GoodputGamma, RoundC
 from specbench.policies.gamma.heuristic import HeuristicGamma
 from specbench.policies.gamma.optimal import OptimalGamma, best_gamma
 from specbench.policies.gamma.oracle import KnownBetas, OracleGamma
-from specbench.policies.gamma.sglang import SGLangGamma
-from specbench.policies.gamma.tensorrt_llm import TensorRTGamma, by_batch
 from specbench.stats.costs import CostTable, extend
 from specbench.stats.records import Round
 from specbench.stats.replay import Text, Trace, replay, sweep
@@ -56,6 +56,7 @@ def policy(kind, trace, alpha=0.5, **settings):
     return made
 
 
+@pytest.mark.slow_cases("0.6")
 @pytest.mark.parametrize("alpha", [slow_unless(alpha in (0.6, 0.9), alpha) for alpha in (0.3, 0.6, 0.8, 0.9)])
 def test_replay_of_constant_betas_is_theorem_3_8(alpha):
     trace = process(alpha, texts=40)
@@ -68,6 +69,7 @@ def test_replay_of_constant_betas_is_theorem_3_8(alpha):
     assert oracle.speedup > max(found.speedup for found in constant.values())
 
 
+@pytest.mark.slow
 def test_nothing_is_above_the_oracle_where_drafting_does_not_pay():
     """A round of two tokens costs as much as two steps, and a longer one more than its tokens are worth."""
     trace = process(0.8)
@@ -90,6 +92,7 @@ def test_optimal_chooses_the_gamma_of_the_theorem(alpha):
     assert best_gamma(alpha, trace.seconds * 7.0) == optimal_gamma(alpha, C, LARGEST)
 
 
+@pytest.mark.slow
 def test_adaptive_finds_the_gamma_of_each_text():
     alphas = [0.2, 0.95] * 30
     trace = process(alphas)

@@ -173,6 +173,7 @@ def test_every_file_that_is_gone_is_noticed(name, copied, wanted):
     assert name in examine(copied, wanted).corrupt
 
 
+@pytest.mark.slow
 def test_a_source_that_changed_differs(tmp_path):
     """A data file of the same size, a text of counts, a checkpoint's weights, heads, and a model below."""
     for name in ("model", "heads"):
@@ -307,6 +308,7 @@ def test_a_disk_that_is_full_at_the_end_is_a_sentence(monkeypatch, tmp_path, cap
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(pyarrow.parquet, "ParquetWriter", full)
+    monkeypatch.setattr("specbench.results.atomic_files.ROOM_SECONDS", 0)
     assert call(["hydra.run.dir=out"], monkeypatch, tmp_path) == 2
     err = capsys.readouterr().err
     assert "rounds.parquet cannot be written (No space left on device)" in err and "Traceback" not in err
@@ -333,6 +335,7 @@ def test_a_logger_that_fails_leaves_the_results_and_says_so(monkeypatch, tmp_pat
     assert load_runs(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_run_without_finite_numbers_is_written_read_and_failed(monkeypatch, tmp_path, capsys):
     probabilities = Sampling.probabilities
     monkeypatch.setattr(Sampling, "probabilities", lambda *a: probabilities(*a) * float("nan"))
@@ -343,6 +346,7 @@ def test_a_run_without_finite_numbers_is_written_read_and_failed(monkeypatch, tm
     assert "not finite" in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_arrives_during_a_sweep_counts_as_it_is_then(monkeypatch, tmp_path):
     """Of the hub a commit is known only when it has been loaded."""
     loaded = []
@@ -409,6 +413,7 @@ class Listed(Data):
         return iter(Prompt(id, ("def f():",) * turns) for id, turns in self.turns.items())
 
 
+@pytest.mark.slow
 def test_turns_have_ids_of_their_own(tmp_path):
     path = tmp_path / "questions.jsonl"
     path.write_text("".join(json.dumps({"question_id": id, "turns": ["a", "b"]}) + "\n" for id in ("a/1", "a")))

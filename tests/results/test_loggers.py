@@ -117,6 +117,7 @@ def test_a_run_is_followed_while_it_decodes(good, monkeypatch, tmp_path):
     assert not any(isinstance(value, dict) for value in last.values())
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_and_one_that_fails_are_marked(good, monkeypatch, tmp_path):
     interrupt_the_second_group(monkeypatch)
     assert call(small(*few(good), "hydra.run.dir=cut"), monkeypatch, tmp_path) == 130

@@ -65,7 +65,7 @@ def test_a_full_disk_is_waited_for_while_decoding_and_at_the_end(monkeypatch, tm
             refuse("prompts")
             return write(self, data)
 
-    monkeypatch.setattr("specbench.results.writer.FileIO", Full)
+    monkeypatch.setattr("specbench.results.atomic_files.FileIO", Full)
     parts = parts_of("data.limit=1", "max_new_tokens=3")
     full.add("prompts")
     result, record = run(parts, tmp_path)

@@ -140,7 +140,7 @@ def test_a_line_to_copy_is_never_broken(monkeypatch, capsys, tmp_path):
     folder = tmp_path / ("a" * 90) / "drafter.path=x"
     (folder / "wandb" / "offline-run-1-b").mkdir(parents=True)
     result = {"counts": {"prompts": 8, "tokens": 9, "too_long": 0, "failed": 0, "drafted": 0}, "status": "complete",
-              "speedup": {"accounting": {}}, "notes": [],
+              "speedup": {"accounting": {}, "ci95": None}, "notes": [],
               "lossless": {"verdict": "untested", "reason": "", "method": "", "detail": {}, "decoder_tv": None,
                            "alpha_own": {"passed": None, "reason": ""},
                            "detectable": {"lenience": None, "tv": None, "by_kind": {}}}}  # fmt: skip

@@ -189,6 +189,7 @@ def test_in_turn_gives_what_each_gives_alone(good, monkeypatch, tmp_path):
             assert [r.beta for r in ours.speculative.rounds] == [r.beta for r in theirs.speculative.rounds]
 
 
+@pytest.mark.slow
 def test_verifiers_share_plain_decoding_that_none_of_them_changes(good, tmp_path):
     """`block` renews noise after each step, also of plain decoding; `match` writes plain decoding's text."""
     words = [["verifier=block"], ["verifier=match"]]
@@ -203,6 +204,7 @@ def test_verifiers_share_plain_decoding_that_none_of_them_changes(good, tmp_path
         assert ours.baseline.tokens != theirs.baseline.tokens  # alone, block's plain decoding renews its noise
 
 
+@pytest.mark.slow
 def test_a_prompt_that_fails_one_way_is_there_in_the_others(good, monkeypatch, tmp_path):
     targets, failed = Targets(), []
     made = [build(check(composed(*few(good, words))), targets=targets) for words in PAIR]
@@ -338,6 +340,7 @@ def test_ways_run_alike_or_are_not_ranked(cohorts, monkeypatch, tmp_path):
     assert [run.rank for run in compare(sums, TOKENS_PER_SECOND, unlike="why").runs] == [1, 1]
 
 
+@pytest.mark.slow
 def test_executors_that_are_asked_for_may_differ(tmp_path):
     made = ways("drafter=random executor=eager", "drafter=random executor=auto", stored=[1])
     found = in_turn_of([[parts] for parts in made], tmp_path)
@@ -347,6 +350,7 @@ def test_executors_that_are_asked_for_may_differ(tmp_path):
     assert "1 of 2 with executor=eager and no programs compiled" in unlike_engines(results, in_turn=False)
 
 
+@pytest.mark.slow
 def test_a_policy_is_calibrated_as_it_will_run(monkeypatch, tmp_path):
     seen, first = [], ways("drafter=random gamma=2", "drafter=random gamma_policy=adaptive", stored=[1])
 

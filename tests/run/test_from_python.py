@@ -84,6 +84,7 @@ def test_a_run_that_never_begins_leaves_no_folder(monkeypatch, tmp_path):
 MISTAKES = {
     "gama is not a setting": {"gama": 3},
     "gamma=-1 is not allowed": {"gamma": -1},
+    "b'x' is not possible: a text is needed and not bytes": {"name": b"x"},
     "drafter=nothing is not a choice": {"drafter": "nothing"},
     "repeats=2 is not possible from Python": {"repeats": 2},
     "data.limit=0 is not allowed": {"data": {"limit": 0}},

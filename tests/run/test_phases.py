@@ -207,6 +207,7 @@ def test_several_rows_read_their_prompts_again(tables, prefilled):
     assert prefilled[session.parts.target] == 22
 
 
+@pytest.mark.slow
 def test_a_run_keeps_p_probes_other_gammas_and_stores_its_phases(tmp_path, monkeypatch):
     """One run with the kept p and one that reads all texts: the same betas."""
     probed, own = [], member.probe_costs
@@ -230,6 +231,7 @@ def test_a_run_keeps_p_probes_other_gammas_and_stores_its_phases(tmp_path, monke
             assert np.allclose(columns(getattr(ours, name)), columns(getattr(theirs, name)), atol=1e-4, equal_nan=True)
 
 
+@pytest.mark.slow_cases("('lenience_policy=load', 'lenience=0.5')")
 @pytest.mark.parametrize("overrides", [
     (), ("drafter=tree",), ("drafter=prompt_lookup", "batch_size=2"), ("lenience_policy=load", "lenience=0.5"),
 ], ids=str)  # fmt: skip

@@ -314,6 +314,7 @@ def test_a_process_that_fails_is_told_and_the_others_count(
         assert (result["repeats"]["failed"], result["repeats"]["processes"]) == (3 - left, left)
 
 
+@pytest.mark.slow
 def test_a_sweep_repeats_each_job_and_has_the_pooled_numbers(processes, monkeypatch, tmp_path, capsys):
     """Of a job that shared its cores too: its processes know nothing of other jobs."""
     shared = Placement("submitit_slurm", "h", [0], 1, True, None, 2, ["another job has core 0 too"])

@@ -101,6 +101,7 @@ def test_what_a_job_held_is_given_back():
     assert module() is None
 
 
+@pytest.mark.slow
 def test_a_sweep_in_one_process_needs_nothing_of_the_ring(monkeypatch, tmp_path):
     """The core's own callback lists no jobs for other processes."""
     own = "hydra.callbacks.sweep._target_=specbench.run.sweep.Sweep"
@@ -174,6 +175,7 @@ def test_rows_are_halved_where_memory_runs_out(error, monkeypatch, tmp_path):
         "from there on 4 rows decode together, not 8", "from there on 2 rows decode together, not 4"]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_rows_are_halved_though_the_way_that_decodes_plainly_for_all_has_stopped(monkeypatch, tmp_path):
     """Else its rows stay as many, and memory runs out for ever."""
     decode, full = Session.decode, []
@@ -228,6 +230,7 @@ def test_later_turns_follow_the_answers(tmp_path):
     assert second.text == f"def f(x):\n\n{records[0]['baseline_output']}\n\ndef g(x):"
 
 
+@pytest.mark.slow
 def test_stop_strings_end_both_decoders_at_the_same_token(tmp_path):
     free, _ = run(parts_of("temperature=0", "max_new_tokens=40"), tmp_path)
     parts = parts_of("temperature=0", "max_new_tokens=40", "stop=['\\n','self']")
@@ -257,6 +260,7 @@ def test_lenience_at_temperature_zero_leaves_the_guesses_argmax(tmp_path):
     assert parts.target.sampling.before_argmax
 
 
+@pytest.mark.slow
 def test_batches_change_no_token(tmp_path):
     singles, alone = run(parts_of("data.limit=3"), tmp_path)
     together, batch = run(parts_of("data.limit=3", "batch_size=3"), tmp_path)
@@ -273,6 +277,7 @@ def test_groups_are_equal_and_many_where_there_are_enough_requests():
     assert {group_size(requests, 1) for requests in (1, 7, 5000)} == {1}
 
 
+@pytest.mark.slow
 def test_rows_of_a_calibration_read_different_prompts(tmp_path, monkeypatch):
     """A policy that chooses by cost sees a batch as the run decodes it, and as much text as fits into its time."""
     overrides = ("gamma_policy=optimal", "gamma_policy.largest=2", "batch_size=2", "data.limit=4", "temperature=0")
@@ -318,6 +323,7 @@ def test_peers_run_stock_modules(tmp_path):
     assert "PackedLinear" in ours and "PackedLinear" not in stock
 
 
+@pytest.mark.slow
 def test_the_synthetic_rate_is_the_alpha_and_nothing_is_claimed(tmp_path):
     result, _ = run(parts_of("verifier=synthetic", "verifier.alpha=.7", "data.limit=3", "max_new_tokens=40"), tmp_path)
     assert not result.lossless.expected and any("drawn at rate 0.7" in note for note in result.notes)
@@ -337,6 +343,7 @@ def test_the_seconds_of_requests_add_up_in_a_batch(tmp_path):
     assert group.baseline.calls < result.counts.baseline_tokens
 
 
+@pytest.mark.slow
 def test_memory_is_announced_before_anything_loads():
     told = []
     shipped = ("logger=none", "target.path=shipped:target")
@@ -379,6 +386,7 @@ QWEN = ["hidden_size=64", "intermediate_size=64", "num_hidden_layers=2", "num_at
         "num_key_value_heads=2"]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "small"), [
     ("gpt2", ["n_embd=32", "n_layer=2", "n_head=2"]),
     *(slow_unless(False, *more) for more in (("llama1b", LLAMA), ("qwen05b", QWEN), ("llama8b", LLAMA))),

@@ -40,6 +40,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow_cases("-m gamma=1,-2")
 @pytest.mark.parametrize("mistake", [slow_unless(mistake.startswith(("gama", "-m", "data")), mistake)
                                      for mistake in MISTAKES])  # fmt: skip
 def test_a_mistake_is_told_before_torch_is_loaded(mistake, tmp_path):

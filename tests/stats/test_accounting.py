@@ -8,6 +8,7 @@ import pytest
 
 from specbench.data.prompts import Request
 from specbench.decoding.timer import Lap
+from specbench.results.wording import needs
 from specbench.stats.bootstrap import (
     FEWEST,
     MOST_CLUSTERS,
@@ -18,7 +19,9 @@ from specbench.stats.bootstrap import (
     resampled_sums,
     speedup_interval,
     student,
+    student_tail,
     time_clusters,
+    units_needed,
 )
 from specbench.stats.derive import accounting, prediction
 from specbench.stats.formulas import cost_ratios
@@ -81,6 +84,7 @@ def factors_of(results, gamma=4, by_beta=True):
     return accounting(BootstrapSums(columns_of(results, by_beta)), gamma)
 
 
+@pytest.mark.slow
 def test_independent_betas_leave_only_the_cuts_at_the_limit():
     found = factors_of(run(constant(0.66)))
     assert found["dependence"].factor == pytest.approx(1, abs=0.004)
@@ -127,6 +131,7 @@ def test_betas_of_one_round_that_are_alike_are_found():
     assert found["dependence"].ci95[1] < 0.97
 
 
+@pytest.mark.slow
 def test_costs_are_those_of_the_simulation():
     sums = BootstrapSums(columns_of(run(constant(0.7), spread=0.2)))
     cost, ranges = cost_ratios(sums.point), sums.intervals(cost_ratios)
@@ -169,7 +174,18 @@ def test_intervals_of_few_clusters_cover_the_truth(clusters):
 def test_the_quantile_is_students():
     """Against the tables of Student's distribution."""
     quantiles = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 30: 2.042, 10_000: 1.960}
-    assert {freedom: student(freedom) for freedom in quantiles} == pytest.approx(quantiles, rel=3e-3)
+    assert {freedom: student(freedom) for freedom in quantiles} == pytest.approx(quantiles, rel=3e-4)
+    for outside, freedom in ((0.02, 4), (2e-4, 7)):
+        assert student_tail(student(freedom, outside), freedom) == pytest.approx(outside, rel=0.01)
+
+
+def test_the_requests_that_an_interval_needs_narrow_it_to_that():
+    """Of an error that falls as 1 / sqrt(n), with Student's quantile; the control: one request fewer is too few."""
+    half, sd = student(11) * 0.2 / math.sqrt(12), 0.2
+    needed = units_needed((math.exp(-half), math.exp(half)), 12, 0.05)
+    assert student(needed - 1) * sd / math.sqrt(needed) <= 0.05 < student(needed - 2) * sd / math.sqrt(needed - 1)
+    assert needs((0.9, 1.1), 32, 32) and "needs about" in needs((0.9, 1.1), 32, 32)
+    assert needs((0.97, 1.03), 32, 32) == needs(None, 3, 3) == ""
 
 
 def test_many_clusters_are_resampled_in_little_memory_with_the_same_error():

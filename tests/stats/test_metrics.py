@@ -82,6 +82,7 @@ def test_a_tree_is_counted_along_its_path(tables):
     assert found["accepted"] == pytest.approx(sum(r.accepted for r in rounds) / sum(r.tested for r in rounds))
 
 
+@pytest.mark.slow
 def test_a_metric_is_in_every_file_and_table(tmp_path):
     parts = parts_of("metric=calibration", "metrics.calibration.bins=2", "max_new_tokens=24")
     result, record = run(parts, tmp_path)
@@ -98,6 +99,7 @@ def test_a_metric_is_in_every_file_and_table(tmp_path):
     assert torch.isfinite(torch.tensor(list(stored["metrics"]["calibration"].values()))).all()
 
 
+@pytest.mark.slow_cases("one of its own in each row")
 @pytest.mark.parametrize("name", [BY_ROW, "wide"])
 def test_what_was_tried_along_a_path_is_what_its_text_says(name):
     """Rows have trees of their own in which some nodes say the same: one step per guess, found from the texts alone."""

@@ -22,6 +22,7 @@ from specbench.stats.position_stats import DecodedText, read_texts
 from specbench.stats.replay import replay, sweep, trace_of
 
 
+@pytest.mark.slow_cases("overrides1")
 @pytest.mark.parametrize("overrides", [
     pytest.param(("gamma=3",), marks=pytest.mark.slow), ("gamma=3", "temperature=0"), ("gamma=2", "batch_size=2"),
 ])  # fmt: skip
@@ -36,6 +37,7 @@ def test_replay_of_the_traced_policy_reproduces_the_trace(overrides, finished):
         assert other.rounds > again.rounds and other.drafted < again.drafted
 
 
+@pytest.mark.slow
 def test_replay_of_a_policy_that_learns_reproduces_its_trace(finished):
     result, _, folder = finished("gamma_policy=heuristic", "gamma=2", "gamma_policy.largest=5", "temperature=0")
     trace = load_trace(folder)
@@ -96,6 +98,7 @@ def test_the_factors_are_what_the_files_say(overrides, finished):
         assert factor.ci95[0] <= factor.factor * 1.0001 and factor.ci95[1] >= factor.factor * 0.9999
 
 
+@pytest.mark.slow
 def test_nothing_drafted_is_not_accounted_for(finished):
     result, _, _ = finished("gamma=0")
     assert result.speedup.accounting == {} and result.regret == 0

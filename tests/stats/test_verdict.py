@@ -98,6 +98,7 @@ def sampled(results):
 FAST = ("model", "ngram", "ngram_sample", "under_ngram", "medusa", "tree_distinct", "multi_draft_two")
 
 
+@pytest.mark.slow_cases("multi_draft_two", "medusa", "ngram_sample", "ngram")
 @pytest.mark.parametrize("kind", [slow_unless(kind in FAST, kind) for kind in DRAFTERS])
 def test_exact_decoding_passes(kind, tables, number_text):
     verifier = IterativeVerifier if kind in TREES else SpeculativeVerifier
@@ -116,6 +117,7 @@ def no_part_fails(results):
     return all(sampled(part).verdict != "failed" for part in parts)
 
 
+@pytest.mark.slow_cases("IterativeVerifier", "MatchVerifier")
 @pytest.mark.parametrize(("verifier", "sampling"), in_turn(
     [BlockVerifier, RejectionVerifier, MatchVerifier, IterativeVerifier], [(SAMPLED,), (Sampling(0.8, top_k=5),)]
 ))  # fmt: skip
@@ -125,6 +127,7 @@ def test_every_exact_verifier_passes(verifier, sampling, tables, number_text):
     assert no_part_fails(results)
 
 
+@pytest.mark.slow_cases("similar")
 @pytest.mark.parametrize("table", ["similar", "adversarial"])
 def test_traversal_of_trees_passes(table, tables, number_text):
     results = texts(tables, number_text, "tree_distinct", TraversalVerifier, rows=100, model=getattr(tables, table))
@@ -162,6 +165,7 @@ BIASED = {  # drafter, verifier, the drafter's table, texts
 }
 
 
+@pytest.mark.slow_cases("HSD", "traversal", "match in trees", "hierarchical", "block")
 @pytest.mark.parametrize("name", BIASED)
 def test_every_kind_of_verifier_can_fail(name, tables, number_text):
     kind, verifier, model, rows = BIASED[name]
@@ -181,6 +185,7 @@ def test_a_biased_verifier_fails(kind, verifier, tables, number_text):
     assert sampled(texts(tables, number_text, kind, verifier, rows=40)).verdict == "failed"
 
 
+@pytest.mark.slow
 def test_hidden_lenience_fails_at_3000_tokens(tables, number_text):
     """Runs of 75 texts of 40 tokens: each is 3,000 tokens."""
     runs = 4
@@ -252,6 +257,7 @@ PLANTED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow_cases("recovered token at another temperature", "bonus token is the likeliest", "lenience at guess 4")
 @pytest.mark.parametrize("name", [slow_unless(place % 2 == 0, name) for place, name in enumerate(PLANTED)])
 def test_every_kind_of_draw_can_fail(name, tables, number_text):
     """The control draws with the same code what it should."""
@@ -280,6 +286,7 @@ def test_guesses_from_another_q_fail(temperature, tables, number_text, monkeypat
     assert sampled(texts(tables, number_text, rows=40)).verdict == "failed"
 
 
+@pytest.mark.slow
 def test_exact_runs_fail_as_rarely_as_promised():
     """The weighted mean of the products is 1, so that one run in 200 fails at most; a law that is wrong fails."""
     generator = torch.Generator().manual_seed(9)
@@ -558,6 +565,7 @@ FAULTS = {
 OTHERS = (shifted_positions, sixteen_bits, impossible_token, not_a_number)  # of a kind that another fault has, or slow
 
 
+@pytest.mark.slow_cases("wrong_temperature", "forgotten_top_p", "stops_overlooked", "wrong_mask")
 @pytest.mark.parametrize("fault", [slow_unless(fault not in OTHERS, fault) for fault in FAULTS],
                          ids=lambda fault: fault.__name__)  # fmt: skip
 def test_a_planted_fault_fails(fault, tmp_path, monkeypatch):
@@ -578,6 +586,7 @@ def test_a_planted_fault_fails_in_16_bits(fault, tmp_path, monkeypatch):
     assert run(parts, tmp_path)[0].lossless.verdict == "failed"
 
 
+@pytest.mark.slow_cases("wrong_mask", "not_causal")
 @pytest.mark.parametrize("fault", [
     stale_cache, wrong_mask, not_causal, pytest.param(forgotten_penalty, marks=pytest.mark.slow)
 ])  # fmt: skip
@@ -624,6 +633,7 @@ WRONG = {  # what a drafter's logits become in decoding steps alone
 }
 
 
+@pytest.mark.slow_cases("sound-temperature=0", "wrong-temperature=1")
 @pytest.mark.parametrize("temperature", WRONG)
 @pytest.mark.parametrize("fault", [True, False], ids=["wrong", "sound"])
 def test_a_drafter_that_is_wrong_in_decoding_is_told(fault, temperature, tmp_path, monkeypatch):
@@ -639,6 +649,7 @@ def test_a_drafter_that_is_wrong_in_decoding_is_told(fault, temperature, tmp_pat
     assert is_good(dataclasses.asdict(found)) != fault
 
 
+@pytest.mark.slow_cases("['drafter=bigram']-True")
 @pytest.mark.parametrize(("options", "passed"), [
     (["drafter=bigram"], True), slow_unless(False, ["drafter=ngram"], True), slow_unless(False, ["drafter=tree"], True),
     (["drafter=tree", "drafter.children=best"], None), slow_unless(False, ["drafter=early_exit"], None),
@@ -655,12 +666,14 @@ def test_a_small_p_value_among_several_runs_passes():
     assert of_several(failed | {"detail": {}}, 9)["verdict"] == "failed"
 
 
+@pytest.mark.slow
 def test_nothing_tested_is_not_passed(tmp_path):
     for temperature in (0, 1):
         found = run(parts_of("gamma=0", f"temperature={temperature}"), tmp_path)[0].lossless
         assert found.verdict == "untested" and found.passed is None and "no guess was tested" in found.reason
 
 
+@pytest.mark.slow
 def test_an_error_while_reading_is_not_passed(tmp_path, monkeypatch):
     def fails_once(*arguments, calls=[]):  # noqa: B006
         calls.append(1)
@@ -684,6 +697,7 @@ def test_where_texts_end():
     assert [ends(t) for t in ("xy", "x#y", "xabz", "#", "xyzzy")] == [False, False, False, True, False]
 
 
+@pytest.mark.slow
 def test_what_is_read_again_is_limited(tmp_path):
     found = run(parts_of("data.limit=4", "gamma=1", "verdict_tokens=60"), tmp_path)[0].lossless
     assert 1 <= found.reread.texts < 4
@@ -692,6 +706,7 @@ def test_what_is_read_again_is_limited(tmp_path):
         assert found.verdict == "untested" and found.passed is None and "verdict_tokens=0" in found.reason
 
 
+@pytest.mark.slow
 def test_strict_sets_the_exit_code(tmp_path, monkeypatch, capsys):
     options = small("logger=none", "strict=true", "gamma=1")
     assert call([*options, f"hydra.run.dir={tmp_path}/good", "temperature=0"], monkeypatch, tmp_path) == 0

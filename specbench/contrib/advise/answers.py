@@ -9,17 +9,16 @@ import numpy as np
 from specbench.contrib.advise.bench import Stage
 from specbench.contrib.advise.race import PLAIN, Race, break_even
 from specbench.results.reader import read_result
-from specbench.results.wording import steady, unsteady, within
+from specbench.results.wording import needs, steady, unsteady, within
 from specbench.stats.bootstrap import FEWEST, cluster_weights, intervals_of
 from specbench.stats.latency import DECODERS, enough
 
-WANTED = 0.05  # +- of a gain that is called known
 RECITES = 0.25  # share of new tokens that stand earlier in prompt or text: the data are easily guessed
 DELAYS = ("first_token", "per_output_token")
 PERCENTILES = (50, 99)
 SAMPLES, SHOWN = 400, 3  # of a bootstrap; ways whose reason is told
 MOST = 10**9
-NOTHING = "the time was over before a way was chosen: the same command goes on, with more --minutes"
+GOES_ON = "the same command goes on, with more --minutes"
 LoadAnswer = dict[str, Any]
 
 
@@ -45,20 +44,19 @@ def load_answer(load: str, own: Mapping[str, Any]) -> LoadAnswer:
     for unit in stage["units"]:
         race.add(unit)
     if not race.units or not stage["folders"].get(winner):
-        return found | {"gain": None, "ci95": None, "verdict": None, "fresh": True,
-                        "why": "there was no time, or no prompts were left, to measure the winner"}  # fmt: skip
+        why = f"there was no time, or no prompts were left, to measure the winner: {GOES_ON}"
+        return found | {"gain": None, "ci95": None, "verdict": None, "fresh": True, "why": why}
     result = read_result(Path(stage["folders"][winner][-1]))
     gain, ci95 = race.gain(winner)
-    verdict, needed = stage["verdicts"][winner], race.needed(winner, WANTED)
+    verdict, requests = stage["verdicts"][winner], len(race.units) * own["unit"]
     failed = stage.get("reasons", {}).get(winner, "").startswith("failed")
     on = ci95 is not None and ci95[0] > 1 and verdict != "failed" and not failed
-    wide = ci95 is None or ci95[1] / ci95[0] > (1 + WANTED) / (1 - WANTED)
     found |= {
         "on": on, "gain": gain, "ci95": ci95, "verdict": verdict, "fresh": True, "words": own["words"],
-        "units": len(race.units), "requests": len(race.units) * own["unit"],
-        "needs_requests": needed * own["unit"] if wide and needed else None, "steady": steady(result),
+        "rivals": own.get("rivals", []), "units": len(race.units), "requests": requests,
+        "needs": needs(ci95, requests, len(race.units)), "steady": steady(result),
         "tokens_per_second": result["throughput"], "waits": waits(stage["waits"], winner),
-        "goodput": goodput(result), "more": [*more(result)] if own["rate"] is None else [],
+        "goodput": goodput(result), "more": more(result) if own["rate"] is None else "",
         "folder": stage["folders"][winner][-1], "notes": [*answer_notes(result)],
     }  # fmt: skip
     return found | {"why": stage["reasons"][winner] if failed else _why(found)}
@@ -72,7 +70,7 @@ def _why_none(own: Mapping[str, Any], best: str | None) -> str:
     for stage in stages.values():
         told |= stage.get("reasons", {})
     if any(way not in told for stage in stages.values() for way in stage["ways"]):
-        return NOTHING
+        return f"the time was over before a way was chosen: {GOES_ON}"
     others = [f"{way}: {reason}" for way, reason in told.items() if not reason.startswith("slower")]
     lost = "all ways lost against plain decoding in the pilot" if not others else "no way was left after the pilot"
     return "; ".join([lost, *([f"the best was {best}"] if best else []), *others[:SHOWN]])
@@ -83,11 +81,11 @@ def _why(found: LoadAnswer) -> str:
     if found["verdict"] == "failed":
         return "the output is not the target's: the verdict FAILED"
     if found["on"]:
-        return "the interval is above 1" + ", but the machine was not steady" * (not found["steady"])
-    told = "it loses" if found["ci95"] and found["ci95"][1] < 1 else "no gain is shown"
-    if found["needs_requests"] and not (found["ci95"] and found["ci95"][1] < 1):
-        told += f"; +-{WANTED:.0%} needs {found['needs_requests']:,} requests"
-    return told
+        return "its whole interval is above 1" + ", but the machine was not steady" * (not found["steady"])
+    if not found["ci95"]:
+        return f"too few requests to know: {GOES_ON}"
+    told = "it loses" if found["ci95"][1] < 1 else "no gain is shown"
+    return f"{told}; {found['needs']}" if found["needs"] and found["ci95"][1] >= 1 else told
 
 
 def answer_notes(result: Mapping[str, Any]) -> Iterator[str]:
@@ -136,26 +134,23 @@ def goodput(result: Mapping[str, Any]) -> dict[str, Any]:
     return {name: served["goodput"] for name, served in rates[0]["decoders"].items()} if rates else {}
 
 
-def more(result: Mapping[str, Any]) -> Iterator[str]:
-    """What would gain more, by tau / (g c + v + o), scaled to what was measured."""
+def more(result: Mapping[str, Any]) -> str:
+    """What would gain more, by tau / (g c + v + o), scaled to what was measured; "" if that is not known."""
     cost, counts, tau = result["cost"], result["counts"], result["block_efficiency"]["mean"]
     if not counts["drafted"] or not cost["target_step_seconds"]:
-        return
+        return ""
     g, measured = counts["drafted"] / counts["rounds"], result["speedup"]["measured"]
     drafting, v, o = g * (cost["c"] or 0.0), cost["v"], cost["o"]
     whole = drafting + v + o
-    yield (
-        f"A round keeps tau = {tau:.2f} tokens and takes {whole:.2f} target steps: {drafting:.2f} of drafting (g c), "
-        f"{v:.2f} of verifying (v), {o:.2f} of the rest (o). It gains where tau is above {tau / measured:.2f}."
+    spared = {"drafts cost nothing": drafting, "a call on g + 1 tokens cost as much as on one": v - 1,
+              "nothing were done between calls": o}  # fmt: skip
+    gains = {told: measured * whole / (whole - part) for told, part in spared.items() if part > 0.02 * whole}
+    gains["every guess were accepted"] = measured * (g + 1) / tau
+    return (
+        f"A round keeps tau = {tau:.2f} tokens and takes {whole:.2f} target steps: {drafting:.2f} of drafting, {v:.2f} "
+        f"of verifying, {o:.2f} of the rest. It would gain "
+        f"{', '.join(f'{gain:.2f}x if {told}' for told, gain in gains.items())}."
     )
-    for told, share in (
-        ("drafts that cost nothing", (v + o) / whole),
-        ("a call on g + 1 tokens that costs as much as on one (v = 1)", (drafting + min(v, 1.0) + o) / whole),
-        ("nothing between the calls (o = 0)", (drafting + v) / whole),
-    ):
-        if share < 0.98:
-            yield f"With {told}: {measured / share:.2f}x."
-    yield f"With every guess accepted (tau = {g + 1:.2f}): {measured * (g + 1) / tau:.2f}x."
 
 
 def answer_sentence(found: LoadAnswer) -> str:
@@ -163,8 +158,11 @@ def answer_sentence(found: LoadAnswer) -> str:
     gain = "" if found["gain"] is None else f": {found['gain']:.2f}x plain decoding{within(found['ci95'])}"
     gain += " in the pilot" if gain and not found["fresh"] else ""
     verdict = f", verdict {found['verdict']}" if found["verdict"] else ""
+    others = found.get("rivals") or []
+    names = ", ".join(others) if len(others) <= SHOWN else f"{len(others)} other ways"
+    rivals = f"; the pilot could not tell it from {names}, which may be as fast or faster" if others else ""
     way = f" with {found['way']}" if found["way"] else ""
-    return f"{found['load']}: {'ON' if found['on'] else 'OFF'}{way}{gain}{verdict}; {found['why']}."
+    return f"{found['load']}: {'ON' if found['on'] else 'OFF'}{way}{gain}{verdict}; {found['why']}{rivals}."
 
 
 def crossings(found: Sequence[LoadAnswer]) -> Iterator[str]:

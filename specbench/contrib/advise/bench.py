@@ -11,10 +11,9 @@ from rich.text import Text
 
 from specbench.config.build import Targets, build
 from specbench.config.components import Components
-from specbench.config.compose import compose
-from specbench.config.validate import ValidatedConfig, check
+from specbench.config.validate import ValidatedConfig
 from specbench.contrib.advise.race import PLAIN, Race, Unit
-from specbench.contrib.advise.ways import Load, Ways
+from specbench.contrib.advise.ways import Load, Ways, checked
 from specbench.errors import ConfigError, first_line
 from specbench.results.console import decoding_progress
 from specbench.results.schema import RunResult
@@ -59,7 +58,7 @@ class LoadBench:
 
     def checked(self, words: Sequence[str]) -> ValidatedConfig:
         """The checked configuration of a way. Raises ConfigError."""
-        return check(compose([*self.common, *words]))
+        return checked((*self.common, *words))
 
     def run(self, name: str, ways: Ways, race: Race, state: Stage, last: int, until: float) -> None:
         """Decodes units of the prompts from `state`'s next one to number `last` until the race is over, or until that
@@ -76,7 +75,9 @@ class LoadBench:
                 pace = (time.monotonic() - begun) / (len(race.units) - before)
                 told = duration(min(until - time.monotonic(), pace * (race.most - len(race.units))))
                 show(
-                    Text(f"{self.load.label}, {name}: {len(race.drafting)} ways left, at most {told} more", style="dim")
+                    Text(
+                        f"{self.load.label}, {name}: ways left: {len(race.drafting)}, at most {told} more", style="dim"
+                    )
                 )
             left = {way: ways[way] for way in race.drafting}
             interrupted = self._part(f"{name}-{len(race.units)}", left, race, state, units * size, until)
@@ -112,7 +113,7 @@ class LoadBench:
                     state["next"] = 1 + max(numbers[r.request.prompt_id] for r in next(iter(groups.values())).results)
                     before = len(race.left)
                     race.add(state["units"][-1])
-                    if len(race.left) < before:
+                    if len(race.left) < before and len(race.ways) > 2:
                         self._tell(name, race)
             over = race.over or time.monotonic() >= until
             stopped.update(number for number, way in enumerate(labels) if over or way not in race.left)
@@ -129,7 +130,7 @@ class LoadBench:
     def _tell(self, name: str, race: Race) -> None:
         """Says that ways have left."""
         best = f", the fastest {race.drafting[0]} ({race.gain(race.drafting[0])[0]:.2f}x)" if race.drafting else ""
-        show(Text(f"{self.load.label}, {name}: {len(race.drafting)} ways left after {len(race.units)} units{best}"))
+        show(Text(f"{self.load.label}, {name}: ways left: {len(race.drafting)}, after {len(race.units)} units{best}"))
 
     def _keep(self, labels: Sequence[str], jobs: Sequence[RunJob], finished: Sequence[Any], state: Stage) -> None:
         """Writes the files of each run, and notes its folder and its verdict: of several parts the worst one."""

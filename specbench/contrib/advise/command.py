@@ -18,13 +18,15 @@ from specbench.run.signals import exit_code, handled
 
 MINUTES = 15.0
 LONGEST = 10_000.0  # minutes
+FOLDER = "hydra.run.dir="
 
 
 def advise_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="specbench.advise", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("overrides", nargs="*", help="as of python -m specbench; batch_size=1,8 is two loads")
+    parser.add_argument("overrides", nargs="*", help="as of python -m specbench; batch_size=1,8 is two loads; "
+                        "hydra.run.dir=D is the folder of the answer (outputs/advise/...)")  # fmt: skip
     parser.add_argument("--minutes", type=float, default=MINUTES, metavar="M",
                         help=f"what it may take, without loading ({MINUTES:g})")  # fmt: skip
     parser.add_argument("--only", action="store_true", help="try the drafters that are given, and no others")
@@ -46,28 +48,34 @@ def main(arguments: list[str] | None = None) -> None:
 def advise(overrides: Sequence[str], minutes: float, only: bool = False) -> Path:
     """Says what will be tried, measures what is missing, prints and writes the answers, and returns their folder.
     Raises ConfigError, or KeyboardInterrupt."""
-    from specbench.contrib.advise.ways import trial
+    from specbench.contrib.advise.ways import command, trial
 
     show(Text("looking for what fits the target", style="dim"))
-    tried = trial(overrides, only)
+    given = [word for word in overrides if word.startswith(FOLDER)]
+    words = [word for word in overrides if word not in given]
+    tried = trial(words, only)
     from specbench.contrib.advise.answers import answer_sentence, crossings, load_answer
     from specbench.contrib.advise.driver import FILE, Driver, trial_lines
     from specbench.contrib.advise.page import answers_table, waits_table, write_advice
     from specbench.results.atomic_files import write_json
     from specbench.results.folder_lock import locked
 
-    digest = hashlib.sha256(" ".join(sorted([*overrides, *["--only"] * only])).encode()).hexdigest()[:8]
-    folder = Path("outputs") / "advise" / digest
+    digest = hashlib.sha256(" ".join(sorted([*words, *["--only"] * only])).encode()).hexdigest()[:8]
+    folder = Path(given[-1].removeprefix(FOLDER) if given else f"outputs/advise/{digest}")
     show(*map(Text, trial_lines(tried, minutes)))
     with locked(folder):
         state = Driver(tried, folder, 60 * minutes).go()
         found = state["answers"] = [load_answer(load, own) for load, own in state["loads"].items()]
+        for load, each in zip(tried.loads, found, strict=True):
+            each["command"] = command([*tried.common, *load.words], each["words"]) if each["on"] else ""
         leads = [*map(answer_sentence, found), *crossings(found)]
         write_json(folder / FILE, state)
-        page = write_advice(folder, tried, state, leads, shlex.join(["python", "-m", "specbench.advise", *overrides]))
+        typed = [*overrides, "--minutes", f"{minutes:g}", *["--only"] * only]
+        page = write_advice(folder, state, leads, shlex.join(["python", "-m", "specbench.advise", *typed]))
     show(answers_table(found), waits_table(found), *map(Text, leads))
     for each in found:
-        told = [*(each.get("more") or ()), *(each.get("notes") or ())]
+        told = [*filter(None, [each.get("more")]), *(each.get("notes") or ())]
         show(*(Text(f"{each['load']}: {text}", style="dim") for text in told))
+        print(visible(each["command"]), end="\n" * bool(each["command"]))
     print(visible(f"written to {page} and {folder / FILE}"))
     return folder

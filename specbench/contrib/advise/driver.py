@@ -20,7 +20,8 @@ from specbench.results.terminal import show
 
 FILE = "advice.json"
 MOST = 64, 16  # units of a pilot: of one request, of several
-PILOT, VARIANTS = 0.5, 0.65  # of a load's time, when the pilot ends, and when variants of its winner have been tried
+PILOT, VARIANTS = 0.35, 0.6  # of a load's time, when the pilot ends, and when variants of its best have been tried
+BEST = 2  # ways of the pilot whose variants are tried
 WANTED = 0.03  # +- of the measured gain
 MEASURED = {1: (12, 64)}  # units of a measurement at least and at most, by requests of a unit
 MEASURED_TOGETHER = (FIRST, 8)
@@ -77,16 +78,18 @@ class Driver:
         stages, most = own["stages"], MOST[several] if len(ways) > 1 else FIRST
         winner, race = self._race(bench, stages, "pilot", ways, (total // 2, now + PILOT * share, most))
         if winner is not None and len(race.ways) > 2:
-            pilots = [stage for name, stage in stages.items() if name.startswith("pilot")]
-            result = read_result(Path(pilots[-1]["folders"][winner][-1]))
-            more = variants(bench.common, ways[winner], result)
+            pilot, more = [stage for name, stage in stages.items() if name.startswith("pilot")][-1], Ways()
+            for way in race.drafting[:BEST]:
+                more |= variants(bench.common, ways[way], read_result(Path(pilot["folders"][way][-1])))
+            begun = time.monotonic()
             bench.total(more)
+            now, self.until = (second + time.monotonic() - begun for second in (now, self.until))
             if len(more) > 1:
                 ways |= more
                 limits = total * 2 // 3, now + VARIANTS * share, most // 2
-                found, _ = self._race(bench, stages, "variants", more, limits)
-                winner = found or winner
-        own["winner"] = winner
+                found, last = self._race(bench, stages, "variants", more, limits)
+                winner, race = (found, last) if found else (winner, race)
+        own["winner"], own["rivals"] = winner, [way for way in race.drafting if way != winner]
         if winner is not None:
             own["words"] = ways[winner]
             least, largest = MEASURED_TOGETHER if several else MEASURED[1]
@@ -127,7 +130,7 @@ class Driver:
         state = stages.setdefault(name, empty)
         state["next"] = begin  # no stage sees the prompts of another one
         state["ways"] |= ways
-        if name == "measurement" and set(state["ways"]) != set(ways):  # after a longer pilot
+        if set(state["ways"]) != set(ways):  # after a longer pilot
             state |= empty | {"ways": dict(ways)}
         bench.run(name, ways, race, state, *limits)
         return state

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.contrib.advise.answers import LoadAnswer
-from specbench.contrib.advise.engines import DIFFERENT, configurations
-from specbench.contrib.advise.ways import Trial
-from specbench.contrib.advise.ways import command as command_of
+from specbench.contrib.advise.engines import ENGINES, configurations
 from specbench.errors import ConfigError
 from specbench.results.reader import StoredRun, load_run
 from specbench.results.report import run_description as description
@@ -95,16 +93,18 @@ def engines_section(target: str, found: Sequence[LoadAnswer]) -> Iterator[Sectio
     advised = {tuple(each["words"]): each for each in found if each["on"]}
     for words, each in advised.items():
         told = configurations(target, words)
-        rows = [{"engine": name, "paste": Cell(text), "what differs": DIFFERENT[name]} for name, text in told.items()]
+        rows = [
+            {"engine": name, "paste": Cell(text), "what differs": ENGINES[name]["differs"]}
+            for name, text in told.items()
+        ]
         yield Section(f"The same in other engines: {each['way']}", ["From their documentation; none was run here."],
                       tables=[Table.of(rows)])  # fmt: skip
 
 
-def write_advice(folder: Path, tried: Trial, state: Mapping[str, Any], leads: Sequence[str], typed: str) -> Path:
+def write_advice(folder: Path, state: Mapping[str, Any], leads: Sequence[str], typed: str) -> Path:
     """Writes the page of the answers in `state`, and returns its path."""
     found, runs = state["answers"], pilot_runs(state)
-    more = [line for each in found for line in (each["load"] + ":", *(each.get("more") or []))
-            if each.get("more")]  # fmt: skip
+    more = [f"{each['load']}: {each['more']}" for each in found if each.get("more")]
     sections = [Section("Answer", tables=[answers_table(found), waits_table(found)])]
     if runs:
         maps = Drawing("map", MAP, partial(heat_maps, runs, "gamma", "load", "speedup/measured", "speedup"))
@@ -121,10 +121,9 @@ def write_advice(folder: Path, tried: Trial, state: Mapping[str, Any], leads: Se
               for name, reason in own["refused"].items()]  # fmt: skip
     results = [run.result for run in runs]
     on = next((each for each in found if each["on"]), None)
-    measured = [*tried.common, *next(load.words for load in tried.loads if on is None or load.label == on["load"])]
     return write_page(
         folder, title="advice", leads=leads, subtitle="", first=2, cards=[], notes=notes, sections=sections,
         shared=True,
-        next=command_of(measured, on["words"]) if on else "", facts=description.facts(results) if results else {},
+        next=on["command"] if on else "", facts=description.facts(results) if results else {},
         commands=[typed], configuration=description.configuration(results) if results else "",
     )  # fmt: skip

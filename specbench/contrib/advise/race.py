@@ -7,15 +7,12 @@ a level of LEVEL / looks / (ways - 1) for each test it leaves with probability L
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
 
-from specbench.contrib.planning.plans import Spread, fewest_prompts
-from specbench.stats.bootstrap import interval_around, student, student_tail
+from specbench.stats.bootstrap import interval_around, student, units_needed
 from specbench.stats.estimates import Floats, Interval
-from specbench.stats.two_way_bootstrap import VarianceParts
 
 LEVEL = 0.05  # probability that the fastest way leaves
 WORTH = 0.02  # ways that differ by less are equally good
@@ -30,16 +27,6 @@ def looks(most: int) -> list[int]:
     while found[-1] < most:
         found.append(min(most, int(found[-1] * GROWTH) + 1))
     return found
-
-
-@cache
-def quantile(tail: float, freedom: int) -> float:
-    """The t that Student's distribution exceeds with this probability, by bisection."""
-    low, high = 0.0, 1e4
-    while high - low > 1e-4 * max(1.0, low):
-        middle = (low + high) / 2
-        low, high = (middle, high) if student_tail(middle, freedom) / 2 > tail else (low, middle)
-    return high
 
 
 class Race:
@@ -85,7 +72,7 @@ class Race:
         count = len(self.units)
         spread = (influence[:, None] - influence[None]).std(-1, ddof=1) / np.sqrt(count)  # [ways, ways]
         slower = np.log(rates[:, None] / rates[None])  # of the first than the second
-        bound = quantile(self.level, count - 1) * spread
+        bound = student(count - 1, 2 * self.level) * spread
         for slow, fast in np.argwhere((slower > bound) & (spread > 0)):
             self.reasons.setdefault(names[slow], f"slower than {names[fast]} after {count} units")
             self.left.discard(names[slow])
@@ -96,22 +83,20 @@ class Race:
 
     def gain(self, way: str) -> tuple[float, Interval]:
         """The rate of plain decoding over that of the way, on the units that it has, with a 95 % interval."""
-        log_gain, error, count = self._log_gain(way)
-        return float(np.exp(log_gain)), interval_around(
-            float(np.exp(log_gain)), student(count - 1) * error if count >= FIRST else np.inf, True
-        )
+        units = self._units(way)
+        rates, influence = rates_of([[unit[name] for unit in units] for name in (PLAIN, way)])
+        gain, count = float(rates[0] / rates[1]), len(units)
+        if count < FIRST:
+            return gain, None
+        error = float((influence[0] - influence[1]).std(ddof=1) / np.sqrt(count))
+        return gain, interval_around(gain, student(count - 1) * error, True)
 
     def needed(self, way: str, half: float) -> int | None:
         """The units that an interval of +- `half` needs, if they vary as those that are there."""
-        _, error, count = self._log_gain(way)
-        spread = Spread(VarianceParts(process=None, prompt=error**2 * count, cell=0.0), 0.0)
-        return fewest_prompts(spread, half, 1, 1) if count > 1 else None
+        return units_needed(self.gain(way)[1], len(self._units(way)), half)
 
-    def _log_gain(self, way: str) -> tuple[float, float, int]:
-        units = [unit for unit in self.units if way in unit and PLAIN in unit]
-        rates, influence = rates_of([[unit[name] for unit in units] for name in (PLAIN, way)])
-        error = (influence[0] - influence[1]).std(ddof=1) / np.sqrt(len(units)) if len(units) > 1 else np.inf
-        return float(np.log(rates[0] / rates[1])), float(error), len(units)
+    def _units(self, way: str) -> list[Unit]:
+        return [unit for unit in self.units if way in unit and PLAIN in unit]
 
 
 def rates_of(table: Sequence[Sequence[Sequence[float]]]) -> tuple[Floats, Floats]:

@@ -3,15 +3,20 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 from specbench.config.compose import compose
-from specbench.config.default_drafter import UNTRAINED, untrained
-from specbench.config.validate import check
-from specbench.errors import ConfigError, shown
+from specbench.config.default_drafter import TAKEN, UNTRAINED, untrained
+from specbench.config.validate import ValidatedConfig, check
+from specbench.contrib.replay.loads import numbers_of
+from specbench.errors import ConfigError
+from specbench.models.checkpoint import local_path
 from specbench.run.jobs import labels_of
 
-GAMMAS = ("2", "4", "8")  # unless they are given
+GAMMA, OTHERS = "4", (2, 8)  # of the pilot unless it is given; of the best ways where replay cannot choose
 WITH_MODEL = ("model", "lookup_or_model")  # drafters of a model that is given by its path
+HEADS = ("medusa", "eagle3", "eagle", "mlp_speculator")
 SWEPT = ("drafter", "gamma", "gamma_policy", "verifier")  # whose values are ways
 LOADS = ("batch_size", "workload.rate")
 STDLIB = 640  # prompts of the included data
@@ -59,7 +64,7 @@ def trial(overrides: Sequence[str], only: bool) -> Trial:
     for word in overrides:
         key, equals, value = word.partition("=")
         if key in (*SWEPT, *LOADS) and equals:
-            given[key] = value.split(",")
+            given[key] = value.strip("[]").split(",")
         elif key.startswith("drafter."):
             paths.append(word)
         else:
@@ -68,36 +73,40 @@ def trial(overrides: Sequence[str], only: bool) -> Trial:
     if "workload=poisson" in common and "workload.rate" not in given:
         raise ConfigError("workload=poisson is not possible without its rates: give them, as in workload.rate=2,4")
     keys = {word.partition("=")[0] for word in common}
-    common += [] if {"data", "data.count"} & keys else [f"data.count={STDLIB}"]
     common += [word for word in ("order=1", "name=advise") if word.partition("=")[0] not in keys]
     common.append("logger=none")
-    fit = untrained(common)
     named = given.get("drafter", [])
     has_path = any(word.startswith("drafter.path=") for word in paths)
     named += [name for name in WITH_MODEL if has_path and not named]
     if not named and not keys & {"target", "target.path"}:
         named = ["stdlib"]  # of the included target
-    drafters = list(dict.fromkeys([*named, *(name for name in UNTRAINED if not fit[name] and not only)]))
+    counted = not {"data", "data.count"} & keys
+    if named:  # whose target and data are those of all ways
+        brought = checked((*common, f"drafter={named[0]}", *paths))
+        common += [f"{group}={brought.choices[group].name}" for group in ("target", "data") if group not in keys]
+        counted &= "count" in brought.resolved["data"]
+    common += [f"data.count={STDLIB}"] * counted
+    fit = untrained(common)
+    drafters = {name: [f"drafter={name}", *paths] for name in named}
+    if not only:
+        drafters = {name: [f"drafter={name}"] for name in UNTRAINED if not fit[name]} | heads_beside(common) | drafters
     if not drafters:
         raise ConfigError(
-            "--only needs drafters, as in drafter=suffix or drafter.path=Q" if only else "no drafter fits"
+            "--only needs drafters, as in drafter=suffix or drafter.path=Q"
+            if only
+            else f"no drafter fits: {fit[TAKEN]}"
         )
     found = {name: reason for name, reason in fit.items() if reason}
     every = [
-        [f"drafter={drafter}", *(paths if drafter in named else []), f"gamma={gamma}", *more]
-        for drafter in drafters
-        for gamma in given.get("gamma", GAMMAS)
+        [*drafters[name], f"gamma={gamma}", *more]
+        for name in sorted(drafters, key=lambda name: name not in named)
+        for gamma in given.get("gamma", [GAMMA])
         for more in combinations(given)
     ]
     ways = labelled(every)
     for label, words in list(ways.items()):
         try:
-            config = compose([*common, *loads[0].words, *words])
-        except ConfigError as error:
-            named_key, several, _ = str(error).partition(" has several values")
-            raise ConfigError(f"{named_key} is not possible: {NO_SWEEP}") if several else error from error
-        try:
-            root = check(config).root
+            root = checked((*common, *loads[0].words, *words)).root
             if max(root.repeats, root.workers) > 1:
                 raise ConfigError("repeats and workers must be 1, since all ways share a process")
         except ConfigError as error:
@@ -107,6 +116,30 @@ def trial(overrides: Sequence[str], only: bool) -> Trial:
             found[drafter] = str(error)
             del ways[label]
     return Trial(common, ways, loads, found)
+
+
+def heads_beside(common: Sequence[str]) -> dict[str, list[str]]:
+    """The overrides of trained heads that lie in the target's folder or in folders of it, the first that fit of each
+    kind, by drafter."""
+    found: dict[str, list[str]] = {}
+    for name in HEADS:
+        try:
+            config = compose([*common, f"drafter={name}", "drafter.path=."])
+        except ConfigError:  # which the ways will tell
+            continue
+        folder = local_path(str(config.target.path))
+        inner = sorted(str(path.parent) for path in folder.glob("*/config.json"))
+        for place in [str(folder)] * (name == "medusa" and folder.is_dir()) + inner:
+            config.drafter.path = place
+            try:
+                check(config)
+            except ConfigError:
+                continue
+            found[name] = [f"drafter={name}", f"drafter.path={place}"]
+            break
+        if not inner:
+            break
+    return found
 
 
 def combinations(given: Mapping[str, Sequence[str]]) -> list[list[str]]:
@@ -123,40 +156,41 @@ def labelled(every: Sequence[list[str]]) -> Ways:
     return dict(zip(labels_of(words), every, strict=True))
 
 
+@cache
+def checked(words: tuple[str, ...]) -> ValidatedConfig:
+    """The checked configuration of overrides, composed once. Raises ConfigError."""
+    try:
+        return check(compose([*words]))
+    except ConfigError as error:
+        key, several, _ = str(error).partition(" has several values")
+        raise ConfigError(f"{key} is not possible: {NO_SWEEP}") if several else error from error
+
+
 def loads_of(given: Mapping[str, Sequence[str]]) -> list[Load]:
     """Every batch size at every rate. Raises ConfigError."""
-    rows = [positive_number(value, "batch_size") for value in given.get("batch_size", ["1"])]
-    if wrong := [value for value in rows if value != int(value)]:
-        raise ConfigError(f"batch_size={wrong[0]:g} is not allowed: it must be an integer")
-    rates: list[float | None] = [positive_number(value, "workload.rate") for value in given.get("workload.rate", [])]
-    return [Load(int(size), rate) for size in rows for rate in rates or [None]]
+    texts = {key: ",".join(given[key]) for key in LOADS if key in given}
+    rows = numbers_of(texts, "batch_size", "1", 1, MOST, "whole numbers", whole=True)
+    given_rates = numbers_of(texts, "workload.rate", "", 1e-6, MOST, "numbers") if "workload.rate" in texts else []
+    rates: Sequence[float | None] = given_rates or [None]
+    return [Load(int(size), rate) for size in rows for rate in rates]
 
 
-def positive_number(text: str, key: str) -> float:
-    """A number above 0. Raises ConfigError."""
-    try:
-        if 0 < (value := float(text.strip("[]"))) < MOST:
-            return value
-    except ValueError:
-        pass
-    raise ConfigError(f"{key}={shown(text)} is not allowed: it must be numbers above 0 and below {MOST:g}, as in "
-                      f"{key}=1,8")  # fmt: skip
-
-
-def variants(common: Sequence[str], words: Sequence[str], result: Mapping[str, object]) -> Ways:
-    """The winner's words, and with them what may be faster still: the gamma that replay finds best, another verifier
-    of chains, a policy that chooses gamma by cost."""
+def variants(common: Sequence[str], words: Sequence[str], result: Mapping[str, Any]) -> Ways:
+    """A way's words, and with them what may be faster still: the gamma that replay finds best, or else others; where
+    guesses are drawn, another verifier of chains; a policy that chooses gamma by cost."""
     own = dict(word.split("=", 1) for word in words)
-    pick = result["gamma_pick"] if result["gamma_sweep"] else None
-    gammas = [str(gamma) for gamma in dict.fromkeys(pick["gammas"]) if gamma > 0] if isinstance(pick, dict) else []
-    more = [{"gamma": gamma} for gamma in gammas if gamma != own["gamma"]]
-    more += [] if "verifier" in own else [{"verifier": "block"}]
-    more += [] if "gamma_policy" in own else [{"gamma_policy": "optimal"}]
+    picked = result["gamma_pick"]["gammas"] if result["gamma_sweep"] else OTHERS
+    more = [{"gamma": str(gamma)} for gamma in dict.fromkeys(picked) if gamma and str(gamma) != own["gamma"]]
+    more += [{"verifier": "block"}] if "verifier" not in own and result["config"]["temperature"] else []
+    if "gamma_policy" not in own:
+        more += [{"gamma_policy": "goodput"}, {"gamma_policy": "goodput", "gamma_policy.signal": "none"}]
     found = [[*words]]
     for new in more:
         changed = [f"{key}={value}" for key, value in (own | new).items()]
+        if len(new) > 1 and found[-1][-1] == "gamma_policy=goodput":
+            continue  # it sees q
         try:
-            check(compose([*common, *changed]))
+            checked((*common, *changed))
         except ConfigError:
             continue
         found.append(changed)

@@ -17,6 +17,7 @@ USABLE = 0.975  # of a device's memory, about: the rest is the driver's and the 
 MOST = 64  # devices
 PROMPT = 1024  # tokens that a prompt is taken to have
 READ_AGAIN = 64  # positions of a text that are read at a time
+PACK = ("auto", "cudagraph")  # executors that store quantised weights in few bits on CUDA
 NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
 
 
@@ -29,20 +30,24 @@ def devices_needed(run: Selections, gamma: int) -> str:
     sizes = [sizes_of(load_config(model, role).get_text_config()) for role, model in named]
     if models[0].crossing or models[0].recurrent:
         raise ConfigError("the devices of an encoder-decoder, or a model with a recurrent state, are not counted")
+    packs = run["executor"].name in PACK
     columns = min(PROMPT + int(run.scalars["max_new_tokens"]), models[0].context) + gamma
 
     def needed(shares: Sequence[int]) -> int:
         """Bytes on each device, if so many of them share the weights of each model."""
         shared = [model.share(count) for model, count in zip(models, shares, strict=True)]
+        stored = [(packs and count == 1 and m.few) or m.weights for m, count in zip(shared, shares, strict=True)]
+        loading = max(sum(stored[:place]) + model.weights for place, model in enumerate(shared))  # one after the other
         return Budget.of(
-            shared, rows=run.batch_size, columns=columns, held=run.batch_size * columns, tokens=gamma + 1,
-            prefill_chunk=int(run.scalars["prefill_chunk"]), read_again=READ_AGAIN, dtype=dtype,
+            [replace(model, weights=own) for model, own in zip(shared, stored, strict=True)],
+            doubled=max(0, loading - sum(stored)), rows=run.batch_size, columns=columns, held=run.batch_size * columns,
+            tokens=gamma + 1, prefill_chunk=int(run.scalars["prefill_chunk"]), read_again=READ_AGAIN, dtype=dtype,
             device=torch.device("cpu"),
         ).needed  # fmt: skip
 
-    weights = " and ".join(size(model.weights) for model in models)
+    weights = " and ".join(size((packs and model.few) or model.weights) for model in models)
     rows = f"{run.batch_size} row{'s' * (run.batch_size > 1)} of {columns:,} tokens"
-    kind = str(dtype).removeprefix("torch.")
+    kind = str(dtype).removeprefix("torch.") + " and in few bits" * any(packs and model.few for model in models)
     lines = [f"weights of {weights} in {kind}, {rows} (prompts of {PROMPT:,} tokens):"]
     for gigabytes in SIZES:
         found = [*_fewest(sizes, needed, int(gigabytes * 2**30 * USABLE))]

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from specbench.decoding.timer import DECODING
-from specbench.stats.bootstrap import FEWEST, student
+from specbench.stats.bootstrap import fewest, student
 from specbench.stats.estimates import Floats
 from specbench.stats.two_way_bootstrap import VarianceParts
 
 PROCESSES = (1, 3, 4, 5, 6, 8, 10, 15, 20)  # that are tried; with one the interval is that of this process alone
 LONGER = (1, 2, 4)  # times the pilot's tokens a prompt; with fewer, drafts are cut more often
-MOST_PROMPTS = 1_000_000
 SHOWN = 6  # plans for a target
 
 
@@ -62,14 +61,8 @@ def plans(spread: Spread, target: float, tokens: int, seconds: float, longest: f
 
 
 def fewest_prompts(spread: Spread, target: float, processes: int, longer: float) -> int | None:
-    """The fewest prompts that reach the target, by bisection; None if MOST_PROMPTS do not."""
-    low, high = FEWEST - 1, MOST_PROMPTS
-    if spread.half_width(processes, high, longer) > target:
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if spread.half_width(processes, middle, longer) <= target else (middle, high)
-    return high
+    """The fewest prompts that reach the target, if any number does."""
+    return fewest(lambda prompts: spread.half_width(processes, prompts, longer), target)
 
 
 def share_within(halves: tuple[Floats, Floats]) -> float:

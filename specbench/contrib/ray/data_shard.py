@@ -5,23 +5,22 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specbench.config.components import Components
 from specbench.config.memory import peak_bytes, reset_peak
-from specbench.contrib.ray.merge import GroupLimits, Piece, joined_costs, probes_by_worker, roofs_of
+from specbench.contrib.ray.merge import GroupLimits, Piece, joined_costs
 from specbench.results.provenance import provenance
 from specbench.results.schema import RunResult
 from specbench.run.batching import Batch
 from specbench.run.interleave import InterleavedGroup, MethodRun
 from specbench.run.machine_watch import MachineWatch
+from specbench.run.machines import Machines
 from specbench.run.phase_timer import Phases
-from specbench.run.pooled import worst_machine
 from specbench.run.summary import run_result
 from specbench.stats.costs import CostTable
-from specbench.stats.estimates import Machine
-from specbench.stats.machine_noise import Probes, Roofs
+from specbench.stats.machine_noise import Probes
 from specbench.stats.records import Failure, Group, PerRequestSums, RunRecord
 
 log = logging.getLogger(__name__)
@@ -119,7 +118,7 @@ class Shard:
         without their groups. `facts` are added to its provenance. Raises RuntimeError if every prompt failed."""
         self.member.record, self.member.session.costs = record, joined_costs(pieces)
         found = {**provenance(self.parts.target.device), **facts}
-        result = run_result(self.member.session, record, status, found, Machines(pieces))
+        result = run_result(self.member.session, record, status, found, machines(pieces))
         result.memory.peak_bytes = max(piece.peak_bytes for piece in pieces)
         return result, record.sums
 
@@ -129,26 +128,15 @@ class Shard:
         return {r.request.prompt_id: answers[r.request.prompt_id][-1] for group in groups for r in group.results}
 
 
-class Machines:
-    """The machines of all workers, each judged by the groups that it has decoded, in its own order."""
-
-    def __init__(self, pieces: Sequence[Piece]):
-        self.order = sorted((piece for piece in pieces if piece.failure is None), key=lambda piece: piece.ended)
-        self.workers = {piece.number: piece.worker for piece in self.order}
-        self.places = {number: place for place, number in enumerate(sorted(self.workers))}
-        self.probes = probes_by_worker(self.order)
-
-    @property
-    def roofs(self) -> Roofs:
-        return roofs_of([*self.probes.values()])
-
-    def judge(self, groups: Sequence[Group]) -> Machine:
-        """`groups` are those of the run, in their order."""
-        own: dict[int, list[Group]] = {worker: [] for worker in self.probes}
-        for piece in self.order:
-            own[piece.worker].append(groups[self.places[piece.number]])
-        found = {f"worker {n}": asdict(probes.judge(own[n])) for n, probes in sorted(self.probes.items())}
-        return Machine(**worst_machine(found))
+def machines(pieces: Sequence[Piece]) -> Machines:
+    """The machines of all workers. A worker's groups are in the order in which it decoded them."""
+    order = sorted((piece for piece in pieces if piece.failure is None), key=lambda piece: piece.ended)
+    places = {number: place for place, number in enumerate(sorted(piece.number for piece in order))}
+    probes, groups = dict[int, Probes](), dict[int, list[int]]()
+    for piece in order:
+        probes.setdefault(piece.worker, Probes()).join(piece.probes)
+        groups.setdefault(piece.worker, []).append(places[piece.number])
+    return Machines("worker", probes, groups)
 
 
 class WarningCollector(logging.Handler):

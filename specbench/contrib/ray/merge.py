@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specbench.stats.costs import CostTable
-from specbench.stats.machine_noise import Probes, Roofs
+from specbench.stats.machine_noise import Probes
 from specbench.stats.position_stats import LIMIT
 from specbench.stats.records import Failure, Group, Result, RunRecord
 
@@ -120,19 +120,3 @@ def joined_costs(pieces: Sequence[Piece]) -> CostTable:
     for piece in pieces:
         found.join(piece.costs)
     return found
-
-
-def probes_by_worker(pieces: Sequence[Piece]) -> dict[int, Probes]:
-    """What was measured of each worker's machine; the pieces in the order in which they ended."""
-    found: dict[int, Probes] = {}
-    for piece in pieces:
-        found.setdefault(piece.worker, Probes()).join(piece.probes)
-    return found
-
-
-def roofs_of(probes: Sequence[Probes]) -> Roofs:
-    """The bandwidth of all machines together: the median of their reads."""
-    every = Probes()
-    for one in probes:
-        every.join(one)
-    return every.roofs

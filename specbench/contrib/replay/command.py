@@ -13,6 +13,7 @@ from specbench.results.terminal import show
 
 FILE = "replay.json"
 ALL = "optimal,adaptive,entropy,heuristic,confidence,known_betas,oracle"
+LOAD_KEYS = tuple(f"{key}=" for key in ("batch_size", "context", "cost", "by_row", "tokens"))
 
 
 def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -46,13 +47,13 @@ def main(arguments: list[str] | None = None) -> None:
 def replay_run(folder: Path, overrides: Sequence[str]) -> None:
     """Replays policies on a run, writes replay.json and prints the table; or prints that of batches. Raises
     ConfigError."""
+    of_loads = [override for override in overrides if override.startswith(LOAD_KEYS)]
+    names, others = split_overrides([override for override in overrides if override not in of_loads])
     if not folder.is_file():
         refuse_no_run(folder)
-    from specbench.contrib.replay import loads
-
-    of_loads = [override for override in overrides if override.partition("=")[0] in loads.KEYS]
-    names, others = split_overrides([override for override in overrides if override not in of_loads])
     if of_loads or folder.is_file():
+        from specbench.contrib.replay import loads
+
         wanted = loads.asked_loads(of_loads)
         named = any(override.startswith("gamma_policy=") for override in overrides)
         show(loads.table_of_loads(loads.load_texts(folder), wanted, names if named else loads.ALL.split(","), others))

@@ -1,7 +1,7 @@
 """Gamma policies under loads: for each batch size and context the tokens per second of every constant gamma, of each
 policy and of the oracle, and how far they are below it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -31,7 +31,6 @@ from specbench.results.table import Table
 
 LARGEST = 10  # gamma
 ALL = "optimal,adaptive,goodput,heuristic,sglang,tensorrt_llm"
-KEYS = ("batch_size", "context", "cost", "by_row", "tokens")
 COST = "cost=START,STEP,TOKEN,CONTEXT (seconds of a round, drafter step, token that is read, token of context)"
 
 
@@ -47,15 +46,15 @@ class Asked:
 
 
 def asked_loads(overrides: Sequence[str]) -> Asked:
-    """What overrides of KEYS say. Raises ConfigError."""
+    """What the overrides of a load (LOAD_KEYS of the command) say. Raises ConfigError."""
     given = dict(override.split("=", 1) for override in overrides)
-    cost = _numbers(given, "cost", "", 0.0, 1e6, COST)
+    cost = numbers_of(given, "cost", "", 0.0, 1e6, COST)
     if len(cost) != 4 or not sum(cost[:1]):
         raise ConfigError(f"cost={shown(given.get('cost', ''))} is not allowed: give {COST}; START must be above 0")
     if (by_row := given.get("by_row", "false")) not in ("true", "false"):
         raise ConfigError(f"by_row={shown(by_row)} is not allowed: it must be true or false")
     whole = [
-        [int(value) for value in _numbers(given, key, default, low, 1e6, "whole numbers", whole=True)]
+        [int(value) for value in numbers_of(given, key, default, low, 1e6, "whole numbers", whole=True)]
         for key, default, low in (("batch_size", "1", 1), ("context", "256", 0), ("tokens", "2000", 1))
     ]
     if len(whole[2]) > 1:
@@ -63,9 +62,10 @@ def asked_loads(overrides: Sequence[str]) -> Asked:
     return Asked(whole[0], whole[1], RoundSeconds(*cost), by_row == "true", whole[2][0])
 
 
-def _numbers(
-    given: dict[str, str], key: str, default: str, low: float, high: float, what: str, whole: bool = False
+def numbers_of(
+    given: Mapping[str, str], key: str, default: str, low: float, high: float, what: str, whole: bool = False
 ) -> list[float]:
+    """The numbers that a key has, with commas between them. Raises ConfigError."""
     try:
         values = [float(part) for part in given.get(key, default).split(",") if part]
     except ValueError:

@@ -87,10 +87,10 @@ class GoodputGamma(GammaPolicy):
     With `signal: none` all rows get the gamma with the largest goodput, from each row's acceptance and that at each
     place of a draft.
     With `confidence` a guess has a probability to be accepted, `AcceptanceFit` of max q, and to survive, the product
-    along its draft. Another level is drafted while the survival that it promises, summed over the rows, is worth its
-    time at the goodput that rounds have had, and guesses are verified while theirs is: in whole columns of the batch,
-    which this decoder pads, or `by_row`, so that the guesses that are worth a token's time are one prefix of all
-    guesses in order of survival (vLLM's adaptive verification).
+    along its draft. Another level is drafted while the survival that it promises by each row's own acceptance so far,
+    summed over the rows, is worth its time at the goodput that rounds have had, and guesses are verified while theirs
+    is: in whole columns of the batch, which this decoder pads, or `by_row`, so that those that are worth a token's
+    time are one prefix of all guesses in order of survival (vLLM's adaptive verification).
 
     Whether a guess is verified depends on the q of its draft up to its own, never on the drawn token: q of a guess
     comes before its draw, and the price of a token before the round."""
@@ -115,6 +115,7 @@ class GoodputGamma(GammaPolicy):
         self.acceptance = AcceptanceFit(forget)
         self.survival: list[list[float]] = []  # of this round's guesses, by row
         self.logits: list[list[float]] = []
+        self.hope: list[float] = []  # by row, the acceptance of a guess that is not drawn yet
         self.own: PerRow[tuple[float, float]] = PerRow()  # accepted and tested guesses of a row
         self.idle = 0  # rounds without a draft since the last one with
 
@@ -138,8 +139,9 @@ class GoodputGamma(GammaPolicy):
         self.survival = [[] for _ in range(state.batch_size)]
         self.logits = [[] for _ in range(state.batch_size)]
         mean = float(self.accepted.sum() / self.tested.sum())
-        seen = [self.own.of(state, row, (0.0, 0.0)) for row, on in enumerate(state.active) if on]
-        alphas = [(accepted + mean * PRIOR) / (tested + PRIOR) for accepted, tested in seen or [(0.0, 0.0)]]
+        seen = [self.own.of(state, row, (0.0, 0.0)) for row in range(state.batch_size)]
+        self.hope = [(accepted + mean * PRIOR) / (tested + PRIOR) for accepted, tested in seen]
+        alphas = [hope for hope, on in zip(self.hope, state.active, strict=True) if on] or [mean]
         self.by_place = np.minimum(np.outer(alphas, self.accepted / self.tested / mean), 1)
         gamma, self.rate = self._choose()
         self.idle = 0 if gamma else self.idle + 1
@@ -179,11 +181,12 @@ class GoodputGamma(GammaPolicy):
                 c = min(max(signal, CERTAIN), 1 - CERTAIN)
                 logits.append(math.log(c / (1 - c)))
                 own.append((own[-1] if own else 1.0) * self.acceptance.of(logits[-1]))
-        hope = float(self.accepted.sum() / self.tested.sum())  # of the next guess
+        hopes = [own[-1] * hope if own else 0.0 for own, hope in zip(self.survival, self.hope, strict=True)]
         _, step, token, _ = self.costs.by
         price = self.rate * token
-        going = [len(own) == depth > 0 and (not self.by_row or own[-1] * hope >= price) for own in self.survival]
-        promised = sum(own[-1] * hope for own, on in zip(self.survival, going, strict=True) if on)
+        going = [len(own) == depth > 0 and (not self.by_row or hope >= price)
+                 for own, hope in zip(self.survival, hopes, strict=True)]  # fmt: skip
+        promised = sum(hope for hope, on in zip(hopes, going, strict=True) if on)
         columns = sum(going) if self.by_row else self.rows
         return going if promised >= self.rate * step + columns * price else [False] * len(count)
 

@@ -138,6 +138,7 @@ def farthest(found, own, kind, **spoilt):
     return worst
 
 
+@pytest.mark.slow_cases("z-lab")
 @pytest.mark.parametrize("kind", KINDS)
 def test_q_is_that_of_a_plain_forward_over_the_whole_text(kind):
     """In ragged rows, after every number of accepted guesses. Controls: hidden states of the layer before, keys of the
@@ -157,6 +158,7 @@ def test_hidden_states_that_are_not_taken_are_seen(monkeypatch):
     assert farthest(found, own, "z-lab") > 1e-3
 
 
+@pytest.mark.slow_cases("dspark-paged")
 @pytest.mark.parametrize(("kind", "cache"), in_turn(["z-lab", "speculators", "dspark"], [("static",), ("dynamic",),
                                                                                        ("paged",)]))  # fmt: skip
 def test_a_run_is_exact(kind, cache, tmp_path):

@@ -170,6 +170,7 @@ def forward(model: EagleModel, features: torch.Tensor, tokens: list[int]) -> tor
     return model.forward(pairs, torch.zeros(1, dtype=torch.long), visible)[0]
 
 
+@pytest.mark.slow_cases("residual", "before_fc", "two_layers")
 @pytest.mark.parametrize("name", STORED)
 def test_logits_are_those_of_speculators(name):
     """As stored, and at every position as the forward pass in numpy has them."""
@@ -258,6 +259,7 @@ def expected_laws(name, text, guesses, layers=None) -> torch.Tensor:
     return torch.stack(laws)
 
 
+@pytest.mark.slow_cases("no_aux", "sglang", "no_map", "no_embedding", "prefixed", "no_last_norm", "parallel_normed")
 @pytest.mark.parametrize("name", CASES)
 def test_q_is_that_of_the_whole_text(name):
     """In ragged rows, after every number of accepted guesses, for guesses behind the draft model's own states."""
@@ -267,6 +269,7 @@ def test_q_is_that_of_the_whole_text(name):
         torch.testing.assert_close(q, expected_laws(name, text, guesses), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow_cases("independent-[2,1]-depths0")
 @pytest.mark.parametrize(("children", "branching", "depths"), [
     ("independent", "[2,1]", [1, 1, 2, 2, 3, 3]), ("distinct", "[2,2]", [1, 1, 2, 2, 2, 2, 3, 3, 3, 3]),
 ])  # fmt: skip
@@ -402,6 +405,7 @@ def test_a_run_says_which_reading_it_took(tmp_path):
     assert told.target.feature_layers == (0, 1, 8) and not any("first prompts" in note for note in told.notes)
 
 
+@pytest.mark.slow_cases("parallel_normed", "two_layers", "eagle1")
 @pytest.mark.parametrize(("name", "cache_name", "batch"), [
     ("plain", "static", 2), ("two_layers", "paged", 2), ("qwen", "dynamic", 1), ("eagle1", "paged", 1),
     ("parallel", "paged", 2), ("parallel_normed", "dynamic", 1),

@@ -233,6 +233,7 @@ def checked(folder, limit, *numbers):
     return code, json.loads((folder / "results.json").read_text())
 
 
+@pytest.mark.slow
 def test_checks_go_on_after_failures_and_say_what_happened(tmp_path, monkeypatch, capsys):
     what = {
         1: (50.0, ""),
@@ -319,6 +320,7 @@ def test_everything_is_in_one_file_to_send(tmp_path, monkeypatch):
     assert "OSError: first" in log and "ValueError: below" in log
 
 
+@pytest.mark.slow
 def test_captures_in_a_timed_part_fail(seen, cuda, monkeypatch, tmp_path):
     """Negative control: rows at other addresses in each decode."""
     monkeypatch.setattr(ops, "run_on", lambda device: False)

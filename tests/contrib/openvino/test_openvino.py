@@ -59,6 +59,7 @@ def some_logits(model: LanguageModel) -> list[torch.Tensor]:
     return [*found, model.forward(embedded, torch.tensor([9, 9]), visible)]
 
 
+@pytest.mark.slow_cases("gemma3_text-static")
 @needs_openvino
 @pytest.mark.parametrize(("kind", "cache"), [
     ("gemma3_text", "static"), ("gpt2", "paged"), pytest.param("llama", "dynamic", marks=pytest.mark.slow)

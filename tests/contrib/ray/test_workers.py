@@ -1,6 +1,5 @@
 """workers=N: results equal those of one process bit for bit, whoever decodes what and whoever dies."""
 
-import json
 import os
 import pickle
 import signal
@@ -15,12 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow.parquet as parquet
 import pytest
 import torch
 from audio_cases import of
 from choosing import slow_unless
 from small_runs import call, composed, small
+from split_cases import CASES, checked_for, facts, one_process, prompts
 from sweep_cases import another_job
 
 import specbench.config.build as build_of
@@ -45,36 +44,7 @@ from specbench.run import batching as requests
 from specbench.run.execute import save
 from specbench.run.jobs import RunJob
 from specbench.run.phase_timer import Phases
-from specbench.run.run import run
 from specbench.stats import position_stats as text_laws
-
-# What follows from times. Of the rest every digit is compared.
-OF_TIMES = {
-    *(
-        "cost",
-        "speedup",
-        "throughput",
-        "throughput_ci95",
-        "throughput_by_rows",
-        "speedup_over",
-        "bandwidth",
-        "recording",
-    ),
-    *(
-        "latency",
-        "memory",
-        "machine",
-        "seconds",
-        "optimal_gamma",
-        "gamma_sweep",
-        "gamma_pick",
-        "cost_check",
-        "regret",
-        "no_replay",
-    ),
-    *("provenance", "identity", "config_digest", "config", "overrides", "workers"),
-}
-OF_CATEGORIES = ("prompts", "tokens", "rounds", "block_efficiency", "alpha")
 
 
 class HerePool:
@@ -127,69 +97,12 @@ class LatePool(HerePool):
         return late if self.opened.count(self.order[0]) > 1 or not others else super().wait(others, seconds)
 
 
-def prompts(folder: Path, count=7, turns=1) -> Path:
-    """A file of short prompts of different lengths, each with so many turns."""
-    path = folder / f"prompts-{turns}.jsonl"
-    words = ["def", "add(a,", "b):\n", "   ", "return", "a", "+", "b\n\nfor", "value", "in", "range(3):\n"]
-    texts = [" ".join(words[: 3 + i]) for i in range(count)]
-    lines = [
-        {"question_id": i, "category": "ab"[i % 2], "turns": [text] * (1 if i == 2 else turns)}
-        for i, text in enumerate(texts)
-    ]
-    path.write_text("\n".join(map(json.dumps, lines)))
-    return path
-
-
-def checked_for(good, path, *overrides):
-    given = ("executor=eager", "drafter=model", f"drafter.path={good}", f"target.path={good}", "logger=none", "gamma=2")
-    return check(composed(*small("max_new_tokens=6", "data=questions", f"data.path={path}", "data.limit=null", *given,
-                                 *overrides)))  # fmt: skip
-
-
-def one_process(checked, folder):
-    """The run in this process."""
-    parts = build(checked)
-    result, record = run(parts, folder)
-    save(RunJob([], folder, checked), parts.target.tokenizer, result, record)
-    return load_run(folder)
-
-
 def several(checked, folder, pool, count=2):
     """The same on workers."""
     team = Team(checked, pool, count)
     result, record = workers_run.run_on_workers(team, folder, lambda *told: None, lambda group: None, Phases())
     save(RunJob([], folder, checked), team.tokenizer, result, record)
     return load_run(folder)
-
-
-def facts(found):
-    """Everything of a stored run that does not follow from times."""
-    result = {name: value for name, value in found.result.items() if name not in OF_TIMES}
-    result["executor"] = {name: result["executor"].get(name) for name in ("products", "chosen")}
-    result["lossless"] = {**result["lossless"], "reread": {**result["lossless"]["reread"], "seconds": 0}}
-    result["by_category"] = {
-        name: {key: numbers[key] for key in OF_CATEGORIES} for name, numbers in result["by_category"].items()
-    }
-    lines = [{k: v for k, v in line.items() if "seconds" not in k} for line in found.prompts]
-    tables = {}
-    for name in ("rounds", "positions", "sums"):
-        table = parquet.read_table(found.folder / f"{name}.parquet").to_pydict()
-        chosen = [key for key in table if "seconds" not in key and "log_speedup" not in key and "bytes" not in key]
-        tables[name] = {key: pickle.dumps(table[key]) for key in chosen}
-    return json.dumps(result), lines, tables
-
-
-CASES = {
-    "sampled": ("verdict_tokens=60",),
-    "greedy": ("temperature=0", "verdict_tokens=40"),
-    "rows and turns": ("turns", "batch_size=2", "verdict_tokens=200"),
-    "all is read": (),
-    "all is read, greedy": ("temperature=0",),
-    "rows": ("batch_size=2",),
-    "turns": ("turns",),
-    "heuristic gamma": ("gamma_policy=heuristic", "lenience=0.5"),
-    "beams": ("decoding=beam", "temperature=0", "verdict_tokens=60"),
-}
 
 
 @pytest.mark.parametrize("case", [slow_unless(case == "sampled", case) for case in CASES])
@@ -221,6 +134,7 @@ def test_workers_give_what_one_process_gives(case, good, tmp_path, monkeypatch):
     assert sum(worker["lost"] for worker in two.result["workers"]) == len(lost) == (2 if case == "sampled" else 0)
 
 
+@pytest.mark.slow
 def test_a_group_that_kills_its_workers_is_a_failure(good, tmp_path, monkeypatch):
     monkeypatch.setattr(team_of, "TRIES", 2)
     checked, killers = checked_for(good, prompts(tmp_path, 4)), []
@@ -238,6 +152,7 @@ def test_a_group_that_kills_its_workers_is_a_failure(good, tmp_path, monkeypatch
     assert [line["error"] for line in found.prompts if "error" in line] == ["2 workers died while they decoded it"]
 
 
+@pytest.mark.slow
 def test_without_workers_the_run_ends(good, tmp_path, monkeypatch):
     monkeypatch.setattr(team_of, "FUTILE", 1)
     checked = checked_for(good, prompts(tmp_path, 4))

@@ -151,6 +151,7 @@ def check_kind(kind: str, cases) -> None:
             assert itself.texts == helped.texts == plain.texts == generated(kind)
 
 
+@pytest.mark.slow_cases("qwen3_next")
 @pytest.mark.parametrize("kind", FAST)
 def test_texts_and_acceptance(kind):
     check_kind(kind, [(0.0, "static", 2), (1.0, "dynamic", 1)])
@@ -262,6 +263,7 @@ def test_alpha_by_teacher_forcing_has_no_control_without_a_mask(folders, capsys)
     assert "none: its state is recurrent" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run(folders, monkeypatch, tmp_path, capsys):
     """A hybrid target with a recurrent drafter, two rows: the verdict reads the texts with the stock module, and what
     reading again costs is part of v."""

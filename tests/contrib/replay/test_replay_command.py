@@ -59,6 +59,7 @@ def test_a_verifier_without_laws_leaves_nothing_to_replay(finished, capsys):
     assert "there are no betas along its text" in capsys.readouterr().err
 
 
+@pytest.mark.slow_cases("overrides1-where a round began")
 @pytest.mark.parametrize(("overrides", "why"), [
     (("gamma=2", "lenience=0.5", "data.limit=1"), "lenience below 1"),
     (("drafter=ngram", "temperature=0"), "where a round began"),
@@ -72,6 +73,7 @@ def test_runs_whose_text_tells_nothing_of_another_gamma_say_so(overrides, why, f
     assert why in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_interval_of_costs_that_are_not_known_to_be_above_zero_is_unknown(finished):
     _, _, folder = finished("gamma=4", "data.limit=12")
     trace = load_trace(folder)
@@ -116,7 +118,7 @@ def test_halves_of_another_run_are_refused_and_older_results_are_in_sample(finis
 
 
 @pytest.mark.parametrize("overrides", [
-    ["temperature=0"], ["gamma_policy=fixed", "gamma_policy=oracle"], ["+gamma_policy.x=1"], ["x"],
+    ["temperature=0"], ["gamma_policy=fixed", "gamma_policy=oracle"], ["+gamma_policy.x=1"], ["x"], ["batch_size"],
 ])  # fmt: skip
 def test_replay_refuses_what_cannot_apply(overrides, capsys, tmp_path):
     with pytest.raises(SystemExit) as stop:

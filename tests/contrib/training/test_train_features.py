@@ -365,6 +365,7 @@ def small_training(name, folder, *overrides, **others):
                     *(f"{key}={value}" for key, value in own.items()), *overrides)  # fmt: skip
 
 
+@pytest.mark.slow_cases("dflash")
 @pytest.mark.parametrize("name", KINDS)
 def test_an_interrupted_training_goes_on_where_it_was(name, tmp_path, monkeypatch):
     """The same weights and curve as without an interruption; negative control: begun anew with another seed."""
@@ -424,6 +425,7 @@ def refused(folder, told, *overrides, **others):
     assert sorted(path.name for path in (folder / "cut").iterdir() if path.name != ".lock") == before
 
 
+@pytest.mark.slow_cases("True-{}", "True-[]")
 @pytest.mark.parametrize("content", [None, '{"row": ', "[]", "{}"])
 @pytest.mark.parametrize("resume", [True, False])
 def test_checkpoints_of_others_stay(resume, content, tmp_path, monkeypatch):
@@ -434,6 +436,7 @@ def test_checkpoints_of_others_stay(resume, content, tmp_path, monkeypatch):
     refused(tmp_path, "cut has a checkpoint-\\*, but no training.json that says what it is of", f"resume={resume}")
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_with_the_same_files_alone(tmp_path, monkeypatch):
     """The text, or the target's weights, that have changed under the same path are another training; a folder that the
     Trainer did not name is left where it is."""
@@ -452,6 +455,7 @@ def test_a_training_goes_on_with_the_same_files_alone(tmp_path, monkeypatch):
     assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-best"]
 
 
+@pytest.mark.slow
 def test_gradients_of_several_batches_make_one_step(tmp_path):
     """Two batches of one row are one of two rows where both have as many places that count, as all rows of a text.
     Answers of unequal lengths have not: a step is the mean of the batches' losses, each over its own places."""
@@ -530,6 +534,7 @@ def test_stored_hidden_states_give_the_same_loss_and_gradients(name, tmp_path):
     assert not kept.path.exists()
 
 
+@pytest.mark.slow_cases("dflash")
 @pytest.mark.parametrize("name", KINDS)
 def test_a_training_over_several_epochs_runs_the_target_once(name, tmp_path, monkeypatch):
     """It loses what one on the fly does, and leaves no file behind."""

@@ -53,6 +53,7 @@ def test_a_run_on_sounds_is_lossless(here, temperature, drafter, tmp_path):
     assert not any("values" in vars(r.request.encoder_input) for r in record.results)  # they are freed
 
 
+@pytest.mark.slow
 def test_a_drafter_begins_where_the_target_does(here, tmp_path):
     """It knows no languages, and suppresses other first tokens: beta is that of both laws behind the target's start."""
     own = broken(here / "small", tmp_path / "own", "generation_config.json", begin_suppress_tokens=[20, 21, 22],

@@ -61,6 +61,7 @@ def without_end(texts):
     return [text[:-1] if text[-1] == 1 else text for text in texts]
 
 
+@pytest.mark.slow
 def test_tokens_are_those_of_generate():
     assert reads_trees(loaded(0), "tiny")
     for speech, ways in ((ENGLISH, WAYS), (GERMAN, WAYS[:2])):

@@ -4,8 +4,8 @@ guesses."""
 from dataclasses import dataclass
 from typing import Any
 
+from specbench.contrib.servers.tensorrt_gamma import by_batch
 from specbench.decoding.gamma_policy import GammaPolicy, RowsSeen
-from specbench.policies.gamma.tensorrt_llm import by_batch
 from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
 
 

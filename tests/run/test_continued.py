@@ -1,0 +1,204 @@
+"""A run that is killed goes on in another process, and has the numbers of one that was not."""
+
+import pytest
+from checkpoints import Harmful
+from choosing import slow_unless
+from split_cases import CASES, checked_for, facts, one_process, prompts
+
+from specbench.results import writer
+from specbench.results.atomic_files import GROUPS
+from specbench.results.reader import load_run
+from specbench.results.signed_file import SignedFile, own_key
+from specbench.run import batching, kept_groups
+from specbench.run.execute import claimed, execute
+from specbench.run.interleave import InterleavedGroup
+from specbench.run.jobs import RunJob
+
+
+class KilledError(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """The numbers of the groups that were decoded. At those of `decoded.dies` the process is killed, once."""
+    plain = InterleavedGroup.decode_all_ways
+
+    class Decoded(list):
+        dies: set
+        end: type
+
+    found = Decoded()
+    found.dies, found.end = set(), KilledError
+
+    def decode(self, wanted, jobs, number):
+        if number in found.dies:
+            found.dies.remove(number)
+            raise found.end
+        found.append(number)
+        return plain(self, wanted, jobs, number)
+
+    monkeypatch.setattr(InterleavedGroup, "decode_all_ways", decode)
+    return found
+
+
+def execute_until_over(checked, folder, between=lambda: None):
+    """The run, begun again after each kill."""
+    job = RunJob([], folder, checked)
+    while True:
+        try:
+            [outcome] = execute([job])
+        except KilledError:
+            between()
+            continue
+        assert outcome.error is None and not (folder / GROUPS).exists()
+        return load_run(folder)
+
+
+@pytest.mark.parametrize("case", [slow_unless(case == "sampled", case) for case in CASES])
+def test_a_run_that_is_killed_has_the_numbers_of_one_that_is_not(case, good, decoded, tmp_path, monkeypatch):
+    """It is killed twice; once half of a group more stands in the file."""
+    monkeypatch.setattr(batching, "FEWEST", 1)  # so that few prompts make several groups of rows
+    turns = 2 if "turns" in CASES[case] else 1
+    checked = checked_for(good, prompts(tmp_path, 7 if turns == 1 else 4, turns), *CASES[case][turns - 1 :])
+    one, folder, last = one_process(checked, tmp_path / "one"), tmp_path / "two", max(decoded)
+    decoded.clear()
+    decoded.dies = {1, last}
+
+    def half_a_group():
+        with (folder / GROUPS).open("ab") as file:
+            file.write(b"x" * 50)
+
+    two = execute_until_over(checked, folder, half_a_group)
+    assert decoded == [*range(last + 1)]  # each once
+    told = two.result["notes"].pop()
+    assert told.startswith("the run was continued in a new process: ") and told.endswith("times are of 3 processes")
+    assert facts(one) == facts(two)
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_too(good, decoded, tmp_path):
+    """Its results stay beside those of the whole run."""
+    checked, folder = checked_for(good, prompts(tmp_path)), tmp_path / "two"
+    one = one_process(checked, tmp_path / "one")
+    decoded.clear()
+    decoded.dies, decoded.end = {3}, KeyboardInterrupt
+    [outcome] = execute([RunJob([], folder, checked)])
+    assert outcome.result.status == "interrupted" and (folder / GROUPS).exists()
+    two = execute_until_over(checked, folder)
+    assert decoded == [*range(7)] and two.result["notes"].pop().endswith("times are of 2 processes")
+    assert facts(one) == facts(two) and load_run(folder / "earlier-1").result["counts"]["prompts"] == 3
+
+
+@pytest.mark.slow
+def test_what_was_read_before_the_kill_counts(good, decoded, tmp_path, monkeypatch):
+    """Without it the verdict of a continued run reads more texts than it may."""
+    monkeypatch.setattr(kept_groups, "OF_SESSION", ())
+    checked = checked_for(good, prompts(tmp_path), *CASES["sampled"])
+    one, decoded.dies = one_process(checked, tmp_path / "one"), {5}
+    assert facts(one) != facts(execute_until_over(checked, tmp_path / "two"))
+
+
+def test_what_learns_from_what_was_decoded_before_begins_anew(good, decoded, tmp_path):
+    decoded.dies = {1}
+    checked = checked_for(good, prompts(tmp_path, 2), "gamma_policy=adaptive")
+    found = execute_until_over(checked, tmp_path / "run")
+    assert decoded == [0, 0, 1] and not any("continued" in note for note in found.result["notes"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["seed", "code", "finished", "force"])
+def test_another_run_and_a_finished_one_are_decoded_whole(change, good, decoded, tmp_path, monkeypatch):
+    path, folder = prompts(tmp_path, 2), tmp_path / "run"
+    checked = checked_for(good, path)
+    decoded.dies = {1}
+    if change == "finished":
+        decoded.dies = set()
+        with monkeypatch.context() as patch:
+            patch.setattr(writer, "GROUPS", "none")  # as if the process had been killed before it could remove them
+            execute([RunJob([], folder, checked)])
+        decoded.clear()
+        with claimed(RunJob([], folder, checked)):
+            assert not (folder / GROUPS).exists()
+            execute_until_over(checked, folder)
+    elif change == "code":
+        job = RunJob([], folder, checked)
+        with pytest.raises(KilledError):
+            execute([job])
+        file = SignedFile(folder / GROUPS)
+        identity, *kept = file.found
+        file.clear()
+        for value in (identity | {"code": {}}, *kept):
+            file.append(value)
+        decoded.clear()
+        execute([job])
+    else:
+        other = checked_for(good, path, "seed=1" if change == "seed" else "force=true")
+        with pytest.raises(KilledError):
+            execute([RunJob([], folder, checked)])
+        decoded.clear()
+        execute([RunJob([], folder, other)])
+    assert decoded == [0, 1]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_file_of_another_user_is_not_read(own, tmp_path, monkeypatch):
+    """With the own key the trap springs, so the test would see it."""
+    with monkeypatch.context() as patch:
+        if not own:
+            patch.setenv("SPECBENCH_CACHE", str(tmp_path / "theirs"))
+        file = SignedFile(tmp_path / GROUPS)
+        file.append(1)
+        file.append(Harmful(tmp_path / "sprung"))
+        file.close()
+    file = SignedFile(tmp_path / GROUPS)
+    assert file.found == ([1, None] if own else []) and (tmp_path / "sprung").exists() == own
+    if own:
+        (tmp_path / "sprung").rmdir()
+    file.append(2)
+    assert SignedFile(tmp_path / GROUPS).found == [*file.found, 2]
+
+
+def test_values_are_read_in_the_order_in_which_they_were_signed(tmp_path):
+    sizes, file = [], SignedFile(tmp_path / GROUPS)
+    for value in "abc":
+        file.append(value)
+        sizes.append(file.file.tell())
+    whole = (tmp_path / GROUPS).read_bytes()
+    a, b, c = whole[: sizes[0]], whole[sizes[0] : sizes[1]], whole[sizes[1] :]
+    for content, found in (
+        (a + c, ["a"]),
+        (b + a, []),
+        (a + b + c[:-1], ["a", "b"]),
+        (a + a, ["a"]),
+        (whole, [*"abc"]),
+    ):
+        (tmp_path / GROUPS).write_bytes(content)
+        assert SignedFile(tmp_path / GROUPS).found == [*found]
+    huge = a + a[:32] + (2**62).to_bytes(8) + b"x"
+    (tmp_path / GROUPS).write_bytes(huge)
+    assert SignedFile(tmp_path / GROUPS).found == ["a"] and (tmp_path / GROUPS).read_bytes() == a
+
+
+@pytest.mark.parametrize("damage", ["open to others", "short", "a link"])
+def test_a_key_that_others_may_know_is_none(damage, tmp_path):
+    key = own_key()
+    assert key is not None and own_key() == key
+    path = tmp_path / "cache" / "key"
+    assert path.stat().st_mode & 0o077 == 0 and [*path.parent.iterdir()] == [path]
+    if damage == "open to others":
+        path.chmod(0o640)
+    elif damage == "short":
+        path.write_bytes(key[:-1])
+    else:
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    assert own_key() is None
+    file = SignedFile(tmp_path / GROUPS)
+    file.append(1)
+    assert (tmp_path / GROUPS).read_bytes() == b""
