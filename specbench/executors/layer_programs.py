@@ -141,7 +141,7 @@ class LayerCall:
             programs.found[key] = self._find(key, cache, number, tensors)
             if (made := programs.found[key]) is not None:
                 given_to_all = [*tensors, cache.slots, *stored, *self.tensors]
-                programs.found[key] = bare(made[0], given_to_all), made[1]
+                programs.found[key] = innermost(made[0], given_to_all), made[1]
         code, result = programs.found[key] or (None, None)
         programs.last = Shared(self.kind, hidden.shape, rest, cache.slots, key, tensors[1:], shapes[0], code, result)
         return programs.last
@@ -214,7 +214,7 @@ class LayerCall:
         return artifact, results[-1]
 
 
-def bare(code: Callable[..., Sequence[Tensor]], given: list[Tensor]) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+def innermost(code: Callable[..., Sequence[Tensor]], given: list[Tensor]) -> Callable[[list[Tensor]], Sequence[Tensor]]:
     """Runs a program once with tensors `given`; returns what it calls at last, if that takes and returns the very same
     tensors: what PyTorch does around it takes the host longer than a small layer."""
     calls: list[Any] = []

@@ -17,7 +17,7 @@ from specbench.executors.quant_grids import INT4, INT8, QuantGrid
 INT4_ROWS = 16  # the layout of the kernel for 4 bits needs a multiple of so many outputs
 ONEDNN_ROWS = 16  # rows of x that oneDNN's layout is made for: the fastest, or equal, for 1 to 512 rows
 HALF_EXPONENT = 15  # of the largest weight in float16, after scaling
-PAIR, LINE = 2, 16  # of kernels/half_pairs.cpp
+PAIRED, LINE = 2, 16  # of kernels/half_pairs.cpp
 FEW = 2**17  # bytes of a weight that several threads do not read faster than one
 
 _onednn: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
@@ -120,13 +120,13 @@ class HalfPairs(HalfWeight):
     factor = 1.0  # of the result, before the bias
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
-        pairs = weight.half().view(-1, PAIR, weight.shape[1] // LINE, LINE)
+        pairs = weight.half().view(-1, PAIRED, weight.shape[1] // LINE, LINE)
         self.packed: Tensor = pairs.transpose(1, 2).contiguous()
         (self.outputs, self.inputs), self.bias, self.bytes = weight.shape, bias, weight.nbytes // 2
 
     @classmethod
     def offers(cls, weight: Tensor) -> bool:
-        if weight.dtype != torch.float32 or weight.shape[1] % LINE or len(weight) % PAIR or half_pairs() is None:
+        if weight.dtype != torch.float32 or weight.shape[1] % LINE or len(weight) % PAIRED or half_pairs() is None:
             return False
         return torch.equal(weight.half().float(), weight)
 

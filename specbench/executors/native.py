@@ -15,7 +15,7 @@ from specbench.executors.machine import cache_dir, cpu_features
 
 log = logging.getLogger(__name__)
 SOURCE = Path(__file__).parents[1] / "kernels" / "half_pairs.cpp"
-FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+BUILD_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 COMPILERS = ("g++", "c++", "clang++")
 
 
@@ -25,13 +25,13 @@ def half_pairs() -> Callable[..., None] | None:
     compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
     if compiler is None:
         return None
-    name = hashlib.sha256(f"{SOURCE.read_text()} {compiler} {FLAGS} {cpu_features()}".encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{SOURCE.read_text()} {compiler} {BUILD_FLAGS} {cpu_features()}".encode()).hexdigest()[:16]
     path = cache_dir() / "kernels" / f"half_pairs-{name}.so"
     try:
         if not path.is_file() or path.stat().st_uid != os.getuid():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             temporary = path.with_suffix(f".{os.getpid()}.tmp")
-            subprocess.run([compiler, *FLAGS, str(SOURCE), "-o", str(temporary)], check=True, capture_output=True)
+            subprocess.run([compiler, *BUILD_FLAGS, str(SOURCE), "-o", str(temporary)], check=True, capture_output=True)
             os.replace(temporary, path)
         found = ctypes.CDLL(str(path)).half_pairs
     except (OSError, subprocess.CalledProcessError) as error:
