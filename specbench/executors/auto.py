@@ -264,7 +264,7 @@ class AutoExecutor(Executor):
     def held(self, weights: int, tied: int, device: torch.device, halves: bool) -> int:
         if device.type != "cpu":
             return weights
-        some = torch.zeros(1, 1)  # a processor without FBGEMM offers no HalfWeight
+        some = torch.zeros(2, 16)  # a processor without FBGEMM or a compiler offers no HalfWeight
         offers = any(issubclass(kind, HalfWeight) and kind.offers(some) for kind in self.kinds)
         return (weights + tied) // (1 + (halves and offers))
 

@@ -26,6 +26,7 @@ from torch._inductor.standalone_compile import CompiledArtifact
 
 from specbench.errors import causes, first_line
 from specbench.executors.machine import cache_dir, cache_file, write_cache_file
+from specbench.executors.packed_linear import call_directly
 
 log = logging.getLogger(__name__)
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
@@ -94,6 +95,7 @@ class Programs:
         about = self.folder.stat()
         if about.st_uid != os.getuid() or about.st_mode & 0o022:  # a program is code: only what the user alone writes
             return None
+        call_directly()
         try:
             result = pickle.loads((self.folder / f"{name}.result").read_bytes())
             code = CompiledArtifact.load(path=str(self.folder / f"{name}.program"))
@@ -106,6 +108,7 @@ class Programs:
     @contextmanager
     def making(self, weights: int, clock: Callable[[], float] = time.perf_counter) -> Iterator[None]:
         """Inside this context a program with so many weights is made."""
+        call_directly()
         self.tell(f"compiling program {self.made + 1}")
         begun = clock()
         yield

@@ -6,15 +6,20 @@ minutes, compiling one takes seconds. Caches are those of `specbench.cache`. b r
 
 import contextlib
 import logging
+import operator
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch._inductor.output_code import CompiledFxGraph
 from torch.export import Dim
+from torch.nn import functional
 from torch.nn.utils.stateless import _reparametrize_module
 from transformers import PreTrainedModel
+from transformers.integrations import sdpa_attention
 
 from specbench.decoding.executor import cache_argument
 from specbench.errors import first_line
@@ -38,7 +43,8 @@ class LayerPrograms:
         """Programs are found in `kept`; those that are missing are made while `compiles` is set."""
         self.kept, self.used, self.compiles, self.attached = kept, True, False, False
         self.missed = 0  # calls without a program
-        self.found: dict[Any, CompiledProgram | None] = {}
+        self.found: dict[Any, tuple[Callable[[list[Tensor]], Sequence[Tensor]], Any] | None] = {}
+        self.last: Shared | None = None  # of the last call
 
     def attach(self, module: nn.Module) -> None:
         """From now on the layers of a causal module of transformers run as programs, if there are enough."""
@@ -59,12 +65,31 @@ class LayerPrograms:
 
     def start(self) -> None:
         """Missing programs are made from now on, until `settle`."""
-        self.used, self.compiles, self.missed = True, True, 0
+        self.used, self.compiles, self.missed, self.last = True, True, 0, None
         self.found = {key: program for key, program in self.found.items() if program is not None}
 
     def settle(self) -> None:
         """After a warm-up: all calls run alike, so that without one of the programs none is used."""
-        self.used, self.compiles = self.used and not self.missed, False
+        self.used, self.compiles, self.last = self.used and not self.missed, False, None
+
+
+class Shared(NamedTuple):
+    """What the calls of all layers of a kind in one forward have in common."""
+
+    kind: str
+    hidden: torch.Size
+    rest: list[Any]  # values of the call but the cache
+    slots: Tensor
+    key: Any  # of the program
+    tensors: list[Tensor]  # those of `rest`
+    shape: torch.Size  # of the stored keys
+    code: Callable[[list[Tensor]], Sequence[Tensor]] | None  # None without a program
+    result: Any
+
+    def serves(self, kind: str, hidden: Tensor, rest: list[Any], cache: Any) -> bool:
+        """Whether a call is of the same forward: its arguments are the same objects."""
+        same = kind is self.kind and cache is not None and cache.slots is self.slots and hidden.shape == self.hidden
+        return same and len(rest) == len(self.rest) and all(map(operator.is_, rest, self.rest))
 
 
 class LayerCall:
@@ -75,6 +100,7 @@ class LayerCall:
         self.layer, self.place, self.programs = layer, place, programs
         self.cache_name = cache_argument(type(layer).forward)
         self.weights = dict([*layer.named_parameters(), *layer.named_buffers()])
+        self.tensors = [*self.weights.values()]
         kind = (_described(layer), *((name, t.shape, t.dtype) for name, t in self.weights.items()))
         self.kind = sys.intern(str(kind))  # one text for all layers of a kind: each call looks it up
         self.checked: set[Any] = set()
@@ -82,41 +108,56 @@ class LayerCall:
     def __call__(self, hidden_states: Tensor, **given: Any) -> Any:
         """The layer's result for hidden states [b, N, H]; by a program, if they are of one row and its cache and mask
         are of the usual form."""
-        hidden, mask, programs = hidden_states, given.get("attention_mask"), self.programs
+        hidden, programs = hidden_states.contiguous(), self.programs
         cache: Any = given.get(self.cache_name)
+        rest, last = [value for value in given.values() if value is not cache], programs.last
+        if last is None or not last.serves(self.kind, hidden, rest, cache):
+            last = self._shared(hidden, given, rest, cache)
+            if last is None:
+                return self.run(hidden, given)
+        number = 2 * cache.numbers[self.place]
+        stored = cache.pools[number : number + 2]
+        if last.code is None or stored[0].shape != last.shape:
+            programs.missed += 1
+            return self.run(hidden, given)
+        found = rebuild(last.result, last.code([hidden, *last.tensors, cache.slots, *stored, *self.tensors]))
+        return found if last.code in self.checked else self._check(last, found, self.run(hidden, given))
+
+    def _shared(self, hidden: Tensor, given: dict[str, Any], rest: list[Any], cache: Any) -> "Shared | None":
+        """What the layers of this forward have in common, None if no program serves it."""
+        mask, programs = given.get("attention_mask"), self.programs
         usual = programs.used and getattr(cache, "in_place", False) and self.place in cache.numbers and len(hidden) == 1
         usual = usual and cache.near is None and hidden.shape[1] <= MOST_TOKENS  # a program reads leading columns
         usual = usual and isinstance(mask, Tensor) and mask.shape[-1] > 1
         if not usual or torch.compiler.is_compiling():
-            return self.run(hidden, given)
+            return None
         number = cache.numbers[self.place]
-        rest = {name: value for name, value in given.items() if value is not cache}
-        spec, tensors = flatten_arguments((hidden, *rest.values()))
-        stored, tensors = cache.pools[2 * number : 2 * number + 2], [t.contiguous() for t in tensors]
+        names = tuple(name for name, value in given.items() if value is not cache)
+        spec, tensors = flatten_arguments((hidden, *rest))
+        tensors, stored = [t.contiguous() for t in tensors], cache.pools[2 * number : 2 * number + 2]
         span, shapes = cache.span, tuple(t.shape for t in stored)
-        key = (self.kind, spec, (*rest,), min(hidden.shape[1], 2), shapes, span.start, span.stop)
+        key = (self.kind, spec, names, min(hidden.shape[1], 2), shapes, span.start, span.stop)
         if key not in programs.found:
             programs.found[key] = self._find(key, cache, number, tensors)
-        program = programs.found[key]
-        if program is None:
-            programs.missed += 1
-            return self.run(hidden, given)
-        code, result = program
-        found = rebuild(result, code(*tensors, cache.slots, *stored, *self.weights.values()))
-        return found if key in self.checked else self._check(key, found, self.run(hidden, given))
+            if (made := programs.found[key]) is not None:
+                given_to_all = [*tensors, cache.slots, *stored, *self.tensors]
+                programs.found[key] = bare(made[0], given_to_all), made[1]
+        code, result = programs.found[key] or (None, None)
+        programs.last = Shared(self.kind, hidden.shape, rest, cache.slots, key, tensors[1:], shapes[0], code, result)
+        return programs.last
 
     def run(self, hidden: Tensor, given: Any) -> Any:
         """The layer as it is written."""
         return type(self.layer).forward(self.layer, hidden, **given)
 
-    def _check(self, key: Any, found: Any, written: Any) -> Any:
+    def _check(self, shared: "Shared", found: Any, written: Any) -> Any:
         """Compares a program's first result with that of the layer as it is written, which it returns."""
         pairs = zip(flatten_arguments(found)[1], flatten_arguments(written)[1], strict=True)
         if all((ours - own).abs().max() <= ROUNDING * own.abs().max() for ours, own in pairs):
-            self.checked.add(key)
+            self.checked.add(shared.code)
         else:
             log.warning("a program of layer %s gave another result than the layer: it is not used", self.place)
-            self.programs.found[key] = None
+            self.programs.found[shared.key] = self.programs.last = None
         return written
 
     def _find(self, key: Any, cache: Any, number: int, tensors: Sequence[Tensor]) -> CompiledProgram | None:
@@ -146,7 +187,7 @@ class LayerCall:
             given = dict(zip(names, rest, strict=True)) | {self.cache_name: cache}
             named = dict(zip(self.weights, weights, strict=True))
             held = _held(cache, number, slots, [keys, values], given["attention_mask"].shape[-1])
-            with held, _reparametrize_module(self.layer, named):
+            with held, shared_heads(), _reparametrize_module(self.layer, named):
                 result, found = flatten_arguments(self.run(hidden, given))
             results.append(result)
             return tuple(found)
@@ -171,6 +212,47 @@ class LayerCall:
             artifact = torch._inductor.standalone_compile(exported.graph_module, [*inputs, *fixed])
         self.programs.kept.keep(name, artifact, results[-1])
         return artifact, results[-1]
+
+
+def bare(code: Callable[..., Sequence[Tensor]], given: list[Tensor]) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+    """Runs a program once with tensors `given`; returns what it calls at last, if that takes and returns the very same
+    tensors: what PyTorch does around it takes the host longer than a small layer."""
+    calls: list[Any] = []
+
+    def noted(graph: CompiledFxGraph, inputs: list[Tensor]) -> Any:
+        taken, call = [*inputs], graph.current_callable
+        calls.append((call, taken, call(inputs)))  # type: ignore[misc]
+        return calls[-1][2]
+
+    with patch.object(CompiledFxGraph, "__call__", noted):
+        found = code(*given)
+    if len(calls) == 1:
+        call, taken, returned = calls[0]
+        if all(len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in ((taken, given), (returned, found))):
+            return call  # type: ignore[no-any-return]
+    return lambda tensors: code(*tensors)
+
+
+@contextlib.contextmanager
+def shared_heads() -> Iterator[None]:
+    """Inside this context transformers' SDPA does not repeat keys and values for the heads of queries that share them:
+    these become queries of one head."""
+    plain = functional.scaled_dot_product_attention
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, **others: Any) -> Tensor:
+        (b, heads, N, _), own, T = q.shape, k.shape[1], k.shape[2]
+        each = heads // own
+        if each == 1 or attn_mask is None:
+            k, v = (x.repeat_interleave(each, 1) if each > 1 else x for x in (k, v))
+            return plain(q, k, v, attn_mask=attn_mask, **others)
+        mask = attn_mask.expand(b, each if attn_mask.shape[1] == 1 else heads, N, T).reshape(b, -1, each * N, T)
+        return plain(q.reshape(b, own, each * N, -1), k, v, attn_mask=mask, **others).reshape(b, heads, N, -1)
+
+    with (
+        patch.object(sdpa_attention, "repeat_kv", lambda x, times: x),
+        patch.object(functional, "scaled_dot_product_attention", attend),
+    ):
+        yield
 
 
 @contextlib.contextmanager

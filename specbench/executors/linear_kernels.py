@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from specbench.executors.native import half_pairs
 from specbench.executors.quant_grids import INT4, INT8, QuantGrid
 
 INT4_ROWS = 16  # the layout of the kernel for 4 bits needs a multiple of so many outputs
 ONEDNN_ROWS = 16  # rows of x that oneDNN's layout is made for: the fastest, or equal, for 1 to 512 rows
 HALF_EXPONENT = 15  # of the largest weight in float16, after scaling
+PAIR, LINE = 2, 16  # of kernels/half_pairs.cpp
+FEW = 2**17  # bytes of a weight that several threads do not read faster than one
 
 _onednn: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
 _fbgemm: Callable[..., Tensor] = torch.ops.quantized.linear_dynamic_fp16.default
@@ -44,6 +47,10 @@ class Product(ABC):
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
+
+    def into(self, x: Tensor, y: Tensor) -> Tensor:
+        """Writes the product of contiguous x [..., in] into y [..., out], and returns y."""
+        return y.copy_(self(x))
 
 
 class Plain(Product):
@@ -102,6 +109,35 @@ class HalfWeight(Product):
 
     def __call__(self, x: Tensor) -> Tensor:
         y = _fbgemm(x, self.packed)
+        return y if self.bias is None else y.add_(self.bias)
+
+
+class HalfPairs(HalfWeight):
+    """The product of kernels/half_pairs.cpp, which all threads share. The result of a row does not depend on the number
+    of rows. Offered where a C++ compiler is found."""
+
+    name = "half_pairs"
+    factor = 1.0  # of the result, before the bias
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        pairs = weight.half().view(-1, PAIR, weight.shape[1] // LINE, LINE)
+        self.packed: Tensor = pairs.transpose(1, 2).contiguous()
+        (self.outputs, self.inputs), self.bias, self.bytes = weight.shape, bias, weight.nbytes // 2
+
+    @classmethod
+    def offers(cls, weight: Tensor) -> bool:
+        if weight.dtype != torch.float32 or weight.shape[1] % LINE or len(weight) % PAIR or half_pairs() is None:
+            return False
+        return torch.equal(weight.half().float(), weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.into(x.contiguous(), x.new_empty(*x.shape[:-1], self.outputs))
+
+    def into(self, x: Tensor, y: Tensor) -> Tensor:
+        function: Any = half_pairs()
+        threads = torch.get_num_threads() if self.bytes > FEW else 1
+        addresses = x.data_ptr(), self.packed.data_ptr(), y.data_ptr()
+        function(*addresses, x.numel() // self.inputs, self.inputs, self.outputs, self.factor, threads)
         return y if self.bias is None else y.add_(self.bias)
 
 
@@ -202,4 +238,4 @@ class Int4(Quantized):
 
 # Of two that are as fast, the first is taken.
 QUANTIZED: Sequence[type[Product]] = (Int4, Int8)
-KINDS: Sequence[type[Product]] = (HalfWeight, HalfWeightSerial, OneDnn, Plain)
+KINDS: Sequence[type[Product]] = (HalfPairs, HalfWeight, HalfWeightSerial, OneDnn, Plain)

@@ -4,6 +4,7 @@ Layers that multiply the same input, such as q, k and v, share one product of th
 """
 
 import copy
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel
 
 from specbench.decoding.encoder_input import is_cross_attention
 from specbench.decoding.executor import Module, Stored
-from specbench.executors.linear_kernels import Product
+from specbench.executors.linear_kernels import HalfPairs, Product
 from specbench.executors.quantized_linear import QuantizedLinear, grid_of
 
 # Names that transformers gives to linear layers of one module with the same input, in the order of their calls.
@@ -44,6 +45,28 @@ def _shape(x: Tensor, number: Tensor, features: int) -> Tensor:
 torch.library.register_fake("specbench::product", _shape)
 
 
+def product_into(x: Tensor, number: Tensor, out: Tensor) -> None:
+    """As `_product`, of contiguous x, into `out`."""
+    _by_number[int(number)].product.into(x, out)
+
+
+@functools.cache
+def call_directly() -> None:
+    """From now on programs are compiled to call `product_into`: the operator takes the host several times longer."""
+    from torch._inductor import ir
+    from torch._inductor.lowering import register_lowering
+    from torch._inductor.select_algorithm import ExternKernelChoice
+
+    choice = ExternKernelChoice(product_into, name="specbench_product")
+
+    def lowered(x: Any, number: Any, features: int) -> Any:
+        x, number = (ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(t)) for t in (x, number))
+        layout = ir.FixedLayout(x.get_device(), x.get_dtype(), [*x.get_size()[:-1], features])
+        return choice.bind([x, number], layout).output_node()
+
+    register_lowering(torch.ops.specbench.product.default, type_promotion_kind=None)(lowered)
+
+
 class PackedLinear(nn.Module):
     """Multiplies by one weight, which is stored as `scale` times itself: the input is divided by that."""
 
@@ -57,6 +80,8 @@ class PackedLinear(nn.Module):
         self.features, self.numbers, self.bytes = len(weight), weight.numel(), product.bytes
         self.weight = weight.new_empty(0)  # some models ask for its dtype
         key = next(_numbers)
+        if isinstance(product, HalfPairs):  # it scales the result
+            product.factor, scale = 1 / scale, 1.0
         self.register_buffer("number", torch.tensor(key), persistent=False)
         self.register_buffer("unscale", None if scale == 1 else torch.tensor(1 / scale), persistent=False)
         _by_number[key] = self

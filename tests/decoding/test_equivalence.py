@@ -40,8 +40,8 @@ OF_THE_LARGE = ("blockwise", "medusa", "early_exit", "pass_lookahead", "self_qua
 
 
 EXECUTORS = {"eager": EagerExecutor, "half": partial(AutoExecutor, ["half"]),
-             "onednn": partial(AutoExecutor, ["onednn"]), "compiled": partial(CompiledExecutor, ["half"]),
-             "openvino": OpenVINOExecutor}  # fmt: skip
+             "half_pairs": partial(AutoExecutor, ["half_pairs"]), "onednn": partial(AutoExecutor, ["onednn"]),
+             "compiled": partial(CompiledExecutor, ["half_pairs"]), "openvino": OpenVINOExecutor}  # fmt: skip
 needs_openvino = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
 
 
@@ -182,10 +182,10 @@ def test_gamma_zero_is_autoregressive_decoding_at_any_temperature():
 
 
 @pytest.mark.parametrize(("executor", "temperature", "cache_name"), [
-    ("half", 0, "static"), ("onednn", 1, "paged"),
+    ("half_pairs", 0, "static"), ("onednn", 1, "paged"),
     *(pytest.param(*other, marks=pytest.mark.slow) for other in (
-        ("half", 1, "paged"), ("onednn", 1, "static"), ("onednn", 0, "static"), ("onednn", 0, "paged"),
-        ("half", 1, "static"), ("half", 0, "paged"),
+        ("half", 0, "static"), ("half", 1, "paged"), ("onednn", 1, "static"), ("onednn", 0, "static"),
+        ("onednn", 0, "paged"), ("half", 1, "static"), ("half", 0, "paged"),
         ("compiled", 1, "static"), ("compiled", 0, "paged"))),
     *(pytest.param("openvino", 1, cache, marks=needs_openvino) for cache in ("dynamic", "paged")),
     pytest.param("openvino", 0, "static", marks=[needs_openvino, pytest.mark.slow]),

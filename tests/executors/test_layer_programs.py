@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from specbench.cache.static import StaticCache
@@ -12,7 +13,7 @@ from specbench.decoding.executor import cache_argument
 from specbench.executors import layer_programs
 from specbench.executors.auto import AutoExecutor
 from specbench.executors.compile_cache import Programs
-from specbench.executors.layer_programs import LayerCall, LayerPrograms
+from specbench.executors.layer_programs import LayerCall, LayerPrograms, shared_heads
 from specbench.models.shared_cache import view_of
 
 SIZES = dict(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=8, num_attention_heads=4)
@@ -61,6 +62,7 @@ def test_one_program_serves_all_layers_and_all_lengths_and_is_found_by_the_next_
         steps(begin, count)
     executor.ready()
     assert layers.running and layers.kept.made == 2
+    assert all(code.__name__ == "call" for code, _ in layers.found.values())  # Inductor's own, nothing around it
     stock(0, 20), steps(0, 20)
     for begin, count in (
         (20, 1),
@@ -144,6 +146,31 @@ def test_a_program_reads_leading_columns_only(module, tmp_path, monkeypatch):
     assert not torch.allclose(stock(20, 1, near), stock(20, 1), atol=1e-2)
     with pytest.raises(pytest.fail.Exception, match="a program ran"):  # control
         steps(20, 1)
+
+
+def test_what_layers_share_is_taken_from_their_own_forward(module, tmp_path, monkeypatch):
+    monkeypatch.setattr(LayerCall, "_compile", fake(1.0, module))
+    stock = Steps(copy.deepcopy(module))
+    executor, steps = loaded(module, tmp_path / "programs")
+    executor.layers.start()
+    stock(0, 20), steps(0, 20), steps(20, 1)
+    for begin in (20, 12):
+        torch.testing.assert_close(steps(begin, 1), stock(begin, 1), rtol=1e-4, atol=1e-4)
+    monkeypatch.setattr(layer_programs.Shared, "serves", lambda *given: True)  # control
+    with pytest.raises(RuntimeError, match="must match"):
+        steps(19, 1)
+
+
+@pytest.mark.parametrize("masks", [None, 1, 6])
+def test_heads_that_share_keys_attend_as_if_these_were_repeated(masks):
+    q, k, v = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 9, 8), torch.randn(2, 3, 9, 8)
+    mask = None if masks is None else (torch.rand(2, masks, 5, 9) < 0.5) | (torch.arange(9) == 0)
+    written = F.scaled_dot_product_attention(q, *(x.repeat_interleave(2, 1) for x in (k, v)), attn_mask=mask)
+    with shared_heads():
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        other = F.scaled_dot_product_attention(q, k.flip(1), v, attn_mask=mask)
+    torch.testing.assert_close(found, written)
+    assert not torch.allclose(other, written, atol=1e-2)  # control
 
 
 def test_it_pays_only_where_it_saves_more_than_it_takes(module, tmp_path):

@@ -12,12 +12,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench.component import Selection as Option
 from specbench.errors import ConfigError
-from specbench.executors import autotune
+from specbench.executors import autotune, native
 from specbench.executors import linear_kernels as products
 from specbench.executors import packed_linear as layers
 from specbench.executors.auto import AutoExecutor
 from specbench.executors.autotune import ROWS, ProductTable, choice, time_products
-from specbench.executors.linear_kernels import KINDS, HalfWeight, HalfWeightSerial, OneDnn, Plain, scale_of
+from specbench.executors.linear_kernels import KINDS, HalfPairs, HalfWeight, HalfWeightSerial, OneDnn, Plain, scale_of
 from specbench.executors.packed_linear import PackedLinear, linear_groups
 from specbench.models.pretrained import PretrainedModel
 
@@ -57,16 +57,31 @@ def test_float16_storage_is_not_offered_for_32_bit_weights():
     assert not HalfWeight.offers(w * scale_of(w)) and OneDnn.offers(w) and Plain.offers(w)
 
 
-@pytest.mark.parametrize("kind", [HalfWeight, HalfWeightSerial])
+@pytest.mark.parametrize("kind", [HalfPairs, HalfWeight, HalfWeightSerial])
 def test_in_float16_storage_a_row_does_not_depend_on_its_neighbours(kind):
     w, x = weight() * scale_of(weight()), torch.randn(40, IN)
     product = kind(w, None)
     alone = torch.cat([product(row[None]) for row in x])
     for rows in (1, 5, 9, 40):
-        if torch.backends.cpu.get_cpu_capability() == "AVX512":
+        if kind is HalfPairs or torch.backends.cpu.get_cpu_capability() == "AVX512":
             assert torch.equal(product(x[:rows]), alone[:rows])
         else:  # FBGEMM's other kernels sum in an order that depends on the number of rows
             assert (product(x[:rows]) - alone[:rows]).abs().max() < 1e-6 * alone.abs().max()
+
+
+def test_the_own_product_is_compiled_once_and_offered_only_where_that_is_possible(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "false")  # a compiler that fails
+    monkeypatch.setattr(products, "half_pairs", native.half_pairs.__wrapped__)
+    w = weight() * scale_of(weight())
+    with caplog.at_level("INFO"):
+        assert not HalfPairs.offers(w) and HalfWeight.offers(w)
+    assert "half_pairs cannot be compiled" in caplog.text and not list(tmp_path.rglob("*.so"))
+
+
+def test_the_own_product_is_offered_for_whole_lines_of_pairs_only():
+    assert HalfPairs.offers(torch.ones(4, 32))
+    assert not HalfPairs.offers(torch.ones(3, 32)) and not HalfPairs.offers(torch.ones(4, 40))
 
 
 def test_without_its_deprecated_operators_the_product_of_one_thread_is_not_offered(monkeypatch, recwarn):
@@ -109,7 +124,13 @@ def test_a_file_of_choices_without_times_is_refused(content, tmp_path):
 
 def test_every_kind_that_fits_a_weight_is_measured():
     small = [(weight(), None), (weight(bits=32), None)]
-    assert set(time_products(small[:1], KINDS)["48x96 float32"]) == {"half", "half_serial", "onednn", "plain"}
+    assert set(time_products(small[:1], KINDS)["48x96 float32"]) == {
+        "half_pairs",
+        "half",
+        "half_serial",
+        "onednn",
+        "plain",
+    }
     assert set(time_products(small[1:], KINDS)["48x96 float32"]) == {"onednn", "plain"}
     assert all(
         len(times) == len(ROWS) and min(times) > 0 for times in time_products(small, KINDS)["48x96 float32"].values()
@@ -153,7 +174,8 @@ def test_weights_are_estimated_at_half_where_a_product_stores_them_so(monkeypatc
     assert AutoExecutor().held(100, 20, cpu, halves=True) == AutoExecutor(["half"]).held(100, 20, cpu, True) == 60
     assert AutoExecutor(["onednn"]).held(100, 20, cpu, True) == AutoExecutor(["plain"]).held(100, 20, cpu, True) == 120
     assert AutoExecutor().held(100, 20, cpu, halves=False) == 120
-    monkeypatch.setattr(HalfWeight, "offers", classmethod(lambda kind, weight: False))  # as without FBGEMM
+    for kind in (HalfWeight, HalfPairs):  # as without FBGEMM and a compiler
+        monkeypatch.setattr(kind, "offers", classmethod(lambda kind, weight: False))
     assert AutoExecutor().held(100, 20, cpu, halves=True) == 120
 
 
