@@ -25,6 +25,7 @@ from specbench.models.checkpoint import LFS_POINTER, WHOLE, local_path, reading,
 from specbench.models.checkpoint_checks import refuse_incomplete
 
 NEEDED = ("gguf", "accelerate", "psutil")  # accelerate needs the last one
+TRANSFORMERS = (5, 18)  # the one before takes a file's begin of text for its end
 # GGUF's names of tensors that are stored as transformers has them, and the ends of transformers' names.
 AS_STORED = {"token_embd": "embed_tokens", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
              "ffn_down": "mlp.down_proj", "attn_v": "self_attn.v_proj"}  # fmt: skip
@@ -52,6 +53,13 @@ def check_gguf(key: str, path: str, revision: str | None) -> None:
         raise ConfigError(f"{key}={shown(path)} is not a GGUF file, whose name ends in .gguf: {why}")
     if not local_path(path).is_dir() and not all(map(find_spec, NEEDED)):
         raise ConfigError(f"{key}={shown(path)} needs packages that are not installed: {install()}")
+    if not local_path(path).is_dir() and _transformers() < TRANSFORMERS:
+        raise ConfigError(f"{key}={shown(path)} needs transformers {TRANSFORMERS[0]}.{TRANSFORMERS[1]} or newer, and "
+                          f"{transformers.__version__} is installed")  # fmt: skip
+
+
+def _transformers() -> tuple[int, ...]:
+    return tuple(map(int, transformers.__version__.split(".")[:2]))
 
 
 def _not_gguf(file: Path) -> str | None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from checkpoints import checkpoint
 from choosing import slow_unless
 from gguf import GGUFReader, dequantize
@@ -24,6 +25,7 @@ from specbench.models import gguf as conversion
 from specbench.models.checkpoint import local_path
 from specbench.run.run import run
 
+pytestmark = pytest.mark.skipif(conversion._transformers() < conversion.TRANSFORMERS, reason="needs transformers 5.18")
 WIDE = dict(hidden_size=64, intermediate_size=96, num_attention_heads=4, initializer_range=0.1)
 TEXT = torch.arange(5, 45)[None] * 7
 
@@ -239,6 +241,9 @@ def test_what_cannot_be_read_here_is_said_before_anything_loads(file, monkeypatc
     assert "target.revision=main is set" in refusal(file, "target.revision=main")
     monkeypatch.setattr(conversion, "find_spec", lambda name: None if name == "psutil" else object())
     assert refusal(file).endswith("not installed: pip install --no-deps psutil")
+    monkeypatch.undo()
+    monkeypatch.setattr(transformers, "__version__", "5.17.9")
+    assert refusal(file).endswith("needs transformers 5.18 or newer, and 5.17.9 is installed")
     converted(file)  # by another environment
     assert parts_of("target=model", f"target.path={file}", "drafter=ngram").target.vocab_size == 4160
 
