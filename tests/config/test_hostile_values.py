@@ -106,7 +106,7 @@ def fits(value: Any, hint: Any) -> None:
         if kind is str:
             assert value and value.encode() and "\0" not in value
         else:
-            assert math.isfinite(value) and (value == 0 or 1e-30 <= abs(value) <= 2**63)
+            assert math.isfinite(value) and (value == 0 or 1e-30 <= abs(value) <= (1e30 if kind is float else 2**63))
 
 
 def set_value(node: Any, key: str, value: Any) -> None:
