@@ -25,7 +25,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.standalone_compile import CompiledArtifact
 
 from specbench.errors import causes, first_line
-from specbench.executors.machine import cache_dir, cache_file, write_cache_file
+from specbench.executors.machine import cache_dir, cache_file, only_own, write_cache_file
 from specbench.executors.packed_linear import call_directly
 
 log = logging.getLogger(__name__)
@@ -92,8 +92,7 @@ class Programs:
         """The program of this name, None if there is none or it cannot be read."""
         if self.folder is None or name is None or not (self.folder / f"{name}.result").is_file():
             return None
-        about = self.folder.stat()
-        if about.st_uid != os.getuid() or about.st_mode & 0o022:  # a program is code: only what the user alone writes
+        if not only_own(self.folder):
             return None
         call_directly()
         try:

@@ -17,6 +17,12 @@ def cache_dir() -> Path:
     return Path(own).expanduser() if own else Path(users or "~/.cache").expanduser() / "specbench"
 
 
+def only_own(path: Path) -> bool:
+    """Whether it is the user's and nobody else can write there: other code is not run. Raises OSError."""
+    about = path.stat()
+    return about.st_uid == os.getuid() and not about.st_mode & 0o022
+
+
 def cache_file(kind: str, machine: str) -> Path:
     """The file of one kind of measurement on the machine of this description."""
     return cache_dir() / f"{kind}-{hashlib.sha256(machine.encode()).hexdigest()[:12]}.json"

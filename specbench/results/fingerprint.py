@@ -60,7 +60,8 @@ def of_libraries() -> dict[str, str]:
 def of_code() -> str:
     """A hash of the package's source files, which a wheel and a changed checkout have too."""
     package = Path(__file__).parents[1]
-    return digest_of(f"{path.relative_to(package)} {file_hash(path)}" for path in package.rglob("*.py"))
+    sources = (path for ending in ("py", "cpp") for path in package.rglob(f"*.{ending}"))
+    return digest_of(f"{path.relative_to(package)} {file_hash(path)}" for path in sources)
 
 
 def of_module(name: str) -> str:

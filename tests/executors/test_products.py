@@ -3,6 +3,7 @@
 import copy
 import gc
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,11 +73,58 @@ def test_in_float16_storage_a_row_does_not_depend_on_its_neighbours(kind):
 def test_the_own_product_is_compiled_once_and_offered_only_where_that_is_possible(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", "false")  # a compiler that fails
+    monkeypatch.setattr(native, "COMPILERS", ())
     monkeypatch.setattr(products, "half_pairs", native.half_pairs.__wrapped__)
     w = weight() * scale_of(weight())
     with caplog.at_level("INFO"):
         assert not HalfPairs.offers(w) and HalfWeight.offers(w)
     assert "half_pairs cannot be compiled" in caplog.text and not list(tmp_path.rglob("*.so"))
+
+
+def test_after_a_compiler_that_fails_which_may_have_arguments_the_next_one_is_tried(monkeypatch, tmp_path):
+    tried = []
+
+    def fails(command, **options):
+        tried.append(command[: command.index(native.BUILD_FLAGS[0])])
+        raise OSError("fails")
+
+    monkeypatch.setattr(native.subprocess, "run", fails)
+    monkeypatch.setattr(native, "COMPILERS", ("sh", "not-there"))
+    for given, expected in (("wrapper 'g++ 1' -D", [["wrapper", "g++ 1", "-D"]]), ("'", []), ("", [])):
+        monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
+        monkeypatch.setenv("CXX", given)
+        tried.clear()
+        assert native.half_pairs.__wrapped__() is None and tried == [*expected, ["sh"]]
+
+
+def test_a_library_is_used_if_it_is_whole_and_nobody_else_can_write_it(tmp_path, monkeypatch):
+    folder, loaded, made = tmp_path / "kernels", [], []
+
+    def compile_it(command, **options):
+        made.append(command)
+        Path(command[-1]).write_bytes(b"code")
+
+    def load(path):
+        loaded.append(Path(path).read_bytes()[:4])
+        raise OSError("not loaded")
+
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "a")
+    monkeypatch.setattr(native, "COMPILERS", ())
+    monkeypatch.setattr(native.subprocess, "run", compile_it)
+    monkeypatch.setattr(native.ctypes, "CDLL", load)
+    find = native.half_pairs.__wrapped__
+    find(), find()
+    [library] = folder.iterdir()
+    assert folder.stat().st_mode & 0o777 == library.stat().st_mode & 0o777 == 0o700 and len(made) == 1
+    for content in (b"", library.read_bytes()[:-1], b"evil" + library.read_bytes()[4:]):
+        library.write_bytes(content)
+        find()
+    library.chmod(0o722)
+    find()
+    assert loaded == [b"code"] * 6 and len(made) == 5 and [*folder.iterdir()] == [library]
+    folder.chmod(0o770)
+    assert find() is None and len(loaded) == 6 and len(made) == 5
 
 
 def test_the_own_product_is_offered_for_whole_lines_of_pairs_only():

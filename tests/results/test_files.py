@@ -27,6 +27,8 @@ from specbench.config.validate import check
 from specbench.data.prompts import Data, Prompt, load
 from specbench.decoding.sampling import Sampling
 from specbench.errors import ConfigError
+from specbench.executors import native
+from specbench.results import fingerprint
 from specbench.results.atomic_files import write_text
 from specbench.results.completion import FILES, contents, examine
 from specbench.results.folder_lock import locked
@@ -155,6 +157,13 @@ def test_files_that_cannot_be_used_are_a_sentence_and_are_not_skipped(name, brea
         told = ends(main, [str(copied)], capsys)
         assert expected in told and name in told
     assert examine(copied, wanted).corrupt
+
+
+def test_all_sources_of_the_package_are_its_code(monkeypatch):
+    read = []
+    monkeypatch.setattr(fingerprint, "file_hash", lambda path: read.append(path) or "")
+    fingerprint.of_code.__wrapped__()
+    assert {native.SOURCE, Path(fingerprint.__file__)} <= {*read}
 
 
 def test_a_whole_folder_is_finished_until_something_differs(whole, wanted):
