@@ -86,10 +86,14 @@ class PartFile:
 
     def __init__(self, path: Path, mode: str):
         """`mode` is that of `open`. Raises ConfigError if it cannot be written."""
-        self.path = path
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = FileIO(path, mode, opener=open_no_link)
+        self.path, self.mode = path, mode
+        self._open()
+
+    def _open(self) -> None:
+        """Opens the file, or makes it. Raises ConfigError."""
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.file = FileIO(self.path, self.mode, opener=open_no_link)
 
     def close(self) -> None:
         self.file.close()

@@ -119,6 +119,8 @@ def where(result: Mapping[str, Any]) -> str:
     """By how many processes a run was decoded, or how many were pooled."""
     if (count := (result["repeats"] or {"processes": 1})["processes"]) > 1:
         return f"{count} processes"
+    if (count := result["provenance"].get("processes", 1)) > 1:  # it was continued
+        return f"{count} processes, one after the other"
     workers = len(result["workers"])
     return f"{workers} workers" if workers > 1 else "one process"
 

@@ -1,9 +1,10 @@
 """groups.part: what a run that is not over has decoded. The same command in another process goes on from there.
 
 A continued run has the texts, counts and verdict of one that was not ended. Its times are those of several processes,
-which it says.
+which it says; of those before, from their beginning to the last group.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -19,7 +20,7 @@ from specbench.run.interleave import InterleavedGroup, MethodRun, Tell
 from specbench.run.jobs import RunJob
 from specbench.run.machine_watch import MachineWatch
 from specbench.run.machines import Machines
-from specbench.run.phase_timer import Phases
+from specbench.run.phase_timer import Phases, summed
 from specbench.stats.costs import CostTable
 from specbench.stats.machine_noise import Probes
 from specbench.stats.records import Failure, Group
@@ -42,22 +43,29 @@ class KeptGroup:
     rows: int  # of the session
     probed: int  # probes of costs so far
     peak_bytes: int
+    seconds: float  # of its process so far
+    phases: Mapping[str, float]  # likewise
 
 
 class KeptGroups:
     """The groups of one run that are decoded, those of earlier processes and those of this one."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any], afresh: bool):
-        """`identity` is of the run: groups of another one are removed, and with `afresh` all. Raises ConfigError if the
-        file cannot be written."""
+        """`identity` is of the run: groups of another one are not used, and with `afresh` all are removed. Raises
+        ConfigError if the file cannot be written."""
+        self.begun = time.perf_counter()
         self.file = SignedFile(folder / GROUPS)
-        if afresh or self.file.found[:1] != [identity]:
+        if afresh:
             self.file.clear()
+        elif self.file.found[:1] not in ([], [identity]):
+            self.file.set_aside("it is of a run with other settings, data, checkpoints, code or device")
+        if not self.file.found:
             self.file.append(identity)
         self.waiting: list[KeptGroup] = self.file.found[1:]  # those of earlier processes that are not given back yet
         self.process = max((kept.process for kept in self.waiting), default=0) + 1
         self.probes = {kept.process: Probes() for kept in self.waiting} | {self.process: Probes()}
         self.by: list[int] = []  # the process of each group that is decoded
+        self.last: dict[int, KeptGroup] = {}  # of each earlier process
         self.requests = Counter[bool]()  # by whether this process has decoded them
         self.peak_bytes = 0
 
@@ -81,6 +89,7 @@ class KeptGroups:
         member.probed = kept.probed
         member.session.costs.join(kept.costs)
         self._count(kept)
+        self.last[kept.process] = kept
         return kept
 
     @contextmanager
@@ -109,6 +118,8 @@ class KeptGroups:
                 rows=session.rows,
                 probed=member.probed,
                 peak_bytes=peak_bytes(member.parts.target.device),
+                seconds=time.perf_counter() - self.begun,
+                phases=dict(member.phases.seconds),
             )
             self._count(kept)
             if whole and (found or failed):
@@ -131,13 +142,27 @@ class KeptGroups:
             places.setdefault(process, []).append(place)
         return Machines("process", self.probes, places)
 
+    @property
+    def processes(self) -> int:
+        """Those that have decoded anything."""
+        return len(self.last) + bool(self.requests[True])
+
+    def facts(self, seconds: float) -> dict[str, Any]:
+        """Of the run's provenance, if this process has taken so many seconds."""
+        whole = {"seconds": sum(kept.seconds for kept in self.last.values()) + seconds}
+        return whole | ({"processes": self.processes} if self.processes > 1 else {})
+
+    def phases(self, own: Phases) -> dict[str, float]:
+        """Seconds of all processes by phase."""
+        return summed([*(kept.phases for kept in self.last.values()), own.seconds])
+
     def notes(self) -> list[str]:
         """What a reader of the run's times must know."""
         if not self.requests[False]:
             return []
         count, total = self.requests[False], self.requests.total()
         return [f"the run was continued in a new process: {count} of {total} requests were decoded before, and its "
-                f"times are of {self.process} processes"]  # fmt: skip
+                f"times are of {self.processes} process{'es' * (self.processes > 1)}"]  # fmt: skip
 
 
 @contextmanager

@@ -1,8 +1,14 @@
 """Where the time of a run goes: wall-clock seconds of its phases."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+
+
+def summed(every: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Seconds of several processes by phase."""
+    names = dict.fromkeys(name for seconds in every for name in seconds)
+    return {name: sum(seconds.get(name, 0.0) for seconds in every) for name in names}
 
 
 class Phases:

@@ -9,6 +9,7 @@ import numpy as np
 
 from specbench.decoding.search import Decoding
 from specbench.peers.base import Peers
+from specbench.run.phase_timer import summed
 from specbench.run.strict_verdict import of_several
 from specbench.stats.derive import LoadSums, RunFacts, derive
 from specbench.stats.estimates import Counts, Repeats
@@ -31,7 +32,6 @@ def pooled(
     first, facts = results[0], _facts(results)
     found = derive(load, TwoWaySums.of, facts)
     own = asdict(found)
-    seconds = dict.fromkeys(name for result in results for name in result["seconds"])
     servers = {name: [result["servers"].get(name) for result in results] for name in first["servers"]}
     copied = first["bandwidth"]["copy_bytes_per_second"]
     machine = worst_machine({f"process {n}": result["machine"] for n, result in enumerate(results, 1)})
@@ -58,7 +58,7 @@ def pooled(
         "machine": machine,
         **({} if machine["steady"] else nothing),
         "metrics": means([result["metrics"] for result in results]),
-        "seconds": {name: sum(result["seconds"].get(name, 0.0) for result in results) for name in seconds},
+        "seconds": summed([result["seconds"] for result in results]),
         "notes": list(dict.fromkeys(note for result in results for note in result["notes"])),
     }
 

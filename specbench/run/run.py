@@ -79,7 +79,8 @@ def run_in_turn(
                 return []
             watch()
             facts = provenance(device) | {"started": started.isoformat(timespec="seconds")}
-            facts["seconds"] = time.perf_counter() - clock
+            seconds = time.perf_counter() - clock
+            facts |= kept.facts(seconds) if kept else {"seconds": seconds}
             probes = kept.machines(watch) if kept else watch.take()
             finished: list[Finished] = []
             for group in groups:
@@ -95,7 +96,7 @@ def run_in_turn(
                                 facts,
                                 probes,
                             )
-                        result.seconds = dict(phases.seconds)
+                        result.seconds = kept.phases(phases) if kept else dict(phases.seconds)
                         result.memory.peak_bytes = max(result.memory.peak_bytes, kept.peak_bytes if kept else 0)
                         finished.append((result, member.record))
                     except RuntimeError as error:

@@ -1,5 +1,8 @@
 """A run that is killed goes on in another process, and has the numbers of one that was not."""
 
+from contextlib import closing, contextmanager
+from types import SimpleNamespace
+
 import pytest
 from checkpoints import Harmful
 from choosing import slow_unless
@@ -9,14 +12,34 @@ from specbench.results import writer
 from specbench.results.atomic_files import GROUPS
 from specbench.results.reader import load_run
 from specbench.results.signed_file import SignedFile, own_key
+from specbench.results.wording import where
 from specbench.run import batching, kept_groups
 from specbench.run.execute import claimed, execute
 from specbench.run.interleave import InterleavedGroup
 from specbench.run.jobs import RunJob
+from specbench.run.kept_groups import KeptGroups
 
 
 class KilledError(BaseException):
     """Stands for a kill: nothing catches it."""
+
+
+def killed():
+    raise KilledError
+
+
+def slow_groups(monkeypatch):
+    """For each group that it decodes a process has been there for 1000 seconds more, 100 of them to load."""
+    plain = KeptGroups.keeping
+
+    @contextmanager
+    def slowly(self, member, wanted, watch):
+        self.begun -= 1000
+        member.phases.seconds["load"] += 100
+        with plain(self, member, wanted, watch):
+            yield
+
+    monkeypatch.setattr(KeptGroups, "keeping", slowly)
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +92,7 @@ def test_a_run_that_is_killed_has_the_numbers_of_one_that_is_not(case, good, dec
     one, folder, last = one_process(checked, tmp_path / "one"), tmp_path / "two", max(decoded)
     decoded.clear()
     decoded.dies = {1, last}
+    slow_groups(monkeypatch)
 
     def half_a_group():
         with (folder / GROUPS).open("ab") as file:
@@ -78,6 +102,8 @@ def test_a_run_that_is_killed_has_the_numbers_of_one_that_is_not(case, good, dec
     assert decoded == [*range(last + 1)]  # each once
     told = two.result["notes"].pop()
     assert told.startswith("the run was continued in a new process: ") and told.endswith("times are of 3 processes")
+    assert where(two.result) == "3 processes, one after the other" and where(one.result) == "one process"
+    assert two.result["provenance"]["seconds"] > 1000 * last and two.result["seconds"]["load"] > 100 * (last + 1)
     assert facts(one) == facts(two)
 
 
@@ -162,6 +188,7 @@ def test_a_file_of_another_user_is_not_read(own, tmp_path, monkeypatch):
         (tmp_path / "sprung").rmdir()
     file.append(2)
     assert SignedFile(tmp_path / GROUPS).found == [*file.found, 2]
+    assert (tmp_path / f"{GROUPS}.old").exists() != own
 
 
 def test_values_are_read_in_the_order_in_which_they_were_signed(tmp_path):
@@ -185,8 +212,71 @@ def test_values_are_read_in_the_order_in_which_they_were_signed(tmp_path):
     assert SignedFile(tmp_path / GROUPS).found == ["a"] and (tmp_path / GROUPS).read_bytes() == a
 
 
+def test_what_cannot_be_used_is_kept_under_another_name(tmp_path, caplog):
+    """Values behind a damaged one; those of another run; and without a key, all. A torn one is removed."""
+    path, old = tmp_path / GROUPS, tmp_path / f"{GROUPS}.old"
+
+    def groups(identity, afresh=False):
+        with closing(KeptGroups(tmp_path, identity, afresh)) as kept:
+            kept.file.append("a")
+            kept.file.append("b")
+        return path.read_bytes()
+
+    whole = groups({"a": 1})
+    path.write_bytes(whole[:-1])
+    assert SignedFile(path).found == [{"a": 1}, "a"] and not old.exists() and not caplog.messages
+    damaged = whole[:-1] + b"x"
+    path.write_bytes(damaged)
+    file = SignedFile(path)
+    assert file.found == [{"a": 1}, "a"] and old.read_bytes() == damaged and whole.startswith(path.read_bytes())
+    file.append("b")
+    assert path.read_bytes() == whole
+    assert groups({"a": 2}) != whole and old.read_bytes() == whole
+    other = path.read_bytes()
+    groups({"a": 3}, afresh=True)
+    path.write_bytes(other)
+    (tmp_path / "cache" / "key").chmod(0o644)
+    assert groups({"a": 2}) == b"" and old.read_bytes() == other
+    reasons = ["damaged, or was signed", "of a run with other", "its mode is 644", "there is no key"]
+    assert len(caplog.messages) == 4 and all(map(str.__contains__, caplog.messages, reasons))
+
+
+def test_seconds_are_those_of_all_processes_and_the_note_counts_those_that_decoded(tmp_path):
+    with closing(KeptGroups(tmp_path, {}, False)) as kept:
+        kept.process, kept.last[1] = 2, SimpleNamespace(seconds=5.0, phases={"load": 1.0, "plain": 2.0})
+        kept.requests[False] = 3
+        assert kept.facts(1.5) == {"seconds": 6.5}
+        assert kept.notes()[0].endswith("3 of 3 requests were decoded before, and its times are of 1 process")
+        kept.requests[True] = 1
+        assert kept.facts(1.5) == {"seconds": 6.5, "processes": 2}
+        assert kept.phases(SimpleNamespace(seconds={"load": 4.0})) == {"load": 5.0, "plain": 2.0}
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_behind_its_last_group_has_its_seconds(good, decoded, tmp_path, monkeypatch):
+    checked, folder = checked_for(good, prompts(tmp_path, 2)), tmp_path / "run"
+    slow_groups(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(KeptGroups, "machines", lambda self, watch: killed())
+        with pytest.raises(KilledError):
+            execute([RunJob([], folder, checked)])
+    result = execute_until_over(checked, folder).result
+    assert decoded == [0, 1] and where(result) == "one process"
+    assert 2000 < result["provenance"]["seconds"] < 3000 and 200 < result["seconds"]["load"] < 300
+    assert result["notes"].pop().endswith("2 of 2 requests were decoded before, and its times are of 1 process")
+
+
+def test_a_key_is_made_without_hard_links_too(tmp_path, monkeypatch):
+    def impossible(*names):
+        raise PermissionError
+
+    monkeypatch.setattr("os.link", impossible)
+    key = own_key()
+    assert key is not None and own_key() == key and [path.name for path in (tmp_path / "cache").iterdir()] == ["key"]
+
+
 @pytest.mark.parametrize("damage", ["open to others", "short", "a link"])
-def test_a_key_that_others_may_know_is_none(damage, tmp_path):
+def test_a_key_that_others_may_know_is_none(damage, tmp_path, caplog):
     key = own_key()
     assert key is not None and own_key() == key
     path = tmp_path / "cache" / "key"
@@ -199,6 +289,12 @@ def test_a_key_that_others_may_know_is_none(damage, tmp_path):
         path.rename(tmp_path / "elsewhere")
         path.symlink_to(tmp_path / "elsewhere")
     assert own_key() is None
+    told = {
+        "open to others": "its mode is 640, not 600",
+        "short": "it has 31 bytes, not 32",
+        "a link": "symbolic links",
+    }
+    assert told[damage] in caplog.text and "cannot be continued" in caplog.text
     file = SignedFile(tmp_path / GROUPS)
     file.append(1)
     assert (tmp_path / GROUPS).read_bytes() == b""
