@@ -166,10 +166,10 @@ def test_ways_that_the_pilot_left_and_no_stage_raced_again_are_rivals(monkeypatc
             return 60
 
     def race(self, bench, stages, name, ways, limits):
-        stages[name] = {"folders": dict.fromkeys(ways, ["run"])}
+        stages[name] = {"folders": {way: ["run"] for way in ways}}
         return ("a", left("a", "b", "c", "d")) if name == "pilot" else ("a2", left("a2", "b"))
 
-    tried = Trial([], dict.fromkeys("abcd", ["drafter=ngram"]), [Load(1, None)], {})
+    tried = Trial([], {way: ["drafter=ngram"] for way in "abcd"}, [Load(1, None)], {})
     own, found = {"stages": {}, "refused": {}}, {"a": [], "a2": [], "b": [], "c": []}
     monkeypatch.setattr(driver, "LoadBench", Bench)
     monkeypatch.setattr(driver, "read_result", lambda folder: {})
