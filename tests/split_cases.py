@@ -70,9 +70,20 @@ def one_process(checked, folder):
     return load_run(folder)
 
 
+# How notes begin that depend on times, and the one by which a continued run differs.
+NOTES_OF_TIMES = ("the best gamma by replay", "the run was continued")
+
+
+def continued(found):
+    """The note of a stored run that was continued."""
+    [note] = [note for note in found.result["notes"] if note.startswith("the run was continued in a new process: ")]
+    return note
+
+
 def facts(found):
     """Everything of a stored run that does not follow from times."""
     result = {name: value for name, value in found.result.items() if name not in OF_TIMES}
+    result["notes"] = [note for note in result["notes"] if not note.startswith(NOTES_OF_TIMES)]
     result["executor"] = {name: result["executor"].get(name) for name in ("products", "chosen")}
     result["lossless"] = {**result["lossless"], "reread": {**result["lossless"]["reread"], "seconds": 0}}
     result["by_category"] = {

@@ -47,6 +47,7 @@ class GammaPolicy(Component, ABC):
 
     replay_only: ClassVar[bool] = False  # whether it needs `foresee`, so that only replay can run it
     calibrated: ClassVar[bool] = False  # whether it needs `calibrate`
+    remembers: ClassVar[bool] = False  # whether earlier requests change what it chooses, though it is not calibrated
     watches: ClassVar[bool] = False  # whether it may stop a draft after any guess
     trims: ClassVar[bool] = False  # whether it may leave guesses of a finished draft unverified
 
@@ -66,8 +67,8 @@ class GammaPolicy(Component, ABC):
     def refuses(cls, settings: Any, run: Any) -> str | None:
         if cls.replay_only:
             return "in a run, since it knows the future: use python -m specbench.replay outputs/RUN"
-        if cls.calibrated and run.workers > 1:
-            why = "it learns from measured times, and each worker would learn something else"
+        if (cls.calibrated or cls.remembers) and run.workers > 1:
+            why = "it learns from what was decoded before, and each worker would learn something else"
             return (
                 f"with workers={run.workers}: {why}; choose workers=1, or gamma_policy=fixed, confidence or heuristic"
             )

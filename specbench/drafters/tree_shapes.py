@@ -117,8 +117,8 @@ class DynamicTree:
     heard: Callable[..., Any] | None = None  # is told of every draft while its size is chosen
 
     def __init__(self, nodes: int, width: int, calibrated: bool = False):
-        """`calibrated`: `nodes` is the most, and what is chosen may be fewer."""
-        self.most, self.width, self.calibrated = nodes, width, calibrated
+        """`calibrated`: `nodes` is the most, and what is chosen, `most`, may be fewer."""
+        self.nodes, self.most, self.width, self.calibrated = nodes, nodes, width, calibrated
 
     def start(self) -> float:
         """The value of the end of the text."""

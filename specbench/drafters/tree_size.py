@@ -25,7 +25,7 @@ def choose_size(tree: DynamicTree, probe: Probe) -> str:
 
     The size follows from probes, whose noise is not that of the run, and stays: no guess of the run is left out for
     what it is, and given the size the law of its texts is p, with drawn guesses too."""
-    numbers = sizes(tree.most)
+    numbers = sizes(tree.nodes)
     promised: dict[int, list[Tensor]] = {n: [] for n in numbers}
     seconds: dict[int, list[float]] = {n: [] for n in numbers}
     accepted, hoped = 0, 0.0
@@ -40,6 +40,7 @@ def choose_size(tree: DynamicTree, probe: Probe) -> str:
     tokens = np.array([1 + k * float(torch.cat(promised[n]).mean()) for n in numbers])
     rates = tokens / np.array([np.mean(seconds[n]) for n in numbers])
     if not np.isfinite(rates).all():
+        tree.most = tree.nodes
         return f"drafts have {tree.most} guesses, since too few rounds were measured to choose (drafter.calibrate)"
     tree.most = processes.current.broadcast(numbers[int(rates.argmax())])
     told = ", ".join(f"{rate:.4g} with {n}" for n, rate in zip(numbers, rates, strict=True))

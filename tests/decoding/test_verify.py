@@ -134,7 +134,6 @@ def test_p_equal_to_q_leaves_a_valid_token():
     assert speculative_sampling(p, draft, r, torch.zeros(1, 2, dtype=torch.long)).tokens[0, 0] == 1
 
 
-@pytest.mark.slow_cases("3-False")
 @pytest.mark.parametrize(("gamma", "exact"), [(2, True), (3, False)])
 def test_fly_is_marked_by_what_it_does(gamma, exact, tmp_path):
     """With drafts that its window does not fit into it is exact, and a run expects it to be."""

@@ -112,7 +112,6 @@ QUANTISED_RUNS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [
     slow_unless(name == "bfloat16 int8", name)
     for name in QUANTISED_RUNS

@@ -193,7 +193,6 @@ def test_a_head_of_few_tokens_leaves_the_law_as_it_is(kind, own, few_contexts):
     assert worst_excess(texts_by(few_contexts, own, kind, vocabulary=first), Law(few_contexts.target)) < 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "executor"), [
     ("model", "auto"), pytest.param("tree", "eager", marks=pytest.mark.slow),
 ])  # fmt: skip

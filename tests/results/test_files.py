@@ -173,7 +173,6 @@ def test_every_file_that_is_gone_is_noticed(name, copied, wanted):
     assert name in examine(copied, wanted).corrupt
 
 
-@pytest.mark.slow
 def test_a_source_that_changed_differs(tmp_path):
     """A data file of the same size, a text of counts, a checkpoint's weights, heads, and a model below."""
     for name in ("model", "heads"):

@@ -3,7 +3,7 @@
 import pytest
 from checkpoints import Harmful
 from choosing import slow_unless
-from split_cases import CASES, checked_for, facts, one_process, prompts
+from split_cases import CASES, checked_for, continued, facts, one_process, prompts
 
 from specbench.results import writer
 from specbench.results.atomic_files import GROUPS
@@ -76,8 +76,7 @@ def test_a_run_that_is_killed_has_the_numbers_of_one_that_is_not(case, good, dec
 
     two = execute_until_over(checked, folder, half_a_group)
     assert decoded == [*range(last + 1)]  # each once
-    told = two.result["notes"].pop()
-    assert told.startswith("the run was continued in a new process: ") and told.endswith("times are of 3 processes")
+    assert continued(two).endswith("times are of 3 processes")
     assert facts(one) == facts(two)
 
 
@@ -91,7 +90,7 @@ def test_an_interrupted_run_goes_on_too(good, decoded, tmp_path):
     [outcome] = execute([RunJob([], folder, checked)])
     assert outcome.result.status == "interrupted" and (folder / GROUPS).exists()
     two = execute_until_over(checked, folder)
-    assert decoded == [*range(7)] and two.result["notes"].pop().endswith("times are of 2 processes")
+    assert decoded == [*range(7)] and continued(two).endswith("times are of 2 processes")
     assert facts(one) == facts(two) and load_run(folder / "earlier-1").result["counts"]["prompts"] == 3
 
 
@@ -104,14 +103,16 @@ def test_what_was_read_before_the_kill_counts(good, decoded, tmp_path, monkeypat
     assert facts(one) != facts(execute_until_over(checked, tmp_path / "two"))
 
 
-def test_what_learns_from_what_was_decoded_before_begins_anew(good, decoded, tmp_path):
+@pytest.mark.slow_cases("adaptive")
+@pytest.mark.parametrize("policy", ["adaptive", "sglang", "tensorrt_llm"])
+def test_what_learns_from_what_was_decoded_before_begins_anew(policy, good, decoded, tmp_path):
     decoded.dies = {1}
-    checked = checked_for(good, prompts(tmp_path, 2), "gamma_policy=adaptive")
+    checked = checked_for(good, prompts(tmp_path, 2), f"gamma_policy={policy}")
     found = execute_until_over(checked, tmp_path / "run")
     assert decoded == [0, 0, 1] and not any("continued" in note for note in found.result["notes"])
 
 
-@pytest.mark.slow
+@pytest.mark.slow_cases("finished", "force")
 @pytest.mark.parametrize("change", ["seed", "code", "finished", "force"])
 def test_another_run_and_a_finished_one_are_decoded_whole(change, good, decoded, tmp_path, monkeypatch):
     path, folder = prompts(tmp_path, 2), tmp_path / "run"

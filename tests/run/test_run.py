@@ -386,7 +386,6 @@ QWEN = ["hidden_size=64", "intermediate_size=64", "num_hidden_layers=2", "num_at
         "num_key_value_heads=2"]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "small"), [
     ("gpt2", ["n_embd=32", "n_layer=2", "n_head=2"]),
     *(slow_unless(False, *more) for more in (("llama1b", LLAMA), ("qwen05b", QWEN), ("llama8b", LLAMA))),

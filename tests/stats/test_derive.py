@@ -54,8 +54,7 @@ def test_stored_sums_give_the_stored_numbers(name):
     new = {where: value for where, value in new.items() if value is not None or where in old}  # what came later
     assert old.keys() == new.keys() and len(old) > 150
     for where, value in old.items():
-        near = 1e-9 if "ci95" not in where else 1e-3  # the stored intervals have Student's t of an expansion
-        assert new[where] == (value if value is None else pytest.approx(value, rel=near, abs=1e-12)), where
+        assert new[where] == (value if value is None else pytest.approx(value, rel=1e-9, abs=1e-12)), where
 
 
 def told_of_requests(speedup):

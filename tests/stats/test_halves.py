@@ -233,7 +233,6 @@ def says(trace, rounds):
     return other and factor.ci95 is not None and factor.ci95[0] > 1, other and by_point
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "runs"), [
     (0.2, 50), *(pytest.param(noise, 400, marks=pytest.mark.slow) for noise in (0.05, 0.1, 0.2, 0.3)),
 ])  # fmt: skip

@@ -286,7 +286,6 @@ def test_guesses_from_another_q_fail(temperature, tables, number_text, monkeypat
     assert sampled(texts(tables, number_text, rows=40)).verdict == "failed"
 
 
-@pytest.mark.slow
 def test_exact_runs_fail_as_rarely_as_promised():
     """The weighted mean of the products is 1, so that one run in 200 fails at most; a law that is wrong fails."""
     generator = torch.Generator().manual_seed(9)
@@ -666,14 +665,12 @@ def test_a_small_p_value_among_several_runs_passes():
     assert of_several(failed | {"detail": {}}, 9)["verdict"] == "failed"
 
 
-@pytest.mark.slow
 def test_nothing_tested_is_not_passed(tmp_path):
     for temperature in (0, 1):
         found = run(parts_of("gamma=0", f"temperature={temperature}"), tmp_path)[0].lossless
         assert found.verdict == "untested" and found.passed is None and "no guess was tested" in found.reason
 
 
-@pytest.mark.slow
 def test_an_error_while_reading_is_not_passed(tmp_path, monkeypatch):
     def fails_once(*arguments, calls=[]):  # noqa: B006
         calls.append(1)
@@ -706,7 +703,6 @@ def test_what_is_read_again_is_limited(tmp_path):
         assert found.verdict == "untested" and found.passed is None and "verdict_tokens=0" in found.reason
 
 
-@pytest.mark.slow
 def test_strict_sets_the_exit_code(tmp_path, monkeypatch, capsys):
     options = small("logger=none", "strict=true", "gamma=1")
     assert call([*options, f"hydra.run.dir={tmp_path}/good", "temperature=0"], monkeypatch, tmp_path) == 0

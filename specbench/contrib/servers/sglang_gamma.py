@@ -26,6 +26,8 @@ class SGLangGamma(GammaPolicy):
     `steps` has the candidates from each batch size on, each range with an average of its own; batch size is active
     rows. After `probe` updates at 0, where nothing is accepted, the next candidate is tried."""
 
+    remembers = True
+
     @dataclass
     class Settings(BaseSettings):
         steps: dict[str, Any] = setting()

@@ -30,6 +30,8 @@ class TensorRTGamma(GammaPolicy):
     """`schedule` gives gamma up to each batch size (active rows), and 0 above the last. Once the last `window` requests
     that ended had a mean of fewer than `threshold` accepted guesses a round, nothing is drafted any more."""
 
+    remembers = True
+
     @dataclass
     class Settings(BaseSettings):
         schedule: dict[str, Any] = setting()

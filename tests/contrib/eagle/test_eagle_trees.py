@@ -157,7 +157,7 @@ def test_what_is_wrong_is_seen(name, monkeypatch):
     assert wrong("plain", grown("plain", kind)[:6]) > 0
 
 
-@pytest.mark.slow_cases("eagle1-drafter.branching=[2,2]-traversal-static-1")
+@pytest.mark.slow_cases("eagle1-drafter.branching=[2,2]-traversal-static-2")
 @pytest.mark.parametrize(("name", "shape", "verifier", "cache_name", "batch"), [
     ("plain", "drafter.nodes=5", "iterative", "paged", 2),
     ("eagle1", "drafter.branching=[2,2]", "traversal", "static", 2),

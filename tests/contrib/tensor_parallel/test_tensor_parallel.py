@@ -247,7 +247,6 @@ def test_a_divided_drafter_drafts_the_same(pair, tmp_path):
     assert 0 < two["result"]["cost"]["communication"]["c"] < two["result"]["cost"]["c"]
 
 
-@pytest.mark.slow
 def test_a_rank_with_other_noise_is_noticed(pair, tmp_path):
     """The negative control of the comparison in each round."""
     wanted = [checked(pair, "target.tensor_parallel=2", "temperature=1", f"seed={seed}", *SHORT) for seed in (0, 1)]
