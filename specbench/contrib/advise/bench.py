@@ -13,7 +13,7 @@ from specbench.config.build import Targets, build
 from specbench.config.components import Components
 from specbench.config.validate import ValidatedConfig
 from specbench.contrib.advise.race import PLAIN, Race, Unit
-from specbench.contrib.advise.ways import Load, Ways, checked
+from specbench.contrib.advise.ways import Load, Ways, checked_way
 from specbench.errors import ConfigError, first_line
 from specbench.results.console import decoding_progress
 from specbench.results.schema import RunResult
@@ -58,7 +58,7 @@ class LoadBench:
 
     def checked(self, words: Sequence[str]) -> ValidatedConfig:
         """The checked configuration of a way. Raises ConfigError."""
-        return checked((*self.common, *words))
+        return checked_way((*self.common, *words))
 
     def run(self, name: str, ways: Ways, race: Race, state: Stage, last: int, until: float) -> None:
         """Decodes units of the prompts from `state`'s next one to number `last` until the race is over, or until that

@@ -9,7 +9,7 @@ from typing import Any
 from specbench.config.compose import compose
 from specbench.config.default_drafter import TAKEN, UNTRAINED, untrained
 from specbench.config.validate import ValidatedConfig, check
-from specbench.contrib.replay.loads import numbers_of
+from specbench.contrib.replay.loads import given_numbers
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import local_path
 from specbench.run.jobs import labels_of
@@ -82,7 +82,7 @@ def trial(overrides: Sequence[str], only: bool) -> Trial:
         named = ["stdlib"]  # of the included target
     counted = not {"data", "data.count"} & keys
     if named:  # whose target and data are those of all ways
-        brought = checked((*common, f"drafter={named[0]}", *paths))
+        brought = checked_way((*common, f"drafter={named[0]}", *paths))
         common += [f"{group}={brought.choices[group].name}" for group in ("target", "data") if group not in keys]
         counted &= "count" in brought.resolved["data"]
     common += [f"data.count={STDLIB}"] * counted
@@ -106,7 +106,7 @@ def trial(overrides: Sequence[str], only: bool) -> Trial:
     ways = labelled(every)
     for label, words in list(ways.items()):
         try:
-            root = checked((*common, *loads[0].words, *words)).root
+            root = checked_way((*common, *loads[0].words, *words)).root
             if max(root.repeats, root.workers) > 1:
                 raise ConfigError("repeats and workers must be 1, since all ways share a process")
         except ConfigError as error:
@@ -157,7 +157,7 @@ def labelled(every: Sequence[list[str]]) -> Ways:
 
 
 @cache
-def checked(words: tuple[str, ...]) -> ValidatedConfig:
+def checked_way(words: tuple[str, ...]) -> ValidatedConfig:
     """The checked configuration of overrides, composed once. Raises ConfigError."""
     try:
         return check(compose([*words]))
@@ -169,8 +169,8 @@ def checked(words: tuple[str, ...]) -> ValidatedConfig:
 def loads_of(given: Mapping[str, Sequence[str]]) -> list[Load]:
     """Every batch size at every rate. Raises ConfigError."""
     texts = {key: ",".join(given[key]) for key in LOADS if key in given}
-    rows = numbers_of(texts, "batch_size", "1", 1, MOST, "whole numbers", whole=True)
-    given_rates = numbers_of(texts, "workload.rate", "", 1e-6, MOST, "numbers") if "workload.rate" in texts else []
+    rows = given_numbers(texts, "batch_size", "1", 1, MOST, "whole numbers", whole=True)
+    given_rates = given_numbers(texts, "workload.rate", "", 1e-6, MOST, "numbers") if "workload.rate" in texts else []
     rates: Sequence[float | None] = given_rates or [None]
     return [Load(int(size), rate) for size in rows for rate in rates]
 
@@ -190,7 +190,7 @@ def variants(common: Sequence[str], words: Sequence[str], result: Mapping[str, A
         if len(new) > 1 and found[-1][-1] == "gamma_policy=goodput":
             continue  # it sees q
         try:
-            checked((*common, *changed))
+            checked_way((*common, *changed))
         except ConfigError:
             continue
         found.append(changed)

@@ -48,13 +48,13 @@ class Asked:
 def asked_loads(overrides: Sequence[str]) -> Asked:
     """What the overrides of a load (LOAD_KEYS of the command) say. Raises ConfigError."""
     given = dict(override.split("=", 1) for override in overrides)
-    cost = numbers_of(given, "cost", "", 0.0, 1e6, COST)
+    cost = given_numbers(given, "cost", "", 0.0, 1e6, COST)
     if len(cost) != 4 or not sum(cost[:1]):
         raise ConfigError(f"cost={shown(given.get('cost', ''))} is not allowed: give {COST}; START must be above 0")
     if (by_row := given.get("by_row", "false")) not in ("true", "false"):
         raise ConfigError(f"by_row={shown(by_row)} is not allowed: it must be true or false")
     whole = [
-        [int(value) for value in numbers_of(given, key, default, low, 1e6, "whole numbers", whole=True)]
+        [int(value) for value in given_numbers(given, key, default, low, 1e6, "whole numbers", whole=True)]
         for key, default, low in (("batch_size", "1", 1), ("context", "256", 0), ("tokens", "2000", 1))
     ]
     if len(whole[2]) > 1:
@@ -62,7 +62,7 @@ def asked_loads(overrides: Sequence[str]) -> Asked:
     return Asked(whole[0], whole[1], RoundSeconds(*cost), by_row == "true", whole[2][0])
 
 
-def numbers_of(
+def given_numbers(
     given: Mapping[str, str], key: str, default: str, low: float, high: float, what: str, whole: bool = False
 ) -> list[float]:
     """The numbers that a key has, with commas between them. Raises ConfigError."""
