@@ -279,10 +279,9 @@ def _remarks(result: dict[str, Any], out_dir: Path) -> Iterator[Text]:
     counts, status = result["counts"], result["status"]
     if told := details(result):
         yield Text(told)
-    if (ci95 := result["speedup"]["ci95"]) and not result["repeats"]:
-        requests = counts["prompts"]
-        if told := needs(ci95, requests, requests // result["config"]["batch_size"]):
-            yield Text(told)
+    clusters = result["speedup"].get("clusters")  # results of earlier versions have none
+    if clusters and not result["repeats"] and (told := needs(result["speedup"]["ci95"], counts["prompts"], clusters)):
+        yield Text(told)
     if result["speedup"]["accounting"]:
         yield Text(account(result))
     sentence, style = verdict_text(result["lossless"])

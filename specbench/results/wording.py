@@ -127,13 +127,13 @@ def where(result: Mapping[str, Any]) -> str:
 
 def needs(ci95: Sequence[float] | None, requests: int, units: int) -> str:
     """How many requests +- WANTED of a ratio needs, from its interval over so many requests, in `units` whose times are
-    independent; "" if they were enough, or there is no interval."""
-    from specbench.stats.bootstrap import FEWEST, units_needed  # which loads torch
+    independent; "" if they were enough, or there is no interval. Units of several requests are taken to be as many
+    with more requests, as groups of rows are."""
+    from specbench.stats.bootstrap import units_needed  # which loads torch
 
     if ci95 is None:
         return ""
-    units = max(units, FEWEST)
-    many = ceil((units_needed((ci95[0], ci95[1]), units, WANTED) or 0) * requests / units)
+    many = ceil((units_needed((ci95[0], ci95[1]), units, WANTED, units < requests) or 0) * requests / units)
     return f"+-{WANTED:.0%} needs about {many:,} requests" if many > requests else ""
 
 

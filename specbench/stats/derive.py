@@ -152,7 +152,7 @@ def accounting(source: Estimator, gamma: int | None) -> dict[str, Factor]:
 
 def _speedup(source: Estimator, gamma: int | None, cost: Cost, alpha: float | None) -> Speedup:
     """The speedup, its predictions and its causes; `alpha` is None if it or c is not known."""
-    s = source.point
+    s, (columns, clusters) = source.point, source.units()
     drafted = float(s["drafted"] / s["rounds"])
     theorem = corrected = None
     if alpha is not None and cost.c is not None:
@@ -165,8 +165,9 @@ def _speedup(source: Estimator, gamma: int | None, cost: Cost, alpha: float | No
         theorem_3_8=theorem,
         corrected=corrected,
         accounting=accounting(source, gamma),
-        predicted=prediction(*source.units()),
+        predicted=prediction(columns, clusters),
         wall=float(formulas.wall_speedup(s)),
+        clusters=len({*clusters}),
     )
 
 

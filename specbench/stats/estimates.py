@@ -300,6 +300,7 @@ class Speedup:
     end_to_end_ci95: Interval = None
     geometric_mean: GeometricMean | None = None
     wall: float | None = None  # `measured`, with both times by the host's clock; on a CPU they are the same
+    clusters: int | None = None  # that `ci95` resamples: prompts, or with several rows groups of them
 
 
 @dataclass

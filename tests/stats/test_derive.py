@@ -10,9 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specbench.results.comparison_tables import about
 from specbench.results.parquet import load_sums
+from specbench.results.run_table import _remarks
 from specbench.results.schema import plain
 from specbench.run.pooled import repeats_of
+from specbench.stats.comparison import compare
 from specbench.stats.derive import RunFacts, derive, of_one_process
 from specbench.stats.two_way_bootstrap import TwoWaySums
 
@@ -52,6 +55,30 @@ def test_stored_sums_give_the_stored_numbers(name):
     assert old.keys() == new.keys() and len(old) > 150
     for where, value in old.items():
         assert new[where] == (value if value is None else pytest.approx(value, rel=1e-9, abs=1e-12)), where
+
+
+def told_of_requests(speedup):
+    """The sentence on requests below the table of a run of 130 requests in two rows."""
+    own = {"passed": None, "reason": ""}
+    lossless = {"verdict": "untested", "reason": "", "method": "", "detail": {}, "decoder_tv": None, "alpha_own": own,
+                "detectable": {"lenience": None, "tv": None, "by_kind": {}}}  # fmt: skip
+    counts = {"prompts": 130, "tokens": 9, "too_long": 0, "failed": 0, "drafted": 0}
+    result = {"counts": counts, "status": "complete", "speedup": speedup | {"accounting": {}}, "notes": [],
+              "lossless": lossless, "repeats": None, "config": {"batch_size": 2}}  # fmt: skip
+    return [text for line in _remarks(result, STORED) if "needs about" in (text := str(line))]
+
+
+def test_a_run_and_a_comparison_say_alike_how_many_requests_are_needed():
+    """130 requests in 8 groups: the groups are what the interval resamples, and more requests make them larger, so the
+    error falls as 1 / sqrt(requests) and Student's quantile stays."""
+    expected, (sums,), facts = stored("batch")
+    speedup = asdict(derive(lambda: [sums], of_one_process, facts).speedup)
+    (told,) = told_of_requests(speedup)
+    assert f"; {told} (speedup of one)" in about(asdict(compare({"one": sums}, "speedup")))
+    low, high = speedup["ci95"]
+    many = 130 * (np.log(high / low) / 2 / 0.05) ** 2
+    assert many <= int(told.split()[-2].replace(",", "")) <= many + 130 / 8 + 1
+    assert not told_of_requests(expected["speedup"] | {"clusters": None})  # of an earlier version
 
 
 def test_another_second_gives_other_numbers():

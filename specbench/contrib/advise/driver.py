@@ -77,6 +77,7 @@ class Driver:
         several = load.unit > 1
         stages, most = own["stages"], MOST[several] if len(ways) > 1 else FIRST
         winner, race = self._race(bench, stages, "pilot", ways, (total // 2, now + PILOT * share, most))
+        unraced: list[str] = []  # ways that the pilot left, whose variants are not tried
         if winner is not None and len(race.ways) > 2:
             pilot, more = [stage for name, stage in stages.items() if name.startswith("pilot")][-1], Ways()
             for way in race.drafting[:BEST]:
@@ -88,8 +89,10 @@ class Driver:
                 ways |= more
                 limits = total * 2 // 3, now + VARIANTS * share, most // 2
                 found, last = self._race(bench, stages, "variants", more, limits)
-                winner, race = (found, last) if found else (winner, race)
-        own["winner"], own["rivals"] = winner, [way for way in race.drafting if way != winner]
+                if found:
+                    unraced = [way for way in race.drafting[BEST:] if way not in more]
+                    winner, race = found, last
+        own["winner"], own["rivals"] = winner, [way for way in unraced + race.drafting if way != winner]
         if winner is not None:
             own["words"] = ways[winner]
             least, largest = MEASURED_TOGETHER if several else MEASURED[1]

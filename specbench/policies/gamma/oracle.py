@@ -39,8 +39,8 @@ class OracleGamma(GammaPolicy):
 
 
 class KnownBetas(OracleGamma):
-    """Knows the true beta of every coming guess, but not which will be accepted, and drafts what pays best: a bound for
-    policies that predict beta. One that sees the drawn guess too may gain more."""
+    """Knows the true beta of every coming guess, but not which will be accepted, and drafts what pays best in a round.
+    It is no bound: a plan of the whole text, or a policy that sees the drawn guess too, may gain more."""
 
     calibrated = True
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import time
 
 import pytest
 from published_cases import target, written
@@ -13,9 +14,10 @@ import specbench.contrib.advise.driver as driver
 from specbench.contrib.advise.answers import answer_sentence, load_answer, more
 from specbench.contrib.advise.bench import LoadBench
 from specbench.contrib.advise.command import advise, main
+from specbench.contrib.advise.driver import Driver
 from specbench.contrib.advise.engines import ENGINES, configurations
 from specbench.contrib.advise.race import PLAIN, Race
-from specbench.contrib.advise.ways import heads_beside, trial
+from specbench.contrib.advise.ways import Load, Trial, heads_beside, trial
 from specbench.errors import ConfigError
 
 COMMON = [f"target.path={LITTLE['target.path']}", "device=cpu", "executor=eager", "max_new_tokens=8", "temperature=0"]
@@ -142,6 +144,42 @@ def test_why_no_way_is_advised_is_what_happened(reasons, told):
     found = load_answer("batch 1", {"rows": 1, "rate": None, "stages": {"pilot": stage}, "refused": {}})
     assert told in found["why"] and not found["on"] and ("all ways lost" in found["why"]) == (told == "all ways lost")
     assert "0.90x plain decoding in the pilot" in answer_sentence(found)
+
+
+def test_ways_that_the_pilot_left_and_no_stage_raced_again_are_rivals(monkeypatch):
+    """Of four that the pilot left, variants of the best two are raced: one of them wins, one is left, and the third way
+    of the pilot was raced as a variant, and lost."""
+
+    def left(*ways):
+        race = Race([*ways, "lost", PLAIN], 5)
+        race.add({way: [1.0, 1.0] for way in race.ways})
+        race.leave("lost", "slower")
+        return race
+
+    class Bench:
+        common, refused = (), {}
+
+        def __init__(self, *others):
+            pass
+
+        def total(self, ways):
+            return 60
+
+    def race(self, bench, stages, name, ways, limits):
+        stages[name] = {"folders": {way: ["run"] for way in ways}}
+        return ("a", left("a", "b", "c", "d")) if name == "pilot" else ("a2", left("a2", "b"))
+
+    tried = Trial([], {way: ["drafter=ngram"] for way in "abcd"}, [Load(1, None)], {})
+    own, found = {"stages": {}, "refused": {}}, {"a": [], "a2": [], "b": [], "c": []}
+    monkeypatch.setattr(driver, "LoadBench", Bench)
+    monkeypatch.setattr(driver, "read_result", lambda folder: {})
+    monkeypatch.setattr(driver, "variants", lambda *others: found)
+    monkeypatch.setattr(Driver, "_race", race)
+    monkeypatch.setattr(Driver, "_stage", lambda *others: {})
+    advised = Driver.__new__(Driver)
+    advised.tried, advised.folder, advised.targets, advised.until = tried, None, None, time.monotonic() + 60
+    advised._load(tried.loads[0], own, 1)
+    assert own["winner"] == "a2" and own["rivals"] == ["d", "b"]
 
 
 def test_no_way_that_fits_is_one_sentence(few, monkeypatch):
