@@ -121,7 +121,7 @@ def _next(result: dict[str, Any]) -> tuple[str, str]:
             return "Next: find out which part is wrong, beginning with the drafter and the verifier.", ""
         return "Next: find out whether the executor is the cause:", _command(result, "executor=eager")
     if result["status"] != "complete":
-        return "Next: measure all requests; the same command begins with the first one:", _own_command(result)
+        return "Next: measure all requests, by the same command:", _own_command(result)
     if not steady(result):
         return "Next: measure again while nothing else runs:", _own_command(result)
     if not result["counts"]["drafted"]:

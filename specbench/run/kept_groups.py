@@ -4,6 +4,7 @@ A continued run has the texts, counts and verdict of one that was not ended. Its
 which it says; of those before, from their beginning to the last group.
 """
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from specbench.stats.costs import CostTable
 from specbench.stats.machine_noise import Probes
 from specbench.stats.records import Failure, Group
 
+log = logging.getLogger(__name__)
 OF_RECORD, OF_SESSION = ("notes", "unread", "unreadable"), ("to_read", "text_tokens")
 
 
@@ -62,6 +64,8 @@ class KeptGroups:
         if not self.file.found:
             self.file.append(identity)
         self.waiting: list[KeptGroup] = self.file.found[1:]  # those of earlier processes that are not given back yet
+        if self.waiting:
+            log.info("going on after %d groups of requests that an earlier process has decoded", len(self.waiting))
         self.process = max((kept.process for kept in self.waiting), default=0) + 1
         self.probes = {kept.process: Probes() for kept in self.waiting} | {self.process: Probes()}
         self.by: list[int] = []  # the process of each group that is decoded

@@ -133,7 +133,7 @@ CASES = {  # of each: what is changed, and the third line, the fourth and its co
                "Next: find out whether the executor is the cause:",
                "python -m specbench gamma=4 data.limit=32 executor=eager"),
     "interrupted": ({"status": "interrupted"}, f"{FASTER}.",
-                    "Next: measure all requests; the same command begins with the first one:", SAME),
+                    "Next: measure all requests, by the same command:", SAME),
     "nothing drafted": ({"gamma": 0, "counts/drafted": 0, "speedup/accounting": {}},
                         "On this machine the loop without drafts, against plain decoding: 1.36x (1.30 to 1.41).",
                         "Next: measure with drafts:", f"{RUN} gamma=4"),

@@ -76,6 +76,7 @@ def advise(overrides: Sequence[str], minutes: float, only: bool = False) -> Path
     for each in found:
         told = [*filter(None, [each.get("more")]), *(each.get("notes") or ())]
         show(*(Text(f"{each['load']}: {text}", style="dim") for text in told))
-        print(visible(each["command"]), end="\n" * bool(each["command"]))
+        if each["command"]:
+            print(visible(f"To measure that way on more prompts: {each['command']}"))
     print(visible(f"written to {page} and {folder / FILE}"))
     return folder

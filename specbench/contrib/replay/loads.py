@@ -71,7 +71,9 @@ def given_numbers(
     except ValueError:
         values = [-1.0]
     if not values or not all(low <= value <= high and (not whole or value == int(value)) for value in values):
-        raise ConfigError(f"{key}={shown(given.get(key, ''))} is not allowed: give {what}, {low:g} to {high:g} each")
+        raise ConfigError(
+            f"{key}={shown(given.get(key, ''))} is not allowed: give {what}, {low:g} to {int(high):,} each"
+        )
     return values
 
 
