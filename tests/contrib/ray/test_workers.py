@@ -213,7 +213,7 @@ def test_what_one_process_would_not_have_read_is_dropped(good, tmp_path):
     ("overrides", "told"),
     [
         (["workers=0"], "workers=0 is not allowed"),
-        (["gamma_policy=adaptive"], "gamma_policy=adaptive is not possible with workers=2: it learns from what was decoded"),
+        (["gamma_policy=adaptive"], "gamma_policy=adaptive is not possible with workers=2: it learns"),
         (["gamma_policy=optimal"], "gamma_policy=optimal is not possible with workers=2"),
         (["workload=poisson"], "workload=poisson is not possible with workers=2"),
         (["target.tensor_parallel=2"], "workers=2 is not possible with target.tensor_parallel=2: a worker is one proc"),
