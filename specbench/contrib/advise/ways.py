@@ -82,14 +82,15 @@ def trial(overrides: Sequence[str], only: bool) -> Trial:
         named = ["stdlib"]  # of the included target
     counted = not {"data", "data.count"} & keys
     if named:  # whose target and data are those of all ways
-        brought = checked_way((*common, f"drafter={named[0]}", *paths))
+        brought = checked_way((*common, *loads[0].words, f"drafter={named[0]}", *paths))
         common += [f"{group}={brought.choices[group].name}" for group in ("target", "data") if group not in keys]
         counted &= "count" in brought.resolved["data"]
     common += [f"data.count={STDLIB}"] * counted
-    fit = untrained(common)
+    loaded = [*common, *loads[0].words]
+    fit = untrained(loaded)
     drafters = {name: [f"drafter={name}", *paths] for name in named}
     if not only:
-        drafters = {name: [f"drafter={name}"] for name in UNTRAINED if not fit[name]} | heads_beside(common) | drafters
+        drafters = {name: [f"drafter={name}"] for name in UNTRAINED if not fit[name]} | heads_beside(loaded) | drafters
     if not drafters:
         raise ConfigError(
             "--only needs drafters, as in drafter=suffix or drafter.path=Q"
@@ -106,7 +107,7 @@ def trial(overrides: Sequence[str], only: bool) -> Trial:
     ways = labelled(every)
     for label, words in list(ways.items()):
         try:
-            root = checked_way((*common, *loads[0].words, *words)).root
+            root = checked_way((*loaded, *words)).root
             if max(root.repeats, root.workers) > 1:
                 raise ConfigError("repeats and workers must be 1, since all ways share a process")
         except ConfigError as error:
