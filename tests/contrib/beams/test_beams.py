@@ -309,7 +309,8 @@ def test_accepting_what_was_not_chosen_does_not_pass_in_16_bits(dtype, monkeypat
     def judged():
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
-        parts = parts_of("decoding=beam", "gamma=3", f"dtype={dtype}", "beams=3", "max_new_tokens=8")
+        parts = parts_of("decoding=beam", "gamma=3", f"dtype={dtype}", "beams=3", "max_new_tokens=16",
+                         "data.limit=4")  # fmt: skip
         return judge_beams(run(parts, folder)[1])
 
     honest = judged()
