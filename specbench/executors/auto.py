@@ -265,8 +265,8 @@ class AutoExecutor(Executor):
         if device.type != "cpu":
             return weights
         some = torch.zeros(2, 16)  # a processor without FBGEMM or a compiler offers no HalfWeight
-        offers = any(issubclass(kind, HalfWeight) and kind.offers(some) for kind in self.kinds)
-        return (weights + tied) // (1 + (halves and offers))
+        offers = halves and any(issubclass(kind, HalfWeight) and kind.offers(some) for kind in self.kinds)
+        return (weights + tied) // (1 + offers)
 
     def facts(self) -> dict[str, Any]:
         shapes = {shape.partition(",")[0] for shape in self.chosen}

@@ -103,9 +103,7 @@ class HalfWeight(Product):
 
     @classmethod
     def offers(cls, weight: Tensor) -> bool:
-        if weight.dtype != torch.float32 or "fbgemm" not in torch.backends.quantized.supported_engines:
-            return False
-        return torch.equal(weight.half().float(), weight)
+        return "fbgemm" in torch.backends.quantized.supported_engines and is_half(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         y = _fbgemm(x, self.packed)
@@ -126,9 +124,8 @@ class HalfPairs(HalfWeight):
 
     @classmethod
     def offers(cls, weight: Tensor) -> bool:
-        if weight.dtype != torch.float32 or weight.shape[1] % LINE or len(weight) % PAIRED or half_pairs() is None:
-            return False
-        return torch.equal(weight.half().float(), weight)
+        even = weight.shape[1] % LINE == 0 and len(weight) % PAIRED == 0
+        return even and is_half(weight) and half_pairs() is not None  # which is compiled for such weights alone
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.into(x.contiguous(), x.new_empty(*x.shape[:-1], self.outputs))
@@ -158,6 +155,11 @@ class HalfWeightSerial(HalfWeight):
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self.packed, self.bias)
+
+
+def is_half(weight: Tensor) -> bool:
+    """Whether float16 has all values of a weight in float32."""
+    return weight.dtype == torch.float32 and torch.equal(weight.half().float(), weight)
 
 
 @functools.cache
