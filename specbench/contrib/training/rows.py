@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from filelock import FileLock, Timeout
@@ -92,21 +92,34 @@ def text_rows(texts: list[str], tokenizer: Any, row: int, tokens: int, seed: int
 # -- The target's own answers --------------------------------------------------------------------------
 
 
-def read_prompts(path: str) -> list[str]:
-    """The prompts of a file of JSON lines. Raises ConfigError."""
-    found = []
+class Asked(NamedTuple):
+    """A prompt, the answer to it if its file has one, and whether that answer has ended by itself."""
+
+    prompt: str
+    answer: str | None
+    ended: bool
+
+
+def read_prompts(path: str) -> list[Asked]:
+    """The prompts of a file of JSON lines, with the answers if it has them. Raises ConfigError."""
+    found: list[Asked] = []
     for number, record in read_json_lines(path, "prompts"):
-        text = record.get("prompt")
+        text, answer, reason = (record.get(name) for name in ("prompt", "answer", "finish_reason"))
+        at = f"prompts={path} line {number}"
         if not isinstance(text, str) or not text.strip():
-            raise ConfigError(f'prompts={path} line {number} has no text: it must be an object with a "prompt"')
-        found.append(text)
+            raise ConfigError(f'{at} has no text: it must be an object with a "prompt"')
+        if not isinstance(answer, str | None) or (found and (answer is None) != (found[0].answer is None)):
+            raise ConfigError(f'{at} must have an "answer" that is a text, as every line or none')
+        if reason not in (None, "stop", "length"):
+            raise ConfigError(f'{at} has a "finish_reason" that is not "stop" or "length"')
+        found.append(Asked(text, answer, reason != "length"))
     return found
 
 
 def answer_parts(scalars: Any, tokenizer: Any, settings: Any, target: Any) -> tuple[TrainingRows, TrainingRows]:
     """Rows of training and held-out prompts with the target's answers, of which the answers count: every tenth one is
     held out. A row has one prompt, and is cut to `row` tokens. Raises ConfigError."""
-    answers = kept_answers(scalars, tokenizer, settings, target)
+    answers = own_answers(scalars, tokenizer, settings, target)
     fitting = [(text[: scalars.row], begin) for text, begin in answers if begin + 2 <= min(len(text), scalars.row)]
     if len(fitting) < len(answers):
         log.warning("%d of %d answers do not begin within row=%d tokens: they are left out",
@@ -127,26 +140,38 @@ def _padded(answers: Sequence[tuple[Sequence[int], int]], row: int) -> TrainingR
     return TrainingRows(tokens, torch.tensor([[begin - 1, len(text) - 2] for text, begin in answers]))
 
 
-def kept_answers(scalars: Any, tokenizer: Any, settings: Any, target: Any) -> list[tuple[list[int], int]]:
-    """Prompts with their answers, and where each answer begins. What is decoded is kept in a file of the cache folder,
-    which other trainings with the same answers read; one at a time decodes. `settings` are the target's."""
+def own_answers(scalars: Any, tokenizer: Any, settings: Any, target: Any) -> list[tuple[list[int], int]]:
+    """Prompts with their answers, of the file or decoded, and where each answer begins. `settings` are the target's."""
+    asked, chat = read_prompts(scalars.prompts), uses_template(settings, tokenizer, "target")
+    texts = [[*render(Prompt(str(i), (own.prompt,)), [], tokenizer, chat).tokens] for i, own in enumerate(asked)]
+    if asked and asked[0].answer is not None:
+        stop, answers = min(stop_tokens(target)), [own.answer for own in asked]
+        tokens = tokenizer(answers, add_special_tokens=False, verbose=False)["input_ids"]
+        return [([*text, *answer, *[stop] * own.ended], len(text))
+                for text, answer, own in zip(texts, tokens, asked, strict=True)]  # fmt: skip
+    return kept_answers(texts, scalars, tokenizer, settings, target)
+
+
+def kept_answers(
+    prompts: Sequence[list[int]], scalars: Any, tokenizer: Any, settings: Any, target: Any
+) -> list[tuple[list[int], int]]:
+    """Decodes answers. What is decoded is kept in a file of the cache folder, which other trainings with the same
+    answers read; one at a time decodes."""
     asked = [file_hash(scalars.prompts), vars(settings), settings.sources(), target.config.to_dict(),
              of_tokenizer(tokenizer), tokenizer.chat_template, scalars.precision, scalars.row, scalars.max_new_tokens,
              scalars.temperature, scalars.seed]  # fmt: skip
     name = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:16]
     path = cache_dir() / "answers" / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    prompts, chat = read_prompts(scalars.prompts), uses_template(settings, tokenizer, "target")
     with _lock(path):
         found = _kept(path)
         begins = [n for n in range(0, len(prompts), TOGETHER)
                   if not found.keys() >= {*range(n, min(n + TOGETHER, len(prompts)))}]  # fmt: skip
         for begin in track(begins, "the target's answers", disable=not begins):
-            texts = [render(Prompt(str(i), (prompts[i],)), [], tokenizer, chat).tokens
-                     for i in range(begin, min(begin + TOGETHER, len(prompts)))]  # fmt: skip
+            texts = prompts[begin : begin + TOGETHER]
             fitting = [text for text in texts if len(text) + 2 <= scalars.row]
             answered = iter(decode(target, fitting, scalars, begin) if fitting else ())
-            new = {i: (next(answered) if len(text) + 2 <= scalars.row else list(text), len(text))
+            new = {i: (next(answered) if len(text) + 2 <= scalars.row else text, len(text))
                    for i, text in enumerate(texts, begin)}  # fmt: skip
             lines = ({"prompt": i, "tokens": new[i][0], "begin": new[i][1]} for i in new if i not in found)
             with path.open("a", encoding="utf-8") as file:
@@ -189,7 +214,12 @@ def decode(target: Any, texts: Sequence[Sequence[int]], scalars: Any, number: in
         max_new_tokens=min(room, scalars.max_new_tokens), repetition_penalty=1.0,
         **(drawn if scalars.temperature else {"do_sample": False}),
     )[:, width:].tolist()  # fmt: skip
-    stops = target.generation_config.eos_token_id
-    stops = {*stops} if isinstance(stops, list) else {stops}
+    stops = stop_tokens(target)
     ends = [next((i + 1 for i, token in enumerate(row) if token in stops), len(row)) for row in out]
     return [[*text, *row[:end]] for text, row, end in zip(texts, out, ends, strict=True)]
+
+
+def stop_tokens(target: Any) -> set[int]:
+    """The tokens that end a text of the target's."""
+    stops = target.generation_config.eos_token_id
+    return {*stops} if isinstance(stops, list) else {stops}

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 from specbench.contrib.training import stored as stored_module
 from specbench.contrib.training.dflash import DFlashStudent
 from specbench.contrib.training.eagle3 import Eagle3Student
-from specbench.contrib.training.rows import TrainingRows, answer_parts, kept_answers, text_parts
+from specbench.contrib.training.rows import TrainingRows, answer_parts, own_answers, text_parts
 from specbench.contrib.training.stored import store, unpack
 from specbench.contrib.training.trainer import checked_settings, train
 from specbench.errors import ConfigError
@@ -596,7 +596,7 @@ def test_answers_are_the_targets_own_and_are_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     tokenizer, settings, target = stock()
     _, scalars = answer_scalars(tmp_path)
-    answers = kept_answers(scalars, tokenizer, settings, target)
+    answers = own_answers(scalars, tokenizer, settings, target)
     assert len(answers) == 24
     for tokens, begin in answers[::5]:
         text = tokenizer.decode(tokens[:begin])
@@ -606,15 +606,15 @@ def test_answers_are_the_targets_own_and_are_kept(tmp_path, monkeypatch):
     (path,) = (tmp_path / "cache" / "answers").glob("*.jsonl")
     whole = path.read_text()
     path.write_text(whole[: len(whole) * 9 // 10])
-    assert kept_answers(scalars, tokenizer, settings, target) == answers and path.read_text() == whole
+    assert own_answers(scalars, tokenizer, settings, target) == answers and path.read_text() == whole
     lines = whole.splitlines(keepends=True)
     path.write_text("".join([*lines[:5], *lines[3:5], lines[20], *lines[9:12]]))  # twice, out of order, and with gaps
-    assert kept_answers(scalars, tokenizer, settings, target) == answers
+    assert own_answers(scalars, tokenizer, settings, target) == answers
     assert sorted(path.read_text().splitlines(keepends=True)) == sorted([*lines, *lines[3:5]])
     other = json.dumps({**json.loads(lines[9]), "tokens": [1, 2, 3]}) + "\n"
     path.write_text(whole + other)
     monkeypatch.setattr(target, "generate", None)
-    assert kept_answers(scalars, tokenizer, settings, target) == answers
+    assert own_answers(scalars, tokenizer, settings, target) == answers
     rows, held_out = answer_parts(scalars, tokenizer, settings, target)
     assert len(rows.tokens) == 22 and len(held_out.tokens) == 2
     tokens, begin = answers[9]
@@ -622,14 +622,30 @@ def test_answers_are_the_targets_own_and_are_kept(tmp_path, monkeypatch):
     assert held_out.spans[0].tolist() == [begin - 1, len(tokens) - 2]
 
 
+def test_answers_of_a_file_are_read(tmp_path):
+    """Answers that another program decoded: nothing is decoded, and the end of text stands behind those that ended."""
+    tokenizer, settings, target = stock()
+    _, scalars = answer_scalars(tmp_path, 20)
+    said = [f" return a + {i}" for i in range(20)]
+    lines = [{"prompt": f"def f{i}():", "answer": said[i]} | ({"finish_reason": "length"} if i == 3 else {})
+             for i in range(20)]  # fmt: skip
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    target.generate = None
+    answers = own_answers(scalars, tokenizer, settings, target)
+    end = tokenizer.decode([target.generation_config.eos_token_id])
+    for i, (tokens, begin) in enumerate(answers):
+        assert tokenizer.decode(tokens[:begin]) == f"def f{i}():"
+        assert tokenizer.decode(tokens[begin:]) == said[i] + (end if i != 3 else "")
+
+
 def test_sampled_answers_are_those_of_no_interruption(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     tokenizer, settings, target = stock()
     _, scalars = answer_scalars(tmp_path, 12, "temperature=1")
-    answers = kept_answers(scalars, tokenizer, settings, target)
+    answers = own_answers(scalars, tokenizer, settings, target)
     (path,) = (tmp_path / "cache" / "answers").glob("*.jsonl")
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:5]))
-    assert kept_answers(scalars, tokenizer, settings, target) == answers
+    assert own_answers(scalars, tokenizer, settings, target) == answers
 
 
 @pytest.mark.parametrize("what", ["weights", "revision", "tokenizer", "chat template", "nothing"])
@@ -640,7 +656,7 @@ def test_answers_are_of_one_target(what, tmp_path, monkeypatch):
     folder = copytree(target_folder(), tmp_path / "target")
     settings = replace(settings, path=str(folder))
     _, scalars = answer_scalars(tmp_path, 2)
-    kept_answers(scalars, tokenizer, settings, target)
+    own_answers(scalars, tokenizer, settings, target)
     if what == "weights":
         os.utime(folder / "model.safetensors", ns=(1, 1))
     elif what == "revision":
@@ -649,7 +665,7 @@ def test_answers_are_of_one_target(what, tmp_path, monkeypatch):
         tokenizer.add_tokens(["def f"])
     elif what == "chat template":
         tokenizer.chat_template = "{{ messages }}"
-    kept_answers(scalars, tokenizer, settings, target)
+    own_answers(scalars, tokenizer, settings, target)
     assert len([*(tmp_path / "cache" / "answers").glob("*.jsonl")]) == (1 if what == "nothing" else 2)
 
 
@@ -667,7 +683,7 @@ def test_one_training_decodes_while_another_waits(tmp_path, monkeypatch, caplog)
         return plain(**given)
 
     monkeypatch.setattr(target, "generate", generate)
-    threads = [Thread(target=lambda: found.append(kept_answers(scalars, tokenizer, settings, target))) for _ in (1, 2)]
+    threads = [Thread(target=lambda: found.append(own_answers(scalars, tokenizer, settings, target))) for _ in (1, 2)]
     threads[0].start()
     assert begun.wait(20)
     threads[1].start()
@@ -700,6 +716,8 @@ def test_a_training_on_answers(tmp_path, monkeypatch):
         ("prompts=/nowhere.jsonl text=null", "prompts=/nowhere.jsonl is not a file"),
         ("prompts={text} text=null", "prompts=.* line 1 is not JSON"),
         ("prompts={other} text=null", 'prompts=.* line 1 has no text: it must be an object with a "prompt"'),
+        ("prompts={half} text=null", 'prompts=.* line 2 must have an "answer" that is a text, as every line or none'),
+        ("prompts={why} text=null", 'prompts=.* line 1 has a "finish_reason" that is not "stop" or "length"'),
         ("prompts={few} text=null", "gives 3 answers within row=16 tokens: it must give 10"),
         ("prompts={few}", "text=.* and prompts=.* are both set"),
         ("every=0", "every=0 is not allowed"),
@@ -713,7 +731,9 @@ def test_mistakes_are_one_sentence(overrides, told, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     (tmp_path / "other.jsonl").write_text('{"question": "a"}\n')
     (tmp_path / "few.jsonl").write_text('{"prompt": "def f():"}\n' * 3)
-    files = {name: tmp_path / f"{name}.jsonl" for name in ("other", "few")} | {"text": tmp_path / "text.txt"}
+    (tmp_path / "half.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"prompt": "a"}\n')
+    (tmp_path / "why.jsonl").write_text('{"prompt": "a", "answer": "b", "finish_reason": "tired"}\n')
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("other", "few", "half", "why")} | {"text": tmp_path / "text.txt"}
     with pytest.raises(ConfigError, match=told) as error:
         train(small_training("eagle3", tmp_path, *overrides.format(**files).split()), tmp_path / "out")
     assert "\n" not in str(error.value)
