@@ -9,7 +9,7 @@ import signal
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -103,10 +103,11 @@ class IncompleteError(Exception):
     """Some of several processes have no result. What the others have is written."""
 
 
-def unknown(name: str, available: Iterable[str], kind: str) -> ConfigError:
-    """The error "X is not a KIND. Did you mean Y? Available: ...", with Y among those available if one is close."""
+def unknown(name: str, available: Iterable[str], kind: str, elsewhere: Sequence[str] = ()) -> ConfigError:
+    """The error "X is not a KIND. Did you mean Y? Available: ...", with Y among those `elsewhere`, or among those
+    available if one is close."""
     available = sorted(available)
-    close = difflib.get_close_matches(name[:SHOWN], available, n=1)
+    close = elsewhere or difflib.get_close_matches(name[:SHOWN], available, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
     return ConfigError(f"{shown(name)} is not a {kind}.{hint} Available: {', '.join(available) or 'none'}.")
 

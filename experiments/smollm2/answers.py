@@ -1,4 +1,5 @@
-"""Decodes a target's answers to prompts on a CPU, many rows at once: `python -m specbench.train prompts=OUT` reads them.
+"""Decodes a target's answers to prompts on a CPU, many rows at once, which `python -m specbench.train prompts=OUT`
+reads.
 
 `python experiments/smollm2/answers.py PROMPTS OUT` writes one JSON line for each prompt: number, prompt, answer, and
 finish_reason, stop or length. What is in OUT already stays. Several processes may share the work: `--part 1/2` writes
@@ -22,7 +23,6 @@ from hydra import compose, initialize_config_dir
 from rich.progress import Progress
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoTokenizer, LlamaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specbench.config.paths import conf_dir
@@ -89,7 +89,8 @@ def draw(logits: Tensor, temperature: float) -> Tensor:
     block = torch.searchsorted(ends, point).clamp_(max=ends.shape[1] - 1)
     within = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0].cumsum(-1)
     point = point - ends.gather(1, block) + within[:, -1:]
-    return (block * BLOCK + torch.searchsorted(within, point).clamp_(max=BLOCK - 1))[:, 0].clamp_(max=logits.shape[1] - 1)
+    token = block * BLOCK + torch.searchsorted(within, point).clamp_(max=BLOCK - 1)
+    return token[:, 0].clamp_(max=logits.shape[1] - 1)
 
 
 @torch.inference_mode()

@@ -103,7 +103,9 @@ def explain(error: BaseException, overrides: Sequence[str] = (), keys: Iterable[
         group = key.rpartition(".")[0]
         what = f"setting of the chosen {group}" if group else "setting"
         keys = known_keys(overrides) if keys is None else keys
-        return str(unknown(key, (known for known in keys if known.rpartition(".")[0] == group), what))
+        keys = [*keys]
+        of_group = (known for known in keys if known.rpartition(".")[0] == group)
+        return str(unknown(key, of_group, what, [known for known in keys if known.endswith(f".{key}")]))
     if found := re.search(r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':\n((?:\t.*\n?)*)", text):
         group, option, options = found[1], found[2], found[3].split()
         return str(unknown(f"{group}={option}", (f"{group}={name}" for name in options), "choice"))

@@ -14,6 +14,7 @@ from transformers.utils.hub import cached_file
 from specbench.component import Selections
 from specbench.decoding.executor import Executor, Module
 from specbench.errors import ConfigError
+from specbench.executors.quant_grids import INT4
 from specbench.models.checkpoint import (
     INDEX,
     SCALE,
@@ -52,8 +53,8 @@ def checked(schema: type[Schema], config: Mapping[str, Any], named: str) -> Sche
 
 def read_tensors(path: str, key: str, own: Sequence[str] = ()) -> dict[str, Tensor]:
     """The tensors of a folder or hub id: of the first file of `own` that is there, else of the usual ones. Files are
-    mapped: values are read where they are used, but for those of 8 bits (`expanded`). Nothing of a pickle runs. Raises
-    ConfigError."""
+    mapped: values are read where they are used, but for those of few bits (`expanded`). Nothing of a pickle runs.
+    Raises ConfigError."""
     with reading(key, path, "weights"):
         source, names = source_of(path), (*own, *INDEX, *INDEX.values())
         there = (cached_file(source, name, _raise_exceptions_for_missing_entries=False) for name in names)
@@ -64,24 +65,35 @@ def read_tensors(path: str, key: str, own: Sequence[str] = ()) -> dict[str, Tens
         return expanded({name: tensor for file in files for name, tensor in load_state_dict(file).items()})
 
 
-def in_8_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices [n, m] as whole numbers from -127 to 127, each with the scale [n, 1] of its rows beside it; other
-    tensors as float32. The names are those of compressed-tensors."""
+def in_few_bits(tensors: Mapping[str, Tensor], bits: int) -> dict[str, Tensor]:
+    """Matrices [n, m] as whole numbers with scales beside them, by the names of compressed-tensors: in 8 bits from -127
+    to 127, each row with a scale; in 4 bits those of the grid INT4, two in a byte [n, m / 2], each 32 of a row with a
+    scale. Other tensors, and in 4 bits matrices whose rows do not divide, as float32."""
     found = {}
     for name, tensor in tensors.items():
         found[name] = tensor.float()
-        if tensor.dim() == 2:
+        if bits == 8 and tensor.dim() == 2:
             scale = (found[name].abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
             found |= {name: (found[name] / scale).round().to(torch.int8), name + SCALE: scale}
+        elif bits == 4 and tensor.dim() == 2 and INT4.fits(tensor.shape[1]):
+            numbers, scale = INT4.parts(tensor)
+            low, high = numbers.view(torch.uint8)[:, ::2] & 15, numbers.view(torch.uint8)[:, 1::2] << 4
+            found |= {name: low | high, name + SCALE: scale.bfloat16()}
     return found
 
 
 def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What was stored `in_8_bits`, in float32; other tensors as they are."""
-    scales = {name.removesuffix(SCALE): scale for name, scale in tensors.items() if name.endswith(SCALE)}
-    both = {name for name in scales if name in tensors and tensors[name].dtype == torch.int8}
-    return {name: tensor * scales[name] if name in both else tensor for name, tensor in tensors.items()
-            if name.removesuffix(SCALE) not in both or name in both}  # fmt: skip
+    """What was stored `in_few_bits`, in float32; other tensors as they are."""
+    found = dict(tensors)
+    for name in tensors:
+        numbers = found.get(name.removesuffix(SCALE))
+        if name.endswith(SCALE) and numbers is not None and numbers.dtype in (torch.int8, torch.uint8):
+            scale = found.pop(name).float()
+            if numbers.dtype == torch.uint8:
+                both = torch.stack([numbers & 15, numbers >> 4], -1).flatten(1).char()
+                numbers, scale = (both ^ 8) - 8, scale.repeat_interleave(INT4.group or 1, 1)
+            found[name.removesuffix(SCALE)] = numbers * scale
+    return found
 
 
 def numbers_in(path: str, key: str) -> int:

@@ -200,4 +200,4 @@ def table_notes(runs: Sequence[StoredRun], told: Collection[str]) -> Iterator[st
     if any(result["speedup"]["ci95"] is None for result in results):
         yield "too few prompts, or groups of rows, for intervals" + " of some runs" * many
     if any(result["speedup"]["ci95"] is not None and not result["repeats"] for result in results):
-        yield "95 % intervals are those of one process"
+        yield "95 % intervals are of this run's prompts: another process may lie outside"

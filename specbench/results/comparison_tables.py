@@ -66,7 +66,7 @@ def about(found: ComparisonDict) -> str:
     first = max(found["runs"], key=lambda run: run["numbers"]["speedup"])
     needed = needs(first["ci95"].get("speedup"), found["requests"], found["clusters"])
     told = f"{found['requests']} requests, {found['clusters']} clusters{tests}; by {UNITS[found['by']]}"
-    return f"{told}; {needed} (speedup of {first['label']})" if needed else told
+    return f"{told}; {needed} ({first['label']})" if needed else told
 
 
 def tables(compared: Comparison, names: KeysByLabel, title: str) -> list[Table]:

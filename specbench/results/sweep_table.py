@@ -44,7 +44,7 @@ def multirun_tables(rows: Sequence[dict[str, Any]], title: str, file: str) -> li
     engines have a table of their own. Columns that do not fit are those of the `file` alone."""
     shown = [_for_terminal(row) for row in rows]
     if any("95 %" in row and row["processes"] == "-" for row in shown):
-        title += "; 95 %: of one process"
+        title += "; 95 %: of prompts, not of processes"
     names = [*dict.fromkeys(key for row in rows for key in takewhile(lambda key: key not in SUMMARY, row))]
     peers = list(dict.fromkeys(heading for row in shown for heading in row if heading.startswith(OVER)))
     left_out = {*ENGINE, *peers} if peers else set()

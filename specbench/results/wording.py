@@ -126,7 +126,7 @@ def where(result: Mapping[str, Any]) -> str:
 
 
 def needs(ci95: Sequence[float] | None, requests: int, units: int) -> str:
-    """How many requests +- WANTED of a ratio needs, from its interval over so many requests, in `units` whose times are
+    """How many requests a speedup within +- WANTED needs, from its interval over so many, in `units` whose times are
     independent; "" if they were enough, or there is no interval. Units of several requests are taken to be as many
     with more requests, as groups of rows are."""
     from specbench.stats.bootstrap import units_needed  # which loads torch
@@ -134,7 +134,7 @@ def needs(ci95: Sequence[float] | None, requests: int, units: int) -> str:
     if ci95 is None:
         return ""
     many = ceil((units_needed((ci95[0], ci95[1]), units, WANTED, units < requests) or 0) * requests / units)
-    return f"+-{WANTED:.0%} needs about {many:,} requests" if many > requests else ""
+    return f"the speedup within +-{WANTED:.0%} needs about {many:,} requests" if many > requests else ""
 
 
 def speedup_text(result: Mapping[str, Any]) -> str:

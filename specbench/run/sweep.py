@@ -157,7 +157,7 @@ class Sweep(Callback):
                         job = loader.load_sweep_config(config, list(overrides))
                 except ConfigError as error:
                     own = ", ".join(f"{key}={value}" for key, value in own_words(every)[number].items())
-                    text = f"{own}: {error}" if own else str(error)
+                    text = f"{own}: {error}" if own and own not in str(error) else str(error)
                     lacks = hint and "is not a setting of the chosen" in text
                     raise ConfigError(f"{text} {hint}" if lacks else text) from error
                 with open_dict(job):

@@ -78,13 +78,11 @@ class Driver:
         stages, most = own["stages"], MOST[several] if len(ways) > 1 else FIRST
         winner, race = self._race(bench, stages, "pilot", ways, (total // 2, now + PILOT * share, most))
         unraced: list[str] = []  # ways that the pilot left, whose variants are not tried
-        if winner is not None and len(race.ways) > 2:
+        if winner is not None and len(race.ways) > 2 and len(race.units) >= FIRST:
             pilot, more = [stage for name, stage in stages.items() if name.startswith("pilot")][-1], Ways()
             for way in race.drafting[:BEST]:
                 more |= variants(bench.common, ways[way], read_result(Path(pilot["folders"][way][-1])))
-            begun = time.monotonic()
             bench.total(more)
-            now, self.until = (second + time.monotonic() - begun for second in (now, self.until))
             if len(more) > 1:
                 ways |= more
                 limits = total * 2 // 3, now + VARIANTS * share, most // 2
@@ -142,7 +140,7 @@ class Driver:
 def trial_lines(tried: Trial, minutes: float) -> Sequence[str]:
     """What will be tried, before anything is loaded."""
     drafters = ", ".join(dict.fromkeys(words[0].partition("=")[2] for words in tried.ways.values()))
-    loads = "; ".join(load.label for load in tried.loads)
+    loads = "; ".join(f"{load.label} (a unit is {load.unit} prompt{'s' * (load.unit > 1)})" for load in tried.loads)
     lines = [
         f"{len(tried.ways)} ways of decoding ({drafters}) beside plain decoding, each prompt in all in turn; {loads}"
     ]

@@ -52,7 +52,7 @@ class DFlashStudent(FeatureStudent):
         low, high = (2, total - 2) if total >= 8 else (1, total)
         spread = [round(high - i * (high - low) / max(1, own.layers - 1)) for i in reversed(range(own.layers))]
         self.config_json = self.speculators(
-            "dflash", "DFlashDraftModel", own.block_size - 1, layer_sizes(target, "qwen3", own.layers),
+            "dflash", "DFlashDraftModel", own.block_size - 1, layer_sizes(target, "qwen3", own),
             block_size=own.block_size, mask_token_id=rarest if own.mask_token is None else own.mask_token,
             aux_hidden_state_layer_ids=own.feature_layers or spread, sample_from_anchor=False,
         )  # fmt: skip

@@ -46,7 +46,7 @@ class Eagle3Student(FeatureStudent):
             ids = [max(1, round(total * i / 3)) for i in (1, 2, 3)]
         self.layers = ids or [2, total // 2, total - 3]
         self.config_json = self.speculators(
-            "eagle3", "Eagle3DraftModel", self.settings.steps, layer_sizes(target, "llama", self.settings.layers),
+            "eagle3", "Eagle3DraftModel", self.settings.steps, layer_sizes(target, "llama", self.settings),
             norm_before_residual=False, target_hidden_size=None, embed_requires_grad=False, **{IDS: ids},
         )  # fmt: skip
         self.network = skeleton(eagle_config(self.config_json, 3), (), len(self.layers))

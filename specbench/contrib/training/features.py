@@ -18,11 +18,12 @@ from specbench.contrib.training.losses import distances
 from specbench.contrib.training.stored import Seen, unpack
 from specbench.contrib.training.student import BEST, Student, StudentSettings
 from specbench.models.language_model import head_inputs, hidden_states
-from specbench.models.published import in_8_bits
+from specbench.models.published import in_few_bits
 from specbench.results.atomic_files import replacing, write_json
 from specbench.settings import setting
 
-DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "int8")}
+DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32")}
+BITS = {"int8": 8, "int4": 4}
 
 
 class FeatureStudent(Student):
@@ -45,7 +46,8 @@ class FeatureStudent(Student):
         layers: int = setting(ge=1, le=100)
         feature_layers: list[int] | None = setting(ge=0)
         decay: float = setting(ge=1e-6, le=1)
-        dtype: str = setting(choices=tuple(DTYPES))
+        dtype: str = setting(choices=(*DTYPES, *BITS))
+        intermediate_size: int | None = setting(ge=1)
 
     @classmethod
     def unfit(cls, settings: Any, target: Any) -> str | None:
@@ -144,9 +146,9 @@ class FeatureStudent(Student):
 
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
         """Writes config.json and model.safetensors as speculators does, without the target's embedding."""
-        dtype, tensors = DTYPES[self.settings.dtype], {name: t.detach().cpu() for name, t in self.tensors().items()}
-        stored = (in_8_bits(tensors) if dtype == torch.int8
-                  else {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()})  # fmt: skip
+        dtype, tensors = self.settings.dtype, {name: t.detach().cpu() for name, t in self.tensors().items()}
+        stored = (in_few_bits(tensors, BITS[dtype]) if dtype in BITS
+                  else {name: tensor.to(DTYPES[dtype]).contiguous() for name, tensor in tensors.items()})  # fmt: skip
         if not self.all_tokens:
             targets = self.targets.cpu()
             marks = torch.zeros(len(self.frequency), dtype=torch.bool)
@@ -164,7 +166,7 @@ class FeatureStudent(Student):
         proposal = {"proposal_type": "greedy", "speculative_tokens": guesses, "verifier_accept_k": 1,
                     "accept_tolerance": 0.0}  # fmt: skip
         target = self.target.config
-        dtype = "float32" if self.settings.dtype == "int8" else self.settings.dtype
+        dtype = "float32" if self.settings.dtype in BITS else self.settings.dtype
         return {
             "speculators_model_type": kind, "speculators_version": "0.9.0", "architectures": [architecture],
             "draft_vocab_size": len(self.targets), "transformer_layer_config": dict(layer),
@@ -176,12 +178,13 @@ class FeatureStudent(Student):
         }  # fmt: skip
 
 
-def layer_sizes(target: Any, model_type: str, layers: int) -> dict[str, Any]:
-    """The configuration of decoder layers of the target's sizes."""
+def layer_sizes(target: Any, model_type: str, own: Any) -> dict[str, Any]:
+    """The configuration of the decoder layers that the settings `own` ask for, else of the target's sizes."""
     heads, rope = target.num_attention_heads, getattr(target, "rope_parameters", None) or {}
     return {
-        "model_type": model_type, "num_hidden_layers": layers, "hidden_size": target.hidden_size,
-        "intermediate_size": getattr(target, "intermediate_size", None) or 4 * target.hidden_size,
+        "model_type": model_type, "num_hidden_layers": own.layers, "hidden_size": target.hidden_size,
+        "intermediate_size": (own.intermediate_size or getattr(target, "intermediate_size", None)
+                              or 4 * target.hidden_size),
         "num_attention_heads": heads, "num_key_value_heads": getattr(target, "num_key_value_heads", None) or heads,
         "head_dim": getattr(target, "head_dim", None) or target.hidden_size // heads, "vocab_size": target.vocab_size,
         "max_position_embeddings": getattr(target, "max_position_embeddings", 2048), "attention_bias": False,

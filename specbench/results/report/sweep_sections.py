@@ -92,7 +92,7 @@ def sweep_sections(runs: Sequence[StoredRun], folder: Path, heat_maps: bool) -> 
     yield Section("All runs", lacking, tables=[_all_runs(runs, folder)])
     caption = "Speedup of every run; the diamond is Theorem 3.8 from the run's own alpha and c."
     if not all(run.result["repeats"] for run in runs):
-        caption += " Intervals are of one process, where a run did not repeat: another process may lie outside."
+        caption += " Where a run did not repeat, intervals are of its prompts: another process may lie outside."
     drawing = Drawing("predicted_and_measured", caption, partial(figures.predicted_and_measured, runs))
     yield Section("Measured and predicted", figures=[drawing])
     yield Section("Why: the factors of every run", tables=[_factors(runs)])
