@@ -15,6 +15,7 @@ from specbench.cache.static import StaticCache
 from specbench.contrib.draft_heads.drafter import SpeculatorDrafter
 from specbench.contrib.draft_heads.speculator import LstmSpeculator, SpeculatorConfig
 from specbench.contrib.eagle.drafter import EagleDrafter
+from specbench.contrib.eagle.lookup_or_eagle3 import LookupOrEagle3Drafter
 from specbench.contrib.eagle.model import EagleModel
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
@@ -68,7 +69,7 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
 
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
           "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized", "mtp", "eagle", "under_ngram",
-          "under_under_model", "mlp_speculator", "suffix", "lookup_or_model", "layer_skip", "rest",
+          "under_under_model", "mlp_speculator", "suffix", "lookup_or_model", "lookup_or_eagle3", "layer_skip", "rest",
           "window")  # fmt: skip
 
 
@@ -290,7 +291,7 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
     a tabular one."""
     tabular = isinstance(target.module, TabularMarkov)
     if kind in ("blockwise", "medusa"):
-        heads = PairHeads() if tabular else extras(Heads, kind, target)
+        heads = PairHeads() if tabular else extras(Heads, "heads", target)
         if kind == "medusa":
             return MedusaDrafter(target, heads, target.sampling, size=6, gamma=4)
         return BlockwiseDrafter(target, heads, target.sampling)
@@ -316,6 +317,9 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
     if kind.startswith("mtp"):
         module = pair_table(drafter_model.module) if tabular else first_layer_of_pairs(target.module)
         return MtpDrafter(MtpModel(module, target, kind, target.sampling, gamma=4), target.vocab_size, 4, shape)
+    if kind == "lookup_or_eagle3":
+        lookup = SuffixDrafter(8, 1.0, 0.0, 0.1, 0, gamma=5)
+        return LookupOrEagle3Drafter(lookup, self_drafter("eagle", target, drafter_model), 0.1)
     if kind.startswith("eagle"):
         module = pair_table(drafter_model.module) if tabular else first_layer_of_pairs(target.module)
         targets = torch.arange(target.vocab_size, device=target.device)[3:]  # of the draft model's own vocabulary

@@ -3,7 +3,7 @@
 python experiments/smollm2/overlap.py questions FILE...        # of Spec-Bench, MT-bench, GSM8K and HumanEval
 python experiments/smollm2/overlap.py prompts prompts.jsonl    # of the training
 
-Each writes NAME.sketch beside this file: hashes of some runs of 13 words, chosen so that two texts that share 20 words
+Each writes NAME.sketch beside this file: hashes of some runs of 13 words, chosen so that two texts that share 28 words
 in a row share a hash (winnowing, Schleimer, Wilkerson and Aiken 2003). A text of fewer than 13 words has one, of all.
 `common` compares the two files. No text is stored.
 """
@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-RUN, WINDOW = 13, 8  # words of a hash, and hashes of which the least is kept
-BYTES = 5  # of a hash
+RUN, WINDOW = 13, 16  # words of a hash, and hashes of which the least is kept
+BYTES = 4  # of a hash
 HERE = Path(__file__).resolve().parent
 FIELDS = ("turns", "question", "prompt")  # of a line of JSON
 

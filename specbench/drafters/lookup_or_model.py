@@ -84,8 +84,9 @@ class LookupOrModelDrafter(Drafter):
     def refuses(cls, settings: Any, run: Any) -> str | None:
         return SuffixDrafter.refuses(settings, run)
 
-    def __init__(self, lookup: SuffixDrafter, drafter: ModelDrafter, cost: float):
-        """`drafter.gamma` is the most guesses that the model drafts in a round."""
+    def __init__(self, lookup: SuffixDrafter, drafter: Any, cost: float):
+        """`drafter` is a `ModelDrafter`, of a subclass another one that drafts chains; its `gamma` is the most guesses
+        that it drafts in a round."""
         self.lookup, self.drafter, self.cost = lookup, drafter, cost
         self.models, self.context = drafter.models, drafter.context
         self.operations_per_token = drafter.operations_per_token
@@ -118,7 +119,7 @@ class LookupOrModelDrafter(Drafter):
             rest.append(wanted if seen.by_model else 0)
             guesses.append([] if seen.by_model else tokens[:most])
         looked_up = point_mass_chain(guesses, state)
-        if not any(rest):
+        if not any(rest) and not self.needs_hidden:
             return looked_up
         by_lookup = upload([[bool(tokens)] for tokens in guesses], state.tokens.device)
         return either(by_lookup, looked_up, self.drafter.propose(state, rest))
@@ -126,11 +127,17 @@ class LookupOrModelDrafter(Drafter):
     def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
         """Learns from the round. The model's cache may hold guesses that were not drafted: it keeps what is text."""
         cached = self.drafter.model.cached
-        for row, (kept, length) in enumerate(zip(state.kept, state.lengths, strict=True)):
-            if kept:
-                seen = self.seen.of(state, row, _Seen())
-                seen.learn(state.drafted[row], state.texts[row][length - kept : length])
-                cached[row] = min(cached[row], length - 1 if seen.by_model else length - kept)
+        for row, seen in self.learn(state).items():
+            length = state.lengths[row]
+            cached[row] = min(cached[row], length - 1 if seen.by_model else length - state.kept[row])
+
+    def learn(self, state: State) -> dict[int, _Seen]:
+        """Counts the round of each row that kept tokens; returns what these rows have seen."""
+        found = {row: self.seen.of(state, row, _Seen()) for row, kept in enumerate(state.kept) if kept}
+        for row, seen in found.items():
+            length = state.lengths[row]
+            seen.learn(state.drafted[row], state.texts[row][length - state.kept[row] : length])
+        return found
 
 
 def either(by_lookup: Tensor, looked_up: Draft, drafted: Draft) -> Draft:
@@ -138,6 +145,8 @@ def either(by_lookup: Tensor, looked_up: Draft, drafted: Draft) -> Draft:
     width = max(looked_up.tokens.shape[1], drafted.tokens.shape[1])
     if not looked_up.tokens.shape[1]:
         return drafted
+    if not drafted.tokens.shape[1]:
+        return looked_up
     ours, theirs = looked_up.padded(width), drafted.padded(width)
     tokens, q = torch.where(by_lookup, ours.tokens, theirs.tokens), theirs.probs
     if q is not None:

@@ -88,14 +88,15 @@ def tables(few_contexts):
 
 WITH_ALL = ("model", "tree_distinct")
 MANY = ("model", "tree_distinct", "multi_draft_two")
-BY_ROW = ("rest", "suffix", "suffix_tree", "lookup_or_model", "ngram", "ngram_sample", "lookahead", "token_recycling")
+MIXED = ("lookup_or_model", "lookup_or_eagle3")
+BY_ROW = ("rest", "suffix", "suffix_tree", *MIXED, "ngram", "ngram_sample", "lookahead", "token_recycling")
 
 
 def possible(kind: str, verifier: str) -> bool:
     """Chains have every verifier, but that guesses without a law have no rejection sampling; trees have two."""
     if kind in TREES:
         return VERIFIERS[verifier].trees
-    return verifier != "rejection" or kind not in ("ngram", "prompt_lookup", "suffix", "rest", "lookup_or_model")
+    return verifier != "rejection" or kind not in ("ngram", "prompt_lookup", "suffix", "rest", *MIXED)
 
 
 def covering():

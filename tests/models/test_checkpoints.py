@@ -298,6 +298,6 @@ EXTRAS = {
 @pytest.mark.parametrize("name", [slow_unless(place < 1, name) for place, name in enumerate(EXTRAS)])
 def test_broken_heads_are_refused(name, changed):
     change, expected = EXTRAS[name]
-    folder = changed(change, SHIPPED / "medusa")
+    folder = changed(change, SHIPPED / "heads")
     sentence = refusal("drafter=medusa", f"drafter.path={folder}")
     assert sentence.startswith(f"drafter.path={folder}") and expected in sentence, sentence

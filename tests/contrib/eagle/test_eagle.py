@@ -30,12 +30,14 @@ from specbench.config.build import build
 from specbench.config.validate import check
 from specbench.contrib.eagle.config import eagle_config, feature_layers
 from specbench.contrib.eagle.drafter import choose_reading
+from specbench.contrib.eagle.lookup_or_eagle3 import LookupOrEagle3Drafter
 from specbench.contrib.eagle.model import EagleModel
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.queue import Queue
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Clock
+from specbench.drafters.suffix import SuffixDrafter
 from specbench.errors import ConfigError
 from specbench.models.mtp import MtpModel
 from specbench.models.vocabulary import DraftVocabulary
@@ -205,11 +207,13 @@ def test_logits_behind_masks_are_those_of_speculators():
 # -- Whole drafts ------------------------------------------------------------------------------------
 
 
-def drafts(name, gamma=3, tokens=24, batch=2, policy=None):
+PROMPTS = ([5, 9, 2, 7, 11, 3, 8], [4, 1, 6])
+
+
+def drafts(name, gamma=3, tokens=24, batch=2, policy=None, prompts=PROMPTS, drafter=None):
     """What was drafted for ragged texts: for each draft, the text before it, the guesses, and their q [gamma, V]."""
     own, found = parts(name), []
-    target, drafter = own.target, own.drafter
-    prompts = [[5, 9, 2, 7, 11, 3, 8], [4, 1, 6]]
+    target, drafter = own.target, drafter or own.drafter
     jobs = [Job(prompt, len(prompt) + tokens, prompt_key(0, str(i))) for i, prompt in enumerate(prompts)]
     state = State.idle(batch, 40, [], target.device)
     target.allocate(batch, 40)
@@ -267,6 +271,28 @@ def test_q_is_that_of_the_whole_text(name):
     assert 3 in {len(guesses) for _, guesses, _ in found} and len(accepted(found)) > 2
     for text, guesses, q in found[:: max(1, len(found) // 4)]:
         torch.testing.assert_close(q, expected_laws(name, text, guesses), atol=1e-5, rtol=0)
+
+
+def test_a_head_beside_a_lookup_reads_every_round(monkeypatch):
+    """Behind rounds whose guesses were looked up too, q of the head is that of the whole text. Control: a head that
+    does not read those rounds."""
+    head = parts("plain").drafter
+    settle = type(head).settle
+    both = LookupOrEagle3Drafter(SuffixDrafter(8, 1.0, 0.0, 0.1, 0, gamma=3), head, cost=9.0)
+    for stale in (False, True):
+        missed: list[bool] = []
+
+        def reads(state, *others, stale=stale, missed=missed):
+            looked_up = not any(both.seen.of(state, row, None).by_model for row in range(1) if state.kept[row])
+            missed.append(looked_up)
+            if not (stale and looked_up):
+                settle(head, state, *others)
+
+        monkeypatch.setattr(head, "settle", reads)
+        by_head = drafts("plain", batch=1, prompts=[[1, 2, 3, 4] * 3], drafter=both)  # lookups have no q
+        assert sum(missed) >= 2 and len(by_head) >= 2
+        far = [(q - expected_laws("plain", text, guesses)).abs().max() for text, guesses, q in by_head]
+        assert max(far) > 1e-4 if stale else max(far) < 1e-5, far
 
 
 @pytest.mark.slow_cases("independent-[2,1]-depths0")
