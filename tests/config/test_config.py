@@ -22,6 +22,7 @@ from specbench.run_config import GROUPS, Role, with_role
 
 NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2",
          "drafter=eagle": "drafter.path=org/name", "drafter=eagle3": "drafter.path=org/name",
+         "drafter=lookup_or_eagle3": "drafter.path=org/name",
          "drafter=mlp_speculator": "drafter.path=org/name", "drafter=dflash": "drafter.path=org/name",
          "drafter=rest": f"drafter.path={__file__}",
          "data=hub": "data.path=org/name", "verifier=greedy_tree": "temperature=0",
