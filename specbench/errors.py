@@ -104,11 +104,11 @@ class IncompleteError(Exception):
 
 
 def unknown(name: str, available: Iterable[str], kind: str, elsewhere: Sequence[str] = ()) -> ConfigError:
-    """The error "X is not a KIND. Did you mean Y? Available: ...", with Y among those `elsewhere`, or among those
-    available if one is close."""
+    """The error "X is not a KIND. Did you mean Y? Available: ...". Y are those that X is the end of, `elsewhere`, if
+    there are any, else the closest of those available."""
     available = sorted(available)
     close = elsewhere or difflib.get_close_matches(name[:SHOWN], available, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
+    hint = f" Did you mean {' or '.join(close)}?" if close else ""
     return ConfigError(f"{shown(name)} is not a {kind}.{hint} Available: {', '.join(available) or 'none'}.")
 
 

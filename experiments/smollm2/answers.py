@@ -82,6 +82,8 @@ class Rows:
 
 def draw(logits: Tensor, temperature: float) -> Tensor:
     """A token [R] for each row of logits [R, V]: first a block of tokens, then one of it."""
+    if temperature == 0:
+        return logits.argmax(-1)
     weights = logits.sub(logits.amax(-1, keepdim=True)).div_(temperature).exp_()
     blocks = F.pad(weights, (0, -weights.shape[1] % BLOCK)).view(len(weights), -1, BLOCK)
     ends = blocks.sum(-1).cumsum(-1)
@@ -147,13 +149,20 @@ def main() -> None:
     model = load_module(settings, "target", torch.device("cpu"), torch.float32, 0)
     model.set_attn_implementation("grouped")
     out = Path(options.out)
-    there = {json.loads(line)["number"] for line in out.read_text().splitlines()} if out.exists() else set()
+    whole = out.read_text().rpartition("\n")[0] if out.exists() else ""  # without a line that was cut off
+    if out.exists():
+        out.write_text(f"{whole}\n" if whole else "")
+    there = {json.loads(line)["number"] for line in whole.splitlines()}
     chat = uses_template(settings, tokenizer, "target")
     asked = {}
     for number in range(part - 1, len(prompts), parts):
         text = render(Prompt(str(number), (prompts[number],)), [], tokenizer, chat).tokens
         if number not in there and len(text) + options.max_new_tokens <= options.longest:
             asked[number] = list(text)
+    wanted = len(range(part - 1, len(prompts), parts)) - len(there)
+    print(f"{len(asked)} answers to decode; {wanted - len(asked)} prompts leave too little room and are left out")
+    if not asked:
+        return
     torch.manual_seed(part + len(there) * parts)
     began, count = time.perf_counter(), 0
     with out.open("a") as file, Progress() as progress:

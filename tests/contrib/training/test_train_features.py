@@ -27,11 +27,11 @@ from transformers import AutoModelForCausalLM
 from specbench.contrib.training import stored as stored_module
 from specbench.contrib.training.dflash import DFlashStudent
 from specbench.contrib.training.eagle3 import Eagle3Student
-from specbench.contrib.training.rows import TrainingRows, answer_parts, own_answers, text_parts
+from specbench.contrib.training.rows import TrainingRows, answer_parts, end_token, own_answers, text_parts
 from specbench.contrib.training.stored import store, unpack
 from specbench.contrib.training.trainer import checked_settings, train
 from specbench.errors import ConfigError
-from specbench.models.published import read_tensors
+from specbench.models.published import expanded, read_tensors
 
 pytest.importorskip("accelerate")
 TEXT = [5, 9, 2, 7, 11, 3, 8, 1, 30, 4, 77, 12]
@@ -284,8 +284,8 @@ def test_8_bits_load_as_what_was_stored(name, tmp_path):
 @pytest.mark.parametrize("name", KINDS)
 def test_4_bits_load_as_what_was_stored(name, tmp_path):
     """Two whole numbers of -7 to 7 in a byte, and a scale for 32 of a row, read here by numpy: within half a step of
-    what was trained (more where 7 is the largest), and what is loaded is exactly that; rows that do not divide stay as
-    they were. Negative control: the halves of a byte the other way round."""
+    what was trained (three quarters where the number is 7), and what is loaded is exactly that; rows that do not
+    divide stay as they were. Negative control: the halves of a byte the other way round."""
     student = student_of(name, dtype="int4", intermediate_size=64)
     student.save(tmp_path, [])
     stored, loaded = load_file(tmp_path / "model.safetensors"), read_tensors(str(tmp_path), "drafter.path")
@@ -300,8 +300,15 @@ def test_4_bits_load_as_what_was_stored(name, tmp_path):
         low, high = (np.where(half > 7, half - 16, half) for half in (numbers % 16, numbers // 16))
         step = stored[f"{key}_scale"].float().numpy().repeat(32, 1)
         values, turned = (np.stack(pair, -1).reshape(len(low), -1) * step for pair in ((low, high), (high, low)))
-        assert (loaded[key].numpy() == values).all() and (abs(values - tensor.numpy()) <= step * 0.62).all()
-        assert not (abs(turned - tensor.numpy()) <= step * 0.62).all()
+        near = abs(values - tensor.numpy()) <= step * np.where(abs(values / step) == 7, 0.75, 0.501)
+        assert (loaded[key].numpy() == values).all() and near.all()
+        assert not (abs(turned - tensor.numpy()) <= step * 0.75).all()
+
+
+def test_bytes_of_others_stay_bytes():
+    """Four bits with scales that are exponents, as in MXFP4: they are refused later, as no floating point."""
+    tensors = {"a.weight": torch.ones(4, 32, dtype=torch.uint8), "a.weight_scale": torch.ones(4, 2, dtype=torch.uint8)}
+    assert expanded(tensors) == tensors
 
 
 def test_a_head_of_the_target_is_not_trained_and_not_stored(tmp_path):
@@ -660,6 +667,14 @@ def test_answers_of_a_file_are_read(tmp_path):
     for i, (tokens, begin) in enumerate(answers):
         assert tokenizer.decode(tokens[:begin]) == f"def f{i}():"
         assert tokenizer.decode(tokens[begin:]) == said[i] + (end if i != 3 else "")
+    stops = target.generation_config
+    stops.eos_token_id = [3, tokenizer.eos_token_id]
+    assert end_token(tokenizer, target) == [tokenizer.eos_token_id] and stops.eos_token_id[0] < tokenizer.eos_token_id
+    stops.eos_token_id = [3, 4]
+    with pytest.raises(ConfigError, match=r"ends its texts with any of \[3, 4\], and its tokenizer with"):
+        end_token(tokenizer, target)
+    stops.eos_token_id = None
+    assert end_token(tokenizer, target) == []
 
 
 def test_sampled_answers_are_those_of_no_interruption(tmp_path, monkeypatch):
