@@ -28,6 +28,7 @@ LAWLESS = (
     "suffix",
     "rest",
     "lookup_or_model",
+    "lookup_or_eagle3",
 )  # guesses are point masses at every temperature
 
 
