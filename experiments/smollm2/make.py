@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct on Spec-Bench: every drafter, at both temperatures, by category.
 
-python -m specbench.compare experiment=smollm2 data=spec_bench data.limit=48 data.path=question.jsonl name=smollm2_t0 temperature=0
-python -m specbench.compare experiment=smollm2 data=spec_bench data.limit=48 data.path=question.jsonl name=smollm2_t1 temperature=1
+python -m specbench.compare experiment=smollm2 data=spec_bench data.path=question.jsonl name=smollm2_t0 temperature=0
+python -m specbench.compare experiment=smollm2 data=spec_bench data.path=question.jsonl name=smollm2_t1 temperature=1
 python experiments/smollm2/make.py outputs/smollm2_t0 outputs/smollm2_t1
 """
 
