@@ -92,7 +92,7 @@ def text_rows(texts: list[str], tokenizer: Any, row: int, tokens: int, seed: int
 # -- The target's own answers --------------------------------------------------------------------------
 
 
-class Asked(NamedTuple):
+class PromptAndAnswer(NamedTuple):
     """A prompt, the answer to it if its file has one, and whether that answer has ended by itself."""
 
     prompt: str
@@ -100,9 +100,9 @@ class Asked(NamedTuple):
     ended: bool
 
 
-def read_prompts(path: str) -> list[Asked]:
+def read_prompts(path: str) -> list[PromptAndAnswer]:
     """The prompts of a file of JSON lines, with the answers if it has them. Raises ConfigError."""
-    found: list[Asked] = []
+    found: list[PromptAndAnswer] = []
     for number, record in read_json_lines(path, "prompts"):
         text, answer, reason = (record.get(name) for name in ("prompt", "answer", "finish_reason"))
         at = f"prompts={path} line {number}"
@@ -112,7 +112,7 @@ def read_prompts(path: str) -> list[Asked]:
             raise ConfigError(f'{at} must have an "answer" that is a text, as every line or none')
         if reason not in (None, "stop", "length"):
             raise ConfigError(f'{at} has a "finish_reason" that is not "stop" or "length"')
-        found.append(Asked(text, answer, reason != "length"))
+        found.append(PromptAndAnswer(text, answer, reason != "length"))
     return found
 
 
