@@ -74,7 +74,7 @@ def test_a_run_and_a_comparison_say_alike_how_many_requests_are_needed():
     expected, (sums,), facts = stored("batch")
     speedup = asdict(derive(lambda: [sums], of_one_process, facts).speedup)
     (told,) = told_of_requests(speedup)
-    assert f"; {told} (speedup of one)" in about(asdict(compare({"one": sums}, "speedup")))
+    assert f"; {told} (one)" in about(asdict(compare({"one": sums}, "speedup")))
     low, high = speedup["ci95"]
     many = 130 * (np.log(high / low) / 2 / 0.05) ** 2
     assert many <= int(told.split()[-2].replace(",", "")) <= many + 130 / 8 + 1

@@ -667,14 +667,12 @@ def test_answers_of_a_file_are_read(tmp_path):
     for i, (tokens, begin) in enumerate(answers):
         assert tokenizer.decode(tokens[:begin]) == f"def f{i}():"
         assert tokenizer.decode(tokens[begin:]) == said[i] + (end if i != 3 else "")
-    stops = target.generation_config
-    stops.eos_token_id = [3, tokenizer.eos_token_id]
-    assert end_token(tokenizer, target) == [tokenizer.eos_token_id] and stops.eos_token_id[0] < tokenizer.eos_token_id
-    stops.eos_token_id = [3, 4]
-    with pytest.raises(ConfigError, match=r"ends its texts with any of \[3, 4\], and its tokenizer with"):
-        end_token(tokenizer, target)
-    stops.eos_token_id = None
-    assert end_token(tokenizer, target) == []
+    for stops, own, expected in ([[3, 7], 7, [7]], [[3], 7, [3]], [5, None, [5]], [None, 7, []]):
+        target.generation_config.eos_token_id = stops
+        assert end_token(SimpleNamespace(eos_token_id=own), target) == expected
+    target.generation_config.eos_token_id = [3, 4]
+    with pytest.raises(ConfigError, match=r"ends its texts with any of \[3, 4\], and its tokenizer with 7"):
+        end_token(SimpleNamespace(eos_token_id=7), target)
 
 
 def test_sampled_answers_are_those_of_no_interruption(tmp_path, monkeypatch):
