@@ -35,7 +35,10 @@ def test_28_words_of_a_question_are_found_anywhere_in_a_prompt(overlap, tmp_path
 
 
 def test_prompts_of_the_training_share_no_words_with_public_questions(overlap):
-    """The prompts that drafter=smollm2_eagle3 was trained on, and Spec-Bench, MT-bench, GSM8K and HumanEval."""
+    """The prompts that drafter=smollm2_eagle3 was trained on, and Spec-Bench, MT-bench, GSM8K and HumanEval. Control:
+    one of each is found in its own file, so the hashes are those of today's `sketch`."""
     prompts, questions = overlap.read("prompts"), overlap.read("questions")
     assert len(prompts) > 1000 and len(questions) > 10_000
+    assert overlap.sketch("How does merlon work?") <= prompts
+    assert overlap.sketch("Prove the Pythagorean theorem.") <= questions
     assert overlap.common(prompts, questions) == 0

@@ -102,8 +102,7 @@ def explain(error: BaseException, overrides: Sequence[str] = (), keys: Iterable[
         key = found[1] or found[2]
         group = key.rpartition(".")[0]
         what = f"setting of the chosen {group}" if group else "setting"
-        keys = known_keys(overrides) if keys is None else keys
-        keys = [*keys]
+        keys = [*(known_keys(overrides) if keys is None else keys)]
         of_group = (known for known in keys if known.rpartition(".")[0] == group)
         elsewhere = [known for known in keys if known == key.rpartition(".")[2] or known.endswith(f".{key}")]
         return str(unknown(key, of_group, what, elsewhere))

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,21 +143,25 @@ def _padded(answers: Sequence[tuple[Sequence[int], int]], row: int) -> TrainingR
 def own_answers(scalars: Any, tokenizer: Any, settings: Any, target: Any) -> list[tuple[list[int], int]]:
     """Prompts with their answers, of the file or decoded, and where each answer begins. `settings` are the target's."""
     asked, chat = read_prompts(scalars.prompts), uses_template(settings, tokenizer, "target")
-    texts = [[*render(Prompt(str(i), (own.prompt,)), [], tokenizer, chat).tokens] for i, own in enumerate(asked)]
+
+    def text(i: int) -> list[int]:
+        return [*render(Prompt(str(i), (asked[i].prompt,)), [], tokenizer, chat).tokens]
+
     if asked and asked[0].answer is not None:
         end, cut = end_token(tokenizer, target), "\N{REPLACEMENT CHARACTER}"  # of a token that is half a character
         answers = [str(own.answer) if own.ended else str(own.answer).rstrip(cut) for own in asked]
         tokens = tokenizer(answers, add_special_tokens=False, verbose=False)["input_ids"]
-        return [([*text, *answer, *end * own.ended], len(text))
-                for text, answer, own in zip(texts, tokens, asked, strict=True)]  # fmt: skip
-    return kept_answers(texts, scalars, tokenizer, settings, target)
+        texts = map(text, range(len(asked)))
+        return [([*begin, *answer, *end * own.ended], len(begin))
+                for begin, answer, own in zip(texts, tokens, asked, strict=True)]  # fmt: skip
+    return kept_answers(len(asked), text, scalars, tokenizer, settings, target)
 
 
 def kept_answers(
-    prompts: Sequence[list[int]], scalars: Any, tokenizer: Any, settings: Any, target: Any
+    count: int, prompt: Callable[[int], list[int]], scalars: Any, tokenizer: Any, settings: Any, target: Any
 ) -> list[tuple[list[int], int]]:
-    """Decodes answers. What is decoded is kept in a file of the cache folder, which other trainings with the same
-    answers read; one at a time decodes."""
+    """Decodes answers to `count` prompts, of which `prompt` gives the tokens. What is decoded is kept in a file of the
+    cache folder, which other trainings with the same answers read; one at a time decodes."""
     asked = [file_hash(scalars.prompts), vars(settings), settings.sources(), target.config.to_dict(),
              of_tokenizer(tokenizer), tokenizer.chat_template, scalars.precision, scalars.row, scalars.max_new_tokens,
              scalars.temperature, scalars.seed]  # fmt: skip
@@ -166,10 +170,10 @@ def kept_answers(
     path.parent.mkdir(parents=True, exist_ok=True)
     with _lock(path):
         found = _kept(path)
-        begins = [n for n in range(0, len(prompts), TOGETHER)
-                  if not found.keys() >= {*range(n, min(n + TOGETHER, len(prompts)))}]  # fmt: skip
+        begins = [n for n in range(0, count, TOGETHER)
+                  if not found.keys() >= {*range(n, min(n + TOGETHER, count))}]  # fmt: skip
         for begin in track(begins, "the target's answers", disable=not begins):
-            texts = prompts[begin : begin + TOGETHER]
+            texts = [prompt(i) for i in range(begin, min(begin + TOGETHER, count))]
             fitting = [text for text in texts if len(text) + 2 <= scalars.row]
             answered = iter(decode(target, fitting, scalars, begin) if fitting else ())
             new = {i: (next(answered) if len(text) + 2 <= scalars.row else text, len(text))
@@ -178,7 +182,7 @@ def kept_answers(
             with path.open("a", encoding="utf-8") as file:
                 file.write("".join(json.dumps(line) + "\n" for line in lines))
             found = new | found
-    return [found[i] for i in range(len(prompts))]
+    return [found[i] for i in range(count)]
 
 
 def _lock(path: Path) -> AbstractContextManager[Any]:
