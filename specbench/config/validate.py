@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from specbench.component import Selection, Selections, chosen_class, from_ring
 from specbench.config.compose import base_of
 from specbench.config.paths import inside_outputs
+from specbench.decoding.component import CodeIdentity
 from specbench.errors import ConfigError, first_line, shown
 from specbench.results.fingerprint import Identity, of_code, of_libraries, of_module
 from specbench.run_config import GROUPS, METRICS, OTHERS, Role, RunConfig, with_role
@@ -52,8 +53,8 @@ class ValidatedConfig:
         drafter = self.choices["drafter"]
         return int(drafter.kind.nodes(drafter.settings, gamma))
 
-    def traced(self) -> str:
-        """A hash of all that compiled code may depend on, besides shapes: settings, checkpoints, code and machine."""
+    def traced(self) -> CodeIdentity:
+        """What compiled code may depend on, besides shapes: settings, checkpoints, code and machine."""
         import torch
 
         from specbench.executors.machine import cpu_features
@@ -62,8 +63,9 @@ class ValidatedConfig:
         untraced = with_role(Role.UNTRACED)
         settings = {key: value for key, value in self._settings.items() if key not in untraced}
         sources = {key: value for key, value in found.sources.items() if key.partition(".")[0] not in untraced}
-        everything = [settings, sources, found.code, found.device, cpu_features(), torch.get_num_threads()]
-        return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        machine = [found.code, found.device, cpu_features(), torch.get_num_threads()]
+        every = [json.dumps(own, sort_keys=True, default=str) for own in ([settings, sources, *machine], machine)]
+        return CodeIdentity(*(hashlib.sha256(own.encode()).hexdigest()[:16] for own in every))
 
     def identity(self, here: bool = True) -> Identity:
         """All that the numbers depend on, as it is now: the files that the settings name are looked at again. Without

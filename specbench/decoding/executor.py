@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench.decoding import processes
-from specbench.decoding.component import Component
+from specbench.decoding.component import CodeIdentity, Component
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -65,9 +65,9 @@ class Executor(Component):
     on_launch: Callable[[], None] | None = None  # the clock's, while a decoder is timed
 
     @classmethod
-    def from_settings(cls, settings: Any, device: torch.device, run: Any, identity: str) -> "Executor":
-        """Builds the executor for a device and the run's other choices. `identity` is a hash of all that compiled code
-        may depend on, besides shapes. Raises ConfigError if it cannot run there."""
+    def from_settings(cls, settings: Any, device: torch.device, run: Any, identity: CodeIdentity) -> "Executor":
+        """Builds the executor for a device and the run's other choices; `identity` is that of its compiled code. Raises
+        ConfigError if it cannot run there."""
         return cls()
 
     def load(self, module: Module, exact: bool = True) -> Module:
@@ -131,13 +131,15 @@ class Executor(Component):
         """Called after each warm-up, when all usual shapes have been met. Whether it has to be done once more."""
         return False
 
-    def compile_seconds(self, weights: int) -> float | None:
-        """About how long making the missing programs would take, `weights` as in `decide`; None if it has no say."""
+    def compile_seconds(self, weights: int, others: "Sequence[Executor]" = ()) -> float | None:
+        """About how long making the missing programs would take, `weights` as in `decide`; None if it has no say, or if
+        the `others`, of ways that decode in turn, would not have them too."""
         return None
 
-    def decide(self, seconds: float, least: float, weights: int) -> bool:
-        """Whether the programs that a run lacks are made; if so, it is warmed up once more. Without them its decoding
-        takes so many seconds, `least` of them reading weights; a weight counts once for each program that reads it."""
+    def decide(self, seconds: float, least: float, weights: int, ways: int = 1) -> bool:
+        """Whether the missing programs are made; if so, all `ways` that decode in turn are warmed up once more. Without
+        them decoding takes so many seconds, `least` of them reading weights; a weight counts once for each program that
+        reads it."""
         return False
 
     def without_programs(self, why: str = "") -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench.component import Selections
+from specbench.decoding.component import CodeIdentity
 from specbench.decoding.executor import Executor, HasCache, Module, Stored
 from specbench.executors import autotune
 from specbench.executors.autotune import ROWS, ProductTable, choice, offered, shape_of
@@ -44,6 +45,7 @@ from specbench.settings import BaseSettings, file_hash, setting
 log = logging.getLogger(__name__)
 NAMES = {kind.name: kind for kind in (*QUANTIZED, *KINDS)}
 STEP = 16  # cache columns: compiled code attends to a multiple of them
+CAPACITY = 256  # cache columns are allocated in multiples of it, where layers may run as programs
 SMALL_BYTES = 16e6  # of weights: a model below this stays in the processor's caches
 
 
@@ -87,7 +89,7 @@ class AutoExecutor(Executor):
         self.fixed_shapes = self.compiles or self.programs.any  # while it is True, leaves look for programs
 
     @classmethod
-    def from_settings(cls, settings: Any, device: torch.device, run: Selections, identity: str) -> Executor:
+    def from_settings(cls, settings: Any, device: torch.device, run: Selections, identity: CodeIdentity) -> Executor:
         """A target whose weights are divided runs eagerly. On CUDA, `executor=auto` is CUDA graphs if the cache has
         fixed shapes. Raises ConfigError if `choices` holds none."""
         if run["target"].settings.divided():
@@ -141,20 +143,23 @@ class AutoExecutor(Executor):
                 self.fixed_shapes, self.incomplete, self.leaves = False, self.missing, {}
         return False
 
-    def compile_seconds(self, weights: int) -> float | None:
-        open_question = self.may_compile and self.decided and not self.fixed_shapes
-        return self._seconds_to_make(weights) if open_question and not self.layers.running else None
+    def compile_seconds(self, weights: int, others: Sequence[Executor] = ()) -> float | None:
+        """Of several ways only layers are compiled, which are those of all that share the target."""
+        open_question = self.may_compile and self.decided and not self.fixed_shapes and not self.layers.running
+        shared = all(isinstance(e, AutoExecutor) and e.may_compile and e.layers is self.layers for e in others)
+        possible = not others or (shared and self.layers.missed)
+        return self._seconds_to_make(weights) if open_question and possible else None
 
     def _seconds_to_make(self, weights: int) -> float:
         """About how long making programs takes: those of layers, if the module has such, else those of whole models."""
         return SECONDS if self.layers.missed else weights * self.programs.seconds_per_weight
 
-    def decide(self, seconds: float, least: float, weights: int) -> bool:
+    def decide(self, seconds: float, least: float, weights: int, ways: int = 1) -> bool:
         self.may_compile = False
         pays, self.decision = decide(seconds, least, self._seconds_to_make(weights))
         log.info("executor.compile=auto: %s", self.decision)
         if pays and self.layers.missed:
-            self.layers.start()
+            self.layers.start(ways)
         elif pays:
             self.compiles = self.fixed_shapes = True
             self.incomplete, self.leaves, self.programs.found = 0, {}, 0
@@ -183,9 +188,9 @@ class AutoExecutor(Executor):
 
     def columns(self, needed: int, capacity: int | None = None) -> int:
         """With programs a power of two is allocated, so that few shapes occur, and a multiple of STEP is attended to,
-        for which one program serves."""
+        for which one program serves. Programs of layers serve any number, and are made for what is allocated."""
         if not self.fixed_shapes:
-            return needed
+            return -(-needed // CAPACITY) * CAPACITY if capacity is None and self.layers.attached else needed
         return bucket(needed) if capacity is None else Columns(min(capacity, -(-needed // STEP) * STEP))
 
     # -- Products -------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Compiled programs on disk, found again by all that they depend on, and whether making them pays within a run.
 
-A program is kept under the identity of the run (its settings, checkpoints, code and machine) and of the call.
+A program is kept under the identity of the run (its settings, checkpoints, code and machine) and of the call; that of a
+layer under the code and the machine, and all that the layer and its call say of themselves.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._inductor.standalone_compile import CompiledArtifact
 
+from specbench.decoding.component import CodeIdentity
 from specbench.errors import causes, first_line
 from specbench.executors.machine import cache_dir, cache_file, only_own, write_cache_file
 from specbench.executors.packed_linear import call_directly
@@ -54,21 +56,23 @@ def decide(seconds: float, least: float, taken: float) -> tuple[bool, str]:
 
 
 class Programs:
-    """The programs of one identity: a folder, or nothing that is kept if that is None."""
+    """The programs of a run: a folder, or nothing that is kept if that is None."""
 
-    def __init__(self, folder: Path | None, times: Path | None = None):
-        """`times` is the file of how long programs take to make on this machine, None if that is not kept."""
-        self.folder, self.times = folder, times
+    def __init__(self, folder: Path | None, times: Path | None = None, layers: Path | None = None):
+        """`times` is the file of how long programs take to make on this machine, None if that is not kept. `layers` is
+        the folder of programs of layers, which all runs share (None: `folder`)."""
+        self.folder, self.times, self.layers = folder, times, layers or folder
         self.found, self.made, self.seconds = 0, 0, 0.0  # seconds of those made
         self.failed: str | None = None  # why none can be made
         self.tell: Callable[[str], None] = lambda what: None
 
     @classmethod
-    def stored(cls, identity: str, machine: str | None = None) -> "Programs":
+    def stored(cls, identity: CodeIdentity, machine: str | None = None) -> "Programs":
         """Those of a run with this identity, and times on the machine of this description, kept for later runs."""
         if os.environ.get(INDUCTOR, default_cache_dir()) == default_cache_dir():  # PyTorch sets it when it is imported
             os.environ[INDUCTOR] = str(cache_dir() / "inductor")
-        return cls(cache_dir() / "programs" / identity, None if machine is None else cache_file("compiling", machine))
+        times, folder = None if machine is None else cache_file("compiling", machine), cache_dir() / "programs"
+        return cls(folder / identity.run, times, folder / identity.machine)
 
     @property
     def seconds_per_weight(self) -> float:
@@ -88,16 +92,14 @@ class Programs:
         """Whether some are kept."""
         return self.folder is not None and self.folder.is_dir() and any(self.folder.glob("*.result"))
 
-    def find(self, name: str | None) -> CompiledProgram | None:
-        """The program of this name, None if there is none or it cannot be read."""
-        if self.folder is None or name is None or not (self.folder / f"{name}.result").is_file():
-            return None
-        if not only_own(self.folder):
+    def find(self, name: str | None, folder: Path | None) -> CompiledProgram | None:
+        """The program of this name in `folder` or `layers`, None if there is none or it cannot be read."""
+        if folder is None or name is None or not (folder / f"{name}.result").is_file() or not only_own(folder):
             return None
         call_directly()
         try:
-            result = pickle.loads((self.folder / f"{name}.result").read_bytes())
-            code = CompiledArtifact.load(path=str(self.folder / f"{name}.program"))
+            result = pickle.loads((folder / f"{name}.result").read_bytes())
+            code = CompiledArtifact.load(path=str(folder / f"{name}.program"))
         except Exception as error:  # another version of torch, or a damaged file: it is compiled again
             log.info("program %s cannot be used: %s", name, first_line(error))
             return None
@@ -128,18 +130,18 @@ class Programs:
             [] if self.failed is None else [f"functions ran uncompiled, since one could not be compiled: {self.failed}"]
         )
 
-    def keep(self, name: str | None, artifact: CompiledArtifact, result: Any) -> None:
-        """Stores a program that was just made."""
+    def keep(self, name: str | None, folder: Path | None, artifact: CompiledArtifact, result: Any) -> None:
+        """Stores a program that was just made in `folder` or `layers`."""
         self.made += 1
-        if self.folder is None or name is None:
+        if folder is None or name is None:
             return
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            temporary = self.folder / f"{name}.{os.getpid()}.tmp"
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            temporary = folder / f"{name}.{os.getpid()}.tmp"
             artifact.save(path=str(temporary))
-            os.replace(temporary, self.folder / f"{name}.program")
+            os.replace(temporary, folder / f"{name}.program")
             temporary.write_bytes(pickle.dumps(result))
-            os.replace(temporary, self.folder / f"{name}.result")  # last: it says that the program is whole
+            os.replace(temporary, folder / f"{name}.result")  # last: it says that the program is whole
         except Exception as error:  # no space, or an artifact that cannot be saved: it costs time only
             log.info("program %s cannot be kept: %s", name, first_line(error))
 

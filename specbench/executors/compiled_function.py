@@ -64,7 +64,7 @@ class Leaf:
             module = self.model.module
             self.weights = dict([*module.named_parameters(), *module.named_buffers()])
         name = self._name(spec, tensors, stored)
-        found = self.kept.find(name)
+        found = self.kept.find(name, self.kept.folder)
         if found is None and self.compiles and self.kept.failed is None:
             try:
                 with self.kept.making(len(self.weights)):
@@ -96,7 +96,7 @@ class Leaf:
         held: list[Any] = [(exported.constants | exported.state_dict)[name].to(device) for name in made]
         with torch._inductor.config.patch(UNCHECKED | OPTIONS.get(device.type, {})):
             artifact = torch._inductor.standalone_compile(exported.graph_module, [*held, *inputs])
-        self.kept.keep(None if held else name, artifact, result)
+        self.kept.keep(None if held else name, self.kept.folder, artifact, result)
         return (lambda *given: artifact(*held, *given)) if held else artifact, result
 
     def trace(

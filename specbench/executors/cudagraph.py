@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench.component import Selections
+from specbench.decoding.component import CodeIdentity
 from specbench.decoding.executor import Executor, HasCache, Module, Stored
 from specbench.decoding.rows import Rows
 from specbench.errors import causes
@@ -68,7 +69,9 @@ class CudaGraphExecutor(Executor):
         self.stream: Any = None  # of captures and of the calls before them: each stream keeps workspaces of its own
 
     @classmethod
-    def from_settings(cls, settings: Any, device: torch.device, run: Selections, identity: str) -> "CudaGraphExecutor":
+    def from_settings(
+        cls, settings: Any, device: torch.device, run: Selections, identity: CodeIdentity
+    ) -> "CudaGraphExecutor":
         return cls(Programs.stored(identity) if settings.compile else None)
 
     @classmethod

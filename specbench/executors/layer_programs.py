@@ -42,6 +42,7 @@ class LayerPrograms:
     def __init__(self, kept: Programs):
         """Programs are found in `kept`; those that are missing are made while `compiles` is set."""
         self.kept, self.used, self.compiles, self.attached = kept, True, False, False
+        self.warm_ups = 0  # that are left of those in which programs are made
         self.missed = 0  # calls without a program
         self.found: dict[Any, tuple[Callable[[list[Tensor]], Sequence[Tensor]], Any] | None] = {}
         self.last: Shared | None = None  # of the last call
@@ -63,14 +64,17 @@ class LayerPrograms:
         """Whether layers run as programs."""
         return self.used and any(program is not None for program in self.found.values())
 
-    def start(self) -> None:
-        """Missing programs are made from now on, until `settle`."""
-        self.used, self.compiles, self.missed, self.last = True, True, 0, None
+    def start(self, warm_ups: int = 1) -> None:
+        """Missing programs are made from now on, until `settle` has followed so many warm-ups."""
+        self.used, self.compiles, self.missed, self.last, self.warm_ups = True, True, 0, None, warm_ups
         self.found = {key: program for key, program in self.found.items() if program is not None}
 
     def settle(self) -> None:
         """After a warm-up: all calls run alike, so that without one of the programs none is used."""
-        self.used, self.compiles, self.last = self.used and not self.missed, False, None
+        self.warm_ups = max(0, self.warm_ups - 1)
+        if not self.warm_ups:
+            self.used, self.compiles = self.used and not self.missed, False
+        self.last = None
 
 
 class Shared(NamedTuple):
@@ -163,9 +167,10 @@ class LayerCall:
     def _find(self, key: Any, cache: Any, number: int, tensors: Sequence[Tensor]) -> CompiledProgram | None:
         """The program for a key: from the disk, or compiled."""
         programs = self.programs
-        configuration = str(getattr(next(self.layer.children()), "config", ""))
-        name = program_name("layer", *map(str, key), configuration, torch.is_inference_mode_enabled())
-        found = programs.kept.find(name)
+        config = getattr(next(self.layer.children()), "config", None)
+        attention, modes = str(getattr(config, "_attn_implementation", "")), torch.is_inference_mode_enabled()
+        name = program_name("layer", *map(str, key), str(config), attention, type(cache).__qualname__, modes)
+        found = programs.kept.find(name, programs.kept.layers)
         if found is None and programs.compiles:
             try:
                 with programs.kept.making(len(self.weights)):
@@ -210,7 +215,7 @@ class LayerCall:
             raise ValueError("it needs tensors that are no weights")
         with torch._inductor.config.patch(UNCHECKED | OPTIONS[fixed[0].device.type]):
             artifact = torch._inductor.standalone_compile(exported.graph_module, [*inputs, *fixed])
-        self.programs.kept.keep(name, artifact, results[-1])
+        self.programs.kept.keep(name, self.programs.kept.layers, artifact, results[-1])
         return artifact, results[-1]
 
 
@@ -274,10 +279,15 @@ def _place(layer: nn.Module) -> Any:
 
 
 def _described(layer: nn.Module) -> tuple[Any, ...]:
-    """What the code of a layer may depend on besides tensors: the plain attributes of its parts."""
+    """What the code of a layer may depend on besides tensors: the plain attributes of its parts, and which class
+    or function the others are."""
     parts = []
     for name, part in layer.named_modules():
-        own = {key: value for key, value in vars(part).items() if isinstance(value, PLAIN) and key != "layer_idx"}
+        own = {
+            key: value if isinstance(value, PLAIN) else getattr(value, "__qualname__", type(value).__qualname__)
+            for key, value in vars(part).items()
+            if key != "layer_idx" and not isinstance(value, LayerCall)
+        }
         shared = getattr(part, "shared", None)
         own |= {} if shared is None else {"widths": (*shared.widths,)}
         parts.append((name, type(part).__qualname__, str(sorted(own.items()))))

@@ -52,14 +52,6 @@ class MethodRun:
         self.saved = None if out_dir is None else PromptsFile(out_dir)
         self.probed, self._calibrated = 0, False
 
-    def warm_up(self, wanted: Batch, first: bool, requests: int = 0) -> None:
-        """Warm-up for a turn's requests. The first time programs may be compiled for a run of so many requests."""
-        begun = time.perf_counter()
-        warm_up(self.session, wanted)
-        seconds = time.perf_counter() - begun
-        if first and requests and pays_to_compile(self.session, wanted, requests, seconds):
-            warm_up(self.session, wanted)
-
     def calibrate(self, wanted: Batch) -> None:
         """Calibration, once, of a drafter and a policy that need it; how the run is executed is settled by then."""
         if self.parts.drafter.calibrated and not self._calibrated and self.parts.policy.largest:
@@ -210,7 +202,7 @@ class InterleavedGroup:
         """`alone` says that these members are all that are decoded."""
         self.every = self.members = members  # without those that stop
         self.watch, self.phases = watch, phases
-        self.alone = alone and len(members) == 1  # of several, some would be compiled and others not
+        self.alone = alone  # of several groups, some would be compiled and others not
         self.requests = Requests(members[0].parts, max(member.parts.spare for member in members))
         self.plain = min(members, key=lambda member: extra_work(member.parts.verifier))
         self.done = 0  # requests
@@ -299,10 +291,15 @@ class InterleavedGroup:
         if wanted.columns <= self.warm and longer <= self.inputs:
             return
         tell("warming up")
-        for member in self.members:
-            member.parts.target.executor.telling(tell)
-            with self.phases("warm_up"):
-                member.warm_up(wanted, not self.warm, self.requests.total if self.alone else 0)
+        first, begun, sessions = not self.warm, time.perf_counter(), [member.session for member in self.members]
+        with self.phases("warm_up"):
+            for session in sessions:
+                session.parts.target.executor.telling(tell)
+                warm_up(session, wanted)
+            seconds = time.perf_counter() - begun
+            if first and self.alone and pays_to_compile(sessions, wanted, self.requests.total, seconds):
+                for session in sessions:
+                    warm_up(session, wanted)
         self.warm, self.inputs, self.warmed = max(self.warm, wanted.columns), max(self.inputs, longer), wanted
 
     def decode_all_ways(self, wanted: Batch, jobs: Sequence[Job], number: int) -> dict[Way, Any]:

@@ -29,22 +29,24 @@ TRIAL_TOKENS, TRIAL_READS = 16, 3  # of a trial before compiling: tokens of each
 
 
 def warm_up(session: Session, wanted: Batch) -> None:
-    """Makes the first calls, which pay for allocation, thread pools and compilation: at least one at every text length
-    at which the executor uses other shapes."""
+    """Makes the first calls, which pay for allocation, thread pools and compilation. On a CPU without programs of fixed
+    shapes these are one decode with the largest draft and one with none; elsewhere all gammas, at every text length at
+    which the executor uses other shapes."""
     parts, columns, first = session.parts, wanted.columns, list(wanted.requests[0].tokens)
-    end, rows = columns - parts.spare, session.rows
+    end, rows, plain = columns - parts.spare, session.rows, [0] * parts.decoding.samples
+    every = parts.target.executor.fixed_shapes or parts.target.device.type != "cpu"
     lengths = parts.target.executor.lengths(columns) or [len(first)]
     lengths += [length for model in (parts.target, *parts.drafter.models) for length in model.kernel_lengths]
     # A length close to the end of the columns is tried once more with room for a whole draft.
-    rooms = (0, parts.policy.largest)
+    rooms = (0, parts.policy.largest) if every else (parts.policy.largest,)
     lengths = list(dict.fromkeys(max(1, min(length, end - 1 - room)) for length in lengths for room in rooms))
     jobs: list[Job] = []
     parts.target.executor.prepare()
-    plain = [0] * parts.decoding.samples
-    gammas = list(dict.fromkeys((*reversed(parts.gammas), *plain)))  # the largest first: others use its memory
+    # The largest first: others use its memory.
+    gammas = list(dict.fromkeys((*(reversed(parts.gammas) if every else [parts.policy.largest]), *plain)))
     for length in lengths:
         prompt = (first * length)[:length]
-        jobs = _jobs(prompt, SHORT, end, rows, wanted.longest_input)  # room for the longest input is made once
+        jobs = _jobs(prompt, SHORT, end, rows, wanted.longest_input, every)  # room for the longest input is made once
         # Texts that are not read again leave less behind, which is once the same for all lengths.
         evidences = {session.to_read > 0, length != lengths[-1] and session.to_read > 0}
         with going_on(f"warm-up at {length} tokens"):
@@ -52,7 +54,7 @@ def warm_up(session: Session, wanted: Batch) -> None:
                 session.decode(jobs, False, columns, verifier=level)
                 for gamma in gammas:
                     policy = WatchedGamma(gamma, parts.policy.signal)
-                    drafted = _jobs(prompt, gamma, end, rows, wanted.longest_input)
+                    drafted = _jobs(prompt, gamma, end, rows, wanted.longest_input, every)
                     for evidence in evidences:
                         session.decode(drafted, True, columns, policy=policy, verifier=level, evidence=evidence,
                                        again=True)  # fmt: skip
@@ -76,10 +78,12 @@ def going_on(what: str) -> Iterator[None]:
         log.warning("%s failed: %s", what, causes(error))
 
 
-def _jobs(prompt: list[int], gamma: int, end: int, rows: int, encoder_input: EncoderInput | None) -> list[Job]:
-    """Some jobs with whole drafts, some whose limit cuts the first draft by much, by one guess, or leaves no room for
-    one."""
-    limits = {min(len(prompt) + new, end) for new in new_tokens(gamma)}
+def _jobs(
+    prompt: list[int], gamma: int, end: int, rows: int, encoder_input: EncoderInput | None, every: bool
+) -> list[Job]:  # fmt: skip
+    """Some jobs with whole drafts; of `every` shape some whose limit cuts the first draft by much, by one guess, or
+    leaves no room for one."""
+    limits = {min(len(prompt) + new, end) for new in new_tokens(gamma)[: None if every else 1]}
     return [Job(prompt, limit, key, encoder_input) for limit in limits for key in range(rows)]
 
 
@@ -142,47 +146,49 @@ def probe_jobs(session: Session, texts: Sequence[Prefixed], tokens: int, place: 
     return jobs
 
 
-def pays_to_compile(session: Session, wanted: Batch, requests: int, warm_up_seconds: float) -> bool:
-    """Whether the executor will compile for a run of so many requests, if it can; the run is warmed up by now. Nothing
-    is decoded for it where not even a run at the pace of its warm-up would take as long as compiling."""
-    parts = session.parts
-    executor, weights = parts.target.executor, weights_of_programs(parts)
-    taken = executor.compile_seconds(weights)
+def pays_to_compile(sessions: Sequence[Session], wanted: Batch, requests: int, warm_up_seconds: float) -> bool:
+    """Whether the executor of ways that decode in turn will compile for so many requests, if it can. All are warmed up
+    by now. Nothing is decoded for it where not even at the pace of the warm-ups would it take as long as compiling."""
+    parts = sessions[0].parts
+    executor, *others = [session.parts.target.executor for session in sessions]
+    weights = weights_of_programs(parts)
+    taken = executor.compile_seconds(weights, others)
     if taken is None or not parts.decoding.samples:
         return False
     if requests * parts.max_new_tokens * warm_up_seconds / SHORT < taken:  # it decoded more than so many, both ways
         return False
-    constant = parts.policy.constant
-    gamma = max(1, parts.policy.largest // 2) if constant is None else constant
     with going_on("a probe before compiling"):
         texts: list[Prefixed] = [(request, ()) for request in wanted.requests]
-        jobs, policy = probe_jobs(session, texts, TRIAL_TOKENS), WatchedGamma(gamma, parts.policy.signal)
-        plain = session.decode(jobs, False, wanted.columns, policy=policy, again=True)
-        drafted = session.decode(jobs, True, wanted.columns, policy=policy, again=True)
+        decoded = []  # with the bytes that a call reads
+        for session in sessions:
+            own, jobs = session.parts, probe_jobs(session, texts, TRIAL_TOKENS)
+            gamma = max(1, own.policy.largest // 2) if own.policy.constant is None else own.policy.constant
+            policy = WatchedGamma(gamma, own.policy.signal)
+            if session is sessions[0]:
+                plain = session.decode(jobs, False, wanted.columns, policy=policy, again=True)
+                decoded.append((plain, own.target.step_bytes))
+            drafts = gamma * sum(model.step_bytes for model in own.drafter.models)
+            found = session.decode(jobs, True, wanted.columns, policy=policy, again=True)
+            decoded.append((found, own.target.step_bytes + drafts))
         bandwidth = BandwidthProbe(parts.target.device)
         for _ in range(TRIAL_READS):
             bandwidth()
-        seconds, least = predicted_seconds(parts, gamma, plain, drafted, requests, bandwidth.roofs.read)
-        return executor.decide(seconds, least, weights)
+        seconds, least = predicted_seconds(decoded, requests * parts.max_new_tokens, bandwidth.roofs.read)
+        return executor.decide(seconds, least, weights, len(sessions))
     return False
 
 
 def predicted_seconds(
-    parts: Components,
-    gamma: int,
-    plain: DecodeResult,
-    speculative: DecodeResult,
-    requests: int,
-    bytes_per_second: float,
+    decoded: Sequence[tuple[DecodeResult, int]], tokens: int, bytes_per_second: float
 ) -> tuple[float, float]:
-    """Seconds of a run of so many requests, and those of them that reading the weights takes, from both ways of
-    decoding a few with this gamma: as if no text ended before its limit, and every draft were whole."""
-    tokens, seconds, least = requests * parts.max_new_tokens, 0.0, 0.0
-    drafted = gamma * sum(model.step_bytes for model in parts.drafter.models)
-    for decoded, read in ((plain, parts.target.step_bytes), (speculative, parts.target.step_bytes + drafted)):
-        new = sum(len(request.tokens) for request in decoded.requests)
-        seconds += tokens * decoded.decode_seconds / new
-        least += tokens * decoded.calls * read / bytes_per_second / new
+    """Seconds of decoding so many tokens in every way, and those of them that reading the weights takes, from a few
+    tokens that were `decoded` in each and the bytes that a call of it reads: as if no text ended before its limit, and
+    every draft were whole."""
+    seconds = least = 0.0
+    for found, read in decoded:
+        new = sum(len(request.tokens) for request in found.requests)
+        seconds += tokens * found.decode_seconds / new
+        least += tokens * found.calls * read / bytes_per_second / new
     return seconds, least
 
 

@@ -4,12 +4,14 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from small_runs import parts_of
+from small_runs import composed, parts_of, small
 
 import specbench.executors.compile_cache
+from specbench.config.build import Targets, build
+from specbench.config.validate import check
+from specbench.decoding.component import CodeIdentity
 from specbench.executors.auto import AutoExecutor
 from specbench.executors.compile_cache import SAVED, SECONDS, Programs, decide
-from specbench.run.interleave import MethodRun
 from specbench.run.run import run, run_in_turn
 from specbench.run.warm_up import predicted_seconds, weights_of_programs
 
@@ -39,7 +41,8 @@ def test_a_machine_learns_how_long_programs_take(tmp_path, monkeypatch):
     path.write_text("{")
     assert Programs(None, path).seconds_per_weight == SECONDS
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
-    assert Programs.stored("run", "a machine").times != Programs.stored("run", "another").times
+    identity = CodeIdentity("a run", "a machine")
+    assert Programs.stored(identity, "a machine").times != Programs.stored(identity, "another").times
 
 
 @pytest.mark.parametrize(("compile", "asked"), [("auto", True), ("false", False), ("true", False)])
@@ -55,18 +58,17 @@ def test_only_auto_decides_and_only_once_and_after_its_warm_up(compile, asked, t
 
 
 def test_what_a_run_takes_is_predicted_from_a_short_decode():
+    plain = SimpleNamespace(requests=[SimpleNamespace(tokens=[1] * 16)], calls=16, decode_seconds=1.6)
+    drafts = SimpleNamespace(requests=[SimpleNamespace(tokens=[1] * 16)], calls=4, decode_seconds=0.8)
+    seconds, least = predicted_seconds([(plain, 100), (drafts, 120), (drafts, 120)], 20 * 50, bytes_per_second=2000)
+    assert seconds == pytest.approx(20 * 50 * (0.1 + 0.05 + 0.05))
+    assert least == pytest.approx(20 * 50 * (100 / 2000 + 2 * 120 / 2000 / 4))
     model = SimpleNamespace(step_bytes=10, weight_count=7)
     parts = SimpleNamespace(
-        max_new_tokens=50,
         target=SimpleNamespace(step_bytes=100, weight_count=30),
         drafter=SimpleNamespace(models=[model]),
         policy=SimpleNamespace(widths=(1, 2, 3)),
     )
-    plain = SimpleNamespace(requests=[SimpleNamespace(tokens=[1] * 16)], calls=16, decode_seconds=1.6)
-    drafts = SimpleNamespace(requests=[SimpleNamespace(tokens=[1] * 16)], calls=4, decode_seconds=0.8)
-    seconds, least = predicted_seconds(parts, 2, plain, drafts, requests=20, bytes_per_second=2000)
-    assert seconds == pytest.approx(20 * 50 * (0.1 + 0.05))
-    assert least == pytest.approx(20 * 50 * (100 / 2000 + (100 + 2 * 10) / 2000 / 4))
     assert weights_of_programs(parts) == 4 * 30 + 3 * 7
 
 
@@ -96,22 +98,24 @@ def texts(folder):
     return [json.loads(line)["output"] for line in (folder / "prompts.jsonl.part").read_text().splitlines()]
 
 
-class WarmError(Exception):
-    """Ends a run behind its warm-up."""
-
-
-def test_ways_in_turn_do_not_compile_by_themselves(monkeypatch, tmp_path):
-    """Some would be compiled and others not."""
-    asked = []
-
-    def warm_up(self, wanted, first, requests=0):
-        asked.append(requests)
-        raise WarmError
-
-    monkeypatch.setattr(MethodRun, "warm_up", warm_up)
-    parts = parts_of("executor=auto")
-    one, other = ((parts, tmp_path / name, lambda group: None) for name in ("a", "b"))
-    for cohorts in ([[one]], [[one, other]], [[one], [other]]):
-        with pytest.raises(WarmError):
-            run_in_turn(cohorts, lambda *progress: None)
-    assert asked == [2, 0, 0]
+@pytest.mark.parametrize("kinds", [["auto", "auto"], ["auto", "eager"]])
+def test_ways_in_turn_compile_the_layers_of_all_or_none(kinds, traced, monkeypatch, tmp_path):
+    """Two ways share the target and with it the programs of its layers; what only one of them would have is not made.
+    A later comparison, with another gamma, finds the programs."""
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("specbench.executors.layer_programs.LEAST_LAYERS", 1)
+    monkeypatch.setattr("specbench.executors.auto.SECONDS", 1e-9)
+    monkeypatch.setattr(Programs, "keep", lambda programs, name, folder, *made: kept.append((name, folder)))
+    kept, targets, made = [], Targets(), []
+    for kind, drafter in zip(kinds, ("random", "prompt_lookup"), strict=True):
+        words = small(f"executor={kind}", f"drafter={drafter}", "logger=none", "verdict_tokens=0", "gamma=2")
+        made.append(build(check(composed(*words)), targets=targets))
+    runs = [(parts, tmp_path / str(number), lambda group: None) for number, parts in enumerate(made)]
+    cohorts = [runs] if kinds[0] == kinds[1] else [[way] for way in runs]
+    found = run_in_turn(cohorts, lambda *progress: None)
+    used = [result.executor.get("programs", {}).get("used", False) for result, _ in found]
+    assert used == [kinds[0] == kinds[1]] * 2
+    assert len(traced) == len({*kept}) == (2 if used[0] else 0)  # of one new token, and of several
+    assert all(folder == made[0].target.executor.programs.layers for _, folder in kept)
+    other = check(composed(*small("executor=auto", "drafter=random", "gamma=4"))).traced()
+    assert not used[0] or {folder.name for _, folder in kept} == {other.machine}

@@ -14,6 +14,7 @@ from queue_cases import decode, jobs
 
 from specbench.config.devices import pick_device
 from specbench.decoding import verify_tree
+from specbench.decoding.component import CodeIdentity
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import accept_and_commit
 from specbench.decoding.state import Job, State
@@ -212,12 +213,12 @@ def test_auto_is_graphs_on_cuda_where_the_cache_has_fixed_shapes(monkeypatch, tm
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
 
     def kind(device, kinds=AutoExecutor, **changes):
-        return type(kinds.from_settings(settings, device, selections(**changes), "a run"))
+        return type(kinds.from_settings(settings, device, selections(**changes), CodeIdentity("a run", "a machine")))
 
     assert kind(cuda) is CudaGraphExecutor and kind(cpu) is AutoExecutor
     assert kind(cuda, cache={"fixed_shapes": False}) is kind(cuda, decoding={"samples": False}) is AutoExecutor
     assert kind(cuda, CompiledExecutor) is CompiledExecutor
-    executor = AutoExecutor.from_settings(settings, cuda, selections(), "a run")
+    executor = AutoExecutor.from_settings(settings, cuda, selections(), CodeIdentity("a run", "a machine"))
     assert executor.falls_back and executor.captures_graphs and not executor.compiles and executor.programs is None
     executor.run_eagerly("it counts")
     assert executor.notes() == ["nothing was captured as a CUDA graph: it counts"]

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from brief import whole_warm_up
 from decoder_cases import CACHES, VERIFIERS, V, make_drafter, tabular_model, verifier_of
 from small_runs import parts_of
 
@@ -27,6 +26,7 @@ from specbench.run.batching import Requests
 from specbench.run.decoder import Session
 from specbench.run.phase_timer import Phases
 from specbench.run.run import run
+from specbench.run.warm_up import warm_up
 from specbench.stats.position_stats import DecodedText, read_texts
 from specbench.verifiers.speculative import SpeculativeVerifier
 
@@ -231,13 +231,13 @@ def test_a_run_keeps_p_probes_other_gammas_and_stores_its_phases(tmp_path, monke
             assert np.allclose(columns(getattr(ours, name)), columns(getattr(theirs, name)), atol=1e-4, equal_nan=True)
 
 
-@pytest.mark.slow_cases("('lenience_policy=load', 'lenience=0.5')")
+@pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("overrides", [
-    (), ("drafter=tree",), ("drafter=prompt_lookup", "batch_size=2"), ("lenience_policy=load", "lenience=0.5"),
+    (), ("drafter=tree",), ("drafter=prompt_lookup", "batch_size=2"), ("gamma_policy=adaptive",),
 ], ids=str)  # fmt: skip
-def test_a_warm_up_meets_every_gamma_both_ways(overrides, monkeypatch, caplog):
-    """The whole one, of which other tests have the largest gamma alone (`tests/brief.py`)."""
+def test_a_warm_up_meets_both_ways_and_every_shape_that_is_fixed(overrides, fixed, monkeypatch, caplog):
     parts = parts_of("gamma=3", *overrides)
+    parts.target.executor.fixed_shapes = fixed
     gammas, plain = [], Session.decode
 
     def decode(self, jobs, speculative, *others, policy=None, **options):
@@ -246,8 +246,8 @@ def test_a_warm_up_meets_every_gamma_both_ways(overrides, monkeypatch, caplog):
 
     monkeypatch.setattr(Session, "decode", decode)
     wanted = next(iter(Requests(parts, parts.spare).groups()))
-    whole_warm_up(Session(parts), wanted)
-    assert {*gammas} == {None, 0, *parts.gammas} and {1, 2, 3} <= {*gammas}
+    warm_up(Session(parts), wanted)
+    assert {*gammas} == {None, 0, *(parts.gammas if fixed else [parts.policy.largest])}
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 

@@ -8,7 +8,6 @@ import pyarrow.parquet
 import pytest
 import torch
 import yaml
-from brief import whole_warm_up
 from choosing import slow_unless
 from small_runs import call, composed, fail_where, interrupt_the_second_group, parts_of, small
 
@@ -21,7 +20,6 @@ from specbench.models.architecture import ModelSize
 from specbench.results.loggers.wandb_records import summary
 from specbench.results.reader import load_runs
 from specbench.results.recommendation import verdict_sentence
-from specbench.run import interleave
 from specbench.run.batching import group_size
 from specbench.run.decoder import Session
 from specbench.run.run import run, run_in_turn
@@ -46,8 +44,6 @@ PLOTTED = {"alpha", "c", "v", "o", "block_efficiency", "speedup/measured", "spee
 
 
 def test_a_run_leaves_every_file_with_every_field(monkeypatch, tmp_path, capsys):
-    """With the whole warm-up, as a user has it."""
-    monkeypatch.setattr(interleave, "warm_up", whole_warm_up)
     out = tmp_path / "here"
     assert call(small(f"hydra.run.dir={out}"), monkeypatch, tmp_path) == 0
     result = json.loads((out / "results.json").read_text())
