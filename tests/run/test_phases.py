@@ -238,6 +238,7 @@ def test_a_run_keeps_p_probes_other_gammas_and_stores_its_phases(tmp_path, monke
 def test_a_warm_up_meets_both_ways_and_every_shape_that_is_fixed(overrides, fixed, monkeypatch, caplog):
     parts = parts_of("gamma=3", *overrides)
     parts.target.executor.fixed_shapes = fixed
+    expected = {None, 0, *(parts.gammas if fixed else [parts.policy.largest])}
     gammas, plain = [], Session.decode
 
     def decode(self, jobs, speculative, *others, policy=None, **options):
@@ -247,7 +248,7 @@ def test_a_warm_up_meets_both_ways_and_every_shape_that_is_fixed(overrides, fixe
     monkeypatch.setattr(Session, "decode", decode)
     wanted = next(iter(Requests(parts, parts.spare).groups()))
     warm_up(Session(parts), wanted)
-    assert {*gammas} == {None, 0, *(parts.gammas if fixed else [parts.policy.largest])}
+    assert {*gammas} == expected
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
