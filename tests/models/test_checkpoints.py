@@ -28,7 +28,7 @@ from checkpoints import (
     then,
     without,
 )
-from choosing import slow_unless
+from choosing import only
 from omegaconf import OmegaConf
 from small_runs import composed, parts_of, small
 
@@ -195,7 +195,9 @@ FINE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FINE)
+@pytest.mark.parametrize(
+    "name", only(("in shards", "as a pickle", "tied, with both tensors", "BERT as a decoder"), FINE)
+)
 def test_a_whole_checkpoint_is_loaded(name, changed):
     folder = changed(FINE[name])
     parts = parts_of("target=model", f"target.path={folder}/", "drafter=model", f"drafter.path={folder}")
@@ -295,7 +297,8 @@ EXTRAS = {
 }
 
 
-@pytest.mark.parametrize("name", [slow_unless(place < 1, name) for place, name in enumerate(EXTRAS)])
+@pytest.mark.slow  # tests/drafters/test_published.py has heads of others
+@pytest.mark.parametrize("name", EXTRAS)
 def test_broken_heads_are_refused(name, changed):
     change, expected = EXTRAS[name]
     folder = changed(change, SHIPPED / "heads")
