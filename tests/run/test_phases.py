@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from brief import whole_warm_up
+from choosing import only, slow_unless
 from decoder_cases import CACHES, VERIFIERS, V, make_drafter, tabular_model, verifier_of
 from small_runs import parts_of
 
@@ -231,10 +232,9 @@ def test_a_run_keeps_p_probes_other_gammas_and_stores_its_phases(tmp_path, monke
             assert np.allclose(columns(getattr(ours, name)), columns(getattr(theirs, name)), atol=1e-4, equal_nan=True)
 
 
-@pytest.mark.slow_cases("('lenience_policy=load', 'lenience=0.5')")
-@pytest.mark.parametrize("overrides", [
+@pytest.mark.parametrize("overrides", only([()], [
     (), ("drafter=tree",), ("drafter=prompt_lookup", "batch_size=2"), ("lenience_policy=load", "lenience=0.5"),
-], ids=str)  # fmt: skip
+]), ids=str)  # fmt: skip
 def test_a_warm_up_meets_every_gamma_both_ways(overrides, monkeypatch, caplog):
     """The whole one, of which other tests have the largest gamma alone (`tests/brief.py`)."""
     parts = parts_of("gamma=3", *overrides)
@@ -251,7 +251,7 @@ def test_a_warm_up_meets_every_gamma_both_ways(overrides, monkeypatch, caplog):
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize(("probe", "groups"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(("probe", "groups"), [slow_unless(False, 1, 1), (2, 2)])
 def test_a_group_that_is_decoded_outlives_an_interrupt_of_its_probes(probe, groups, tmp_path, monkeypatch, caplog):
     probed, own = [], member.probe_costs
 
