@@ -10,7 +10,7 @@ import torch
 import yaml
 from brief import whole_warm_up
 from choosing import only, slow_unless
-from small_runs import call, composed, fail_where, interrupt_the_second_group, parts_of, small
+from small_runs import call, composed, fail_where, parts_of, small
 
 from specbench.config.build import build
 from specbench.config.memory import Budget, give_back, size
@@ -196,16 +196,6 @@ def test_rows_are_halved_though_the_way_that_decodes_plainly_for_all_has_stopped
     runs = [(parts, tmp_path / str(place), lambda group: None) for place, parts in enumerate(ways)]
     found = [record for _, record in run_in_turn([runs], lambda *told: None, stops=stops)]
     assert [len(record.results) for record in found] == [8, 16] and not found[1].failures
-
-
-@pytest.mark.slow  # tests/results/test_files.py sends signals
-def test_an_interrupted_run_keeps_what_it_finished(monkeypatch, tmp_path):
-    interrupt_the_second_group(monkeypatch)
-    code = call(small("logger=none", "hydra.run.dir=out"), monkeypatch, tmp_path)
-    result = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert code == 130
-    assert result["status"] == "interrupted" and result["counts"]["prompts"] == 1
-    assert len((tmp_path / "out" / "prompts.jsonl").read_text().splitlines()) == 1
 
 
 LONG = "x = 1\n" * 600
