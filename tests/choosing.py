@@ -1,6 +1,6 @@
 """Cases that the default run leaves to `-m slow`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -10,7 +10,16 @@ def slow_unless(fast: bool, *case):
     return pytest.param(*case, marks=() if fast else pytest.mark.slow)
 
 
-def in_turn(firsts: Sequence, others: Sequence[tuple]) -> list:
-    """The cases (first, *other) of all pairs. The default run has one for each first: the others take turns."""
-    return [slow_unless(place % len(others) == number, first, *other)
+def only(fast: Sequence, cases: Iterable) -> list:
+    """Cases of one value each; all but those in `fast` are slow."""
+    cases = [*cases]
+    assert all(case in cases for case in fast), "what is to be fast is no case"
+    return [slow_unless(case in fast, case) for case in cases]
+
+
+def in_turn(firsts: Sequence, others: Sequence[tuple], fast: Sequence | None = None) -> list:
+    """The cases (first, *other) of all pairs. The default run has one for each first, or for those in `fast`: the
+    others take turns."""
+    assert fast is None or all(first in firsts for first in fast), "what is to be fast is no case"
+    return [slow_unless(place % len(others) == number and (fast is None or first in fast), first, *other)
             for place, first in enumerate(firsts) for number, other in enumerate(others)]  # fmt: skip

@@ -5,7 +5,8 @@ is asked once whether it is a sweep: Hydra composes the whole configuration for 
 nothing of ours but an experiment sets `hydra.mode`. The map of choices, from which Hydra reads interpolations in lists
 of defaults, is made only where there is one. What follows from the choice of files alone is kept: the list of defaults,
 and the files put together, to which each command's values are given. Where a folder of a user's is searched, whose
-files may change, nothing is kept.
+files may change, nothing is kept. A composition has its own list of places to search, which it may replace, but no
+copy of what they hold.
 """
 
 import copy
@@ -17,6 +18,7 @@ from functools import cache
 import yaml
 from hydra._internal import config_loader_impl, defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -91,7 +93,12 @@ def compose_defaults(loader, defaults, repo):
     return pickle.loads(wholes[key])
 
 
+def own_places(self, repository):
+    self.delegate, self.cache = copy.copy(repository), {}
+
+
 def install() -> None:
+    CachingConfigRepository.__init__ = own_places
     OverridesParser.parse_rule, defaults_list._create_interpolation_map = parse_rule, choices
     config_loader_impl.create_defaults_list = create_defaults_list
     ConfigLoaderImpl._compose_config_from_defaults_list = compose_defaults

@@ -40,20 +40,6 @@ composing.install()
 loading.install()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config, items) -> None:
-    """Cases that `slow_cases` names, by their id or by a part of it between hyphens, are slow."""
-    unknown = {}  # ids by test
-    for item in items:
-        for mark in item.iter_markers("slow_cases"):
-            named = {item.callspec.id, *item.callspec.id.split("-")} & {*mark.args}
-            unknown.setdefault(item.function, {*mark.args}).difference_update(named)
-            if named:
-                item.add_marker("slow")
-    if any(unknown.values()) and "::" not in " ".join(config.args):
-        raise pytest.UsageError(f"slow_cases names what is no case: {[*filter(None, unknown.values())]}")
-
-
 def pytest_collection_finish() -> None:
     """What all imports have made stays: a collection, which every run begins with, need not look at it."""
     gc.collect()

@@ -62,9 +62,14 @@ class Law:
         self.logits, self.sampling = table.double().numpy(), sampling
         laws, of = np.unique(self.logits.reshape(V * V, V), axis=0, return_inverse=True)
         self.contexts, self.context = len(laws), of.reshape(V, V)  # the number of the law after each pair
+        self.step = None  # p of the next token after each pair, [before, last, next], if it depends on nothing else
+        if sampling.repetition_penalty == 1:
+            self.step = self.after(np.stack(np.divmod(np.arange(V * V), V), 1)).reshape(V, V, V)
 
     def after(self, texts: np.ndarray) -> np.ndarray:
         """p of the next token [n, V] after texts [n, t]."""
+        if self.step is not None:
+            return self.step[texts[:, -2], texts[:, -1]]
         logits, own = self.logits[texts[:, -2], texts[:, -1]], self.sampling
         seen = np.zeros_like(logits, bool)
         np.put_along_axis(seen, texts, True, 1)
@@ -85,13 +90,11 @@ class Law:
 
     def pairs(self) -> np.ndarray:
         """The law of the last two tokens at each output position, [NEW_TOKENS, V, V]; without a repetition penalty."""
-        every = np.stack(np.divmod(np.arange(V * V), V), 1)
-        step = self.after(every).reshape(V, V, V)  # [before, last, next]
         pair = np.zeros((V, V))
         pair[PROMPT[-2], PROMPT[-1]] = 1
         laws = []
         for _ in range(NEW_TOKENS):
-            pair = np.einsum("ab,abc->bc", pair, step)
+            pair = np.einsum("ab,abc->bc", pair, self.step)
             laws.append(pair)
         return np.array(laws)
 
@@ -112,8 +115,8 @@ def worst_excess(outputs: np.ndarray, law: Law) -> float:
     counts, expected = np.zeros((2, law.contexts, V))
     for end in range(len(PROMPT), texts.shape[1]):
         context = law.context[texts[:, end - 2], texts[:, end - 1]]
-        np.add.at(counts, (context, texts[:, end]), 1)
-        np.add.at(expected, context, law.after(texts[:, :end]))
+        counts += np.bincount(context * V + texts[:, end], minlength=counts.size).reshape(counts.shape)
+        expected += np.stack([np.bincount(context, p, law.contexts) for p in law.after(texts[:, :end]).T], 1)
     found = [excess(counts.ravel(), expected.ravel(), law.contexts)]
     if law.sampling.repetition_penalty == 1:
         for end, pair in enumerate(law.pairs(), len(PROMPT)):

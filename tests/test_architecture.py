@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ ENTRY_LINES = 12  # of a module at the top that only names a command
 spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
 generate = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(generate)
+generate.modules_by_room = cache(generate.modules_by_room)
 
 
 def section(title: str) -> str:

@@ -19,7 +19,7 @@ from specbench.data.json_lines import read_json_lines
 from specbench.errors import ConfigError
 from specbench.models.gguf import check_gguf
 
-USUAL = settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=[*HealthCheck])
+USUAL = settings(max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=[*HealthCheck])
 MANY = settings(USUAL, max_examples=3000)
 SMALL = st.integers(-2, 300) | st.sampled_from([2**31, 2**70, 10**400, None, True, "x", "", 1.5, -0.5, 1e300])
 VALUES = st.recursive(SMALL | st.text(max_size=4), lambda of: st.lists(of, max_size=3) | st.dictionaries(

@@ -88,7 +88,8 @@ COMMANDS = sorted(set(FOUND), key=str)
 # One of each spelling, though a page may run what another only shows: the order of a set must not choose between them.
 BY_WORDS = {str(c): c for c in sorted(COMMANDS, key=lambda c: c.is_run)}
 COMPOSED = [c for c in BY_WORDS.values() if c.module in ("", ".train") and "--help" not in c.words]
-SHOWN = {*commands_of_a_page(README), *commands_of_help()}  # in the README and in --help
+OF_README = {*commands_of_a_page(README)}
+SHOWN = {str(c) for c in (*OF_README, *commands_of_help())}
 RUNS = [c for c in COMMANDS if c.module == "" and c.is_run]
 ARGPARSE = (".compare", ".plan")
 COMMANDS_ON_A_RUN = {".replay": (replay.main, "replay.json"), ".report": (report.main, "report.html"),
@@ -161,20 +162,7 @@ def with_new_words(jobs: list[list[str]]) -> Iterator[list[str]]:
         seen |= set(job)
 
 
-def with_new_keys(commands: list[Command]) -> Iterator[Command]:
-    """The commands that are shown, and those with a key that none before them has."""
-    seen: set[str] = set()
-    for found in sorted(commands, key=lambda found: found not in SHOWN):
-        keys = {word.split("=")[0] for word in found.words}
-        if found in SHOWN or not keys <= seen:
-            yield found
-        seen |= keys
-
-
-FIRST = {*with_new_keys(COMPOSED)}
-
-
-@pytest.mark.parametrize("found", [slow_unless(found in FIRST, found) for found in COMPOSED], ids=str)
+@pytest.mark.parametrize("found", [slow_unless(str(found) in SHOWN, found) for found in COMPOSED], ids=str)
 def test_every_command_composes(found, here):
     flags, overrides = apart(filled(found.words, here))
     if found.module == ".train":  # tests/contrib/training runs every method
@@ -184,7 +172,9 @@ def test_every_command_composes(found, here):
         check(composed_with(flags, job))
 
 
-@pytest.mark.parametrize("found", [c for c in COMMANDS if c.module in ARGPARSE], ids=str)
+@pytest.mark.parametrize("found", [
+    slow_unless(str(c) in SHOWN or any("--" in word for word in c.words), c) for c in COMMANDS if c.module in ARGPARSE
+], ids=str)  # fmt: skip
 def test_every_comparison_and_plan_composes(found, here):
     parser = {".compare": compare.comparison_parser, ".plan": plan.plan_parser}[found.module]()
     args = parser.parse_intermixed_args(found.words)
@@ -204,8 +194,9 @@ def run_small(here):
         job = [word for word in jobs_of(flags, overrides)[0] if word.split("=")[0] not in SMALL]
         small = [f"{key}={value}" for key, value in SMALL.items()]
         small += [] if any(word.startswith("logger=") for word in job) else ["logger=none"]
-        if not flags and not any(word.startswith(("data", "experiment=", "decoding=")) for word in job):
-            small += ["data=jsonl", f"data.path={short_prompts()}"]
+        if not flags and not any(word.startswith(("experiment=", "decoding=")) for word in job):
+            if not any(word.startswith("data") for word in job):
+                small += ["data=jsonl", f"data.path={short_prompts()}"]
             small += [f"{key}={value}" for key, value in little(given_by(job)).items()]
         typed = (*flags, *sorted([*job, *small]))
         if typed not in done:
@@ -220,8 +211,8 @@ def run_small(here):
 
 
 def is_short(found: Command) -> bool:
-    """Repeats are processes of their own: tests/run/test_repeats.py has them."""
-    return found in SHOWN and not any(word.startswith("repeats=") for word in found.words)
+    """The README's; but repeats are processes of their own: tests/run/test_repeats.py has them."""
+    return found in OF_README and not any(word.startswith("repeats=") for word in found.words)
 
 
 @pytest.mark.parametrize("found", [slow_unless(is_short(found), found) for found in RUNS], ids=str)
@@ -230,7 +221,7 @@ def test_every_command_runs(found, run_small):
     assert {"results.json", "rounds.parquet", "prompts.jsonl"} <= {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("found", ON_A_RUN, ids=str)
+@pytest.mark.parametrize("found", [slow_unless(found in OF_README, found) for found in ON_A_RUN], ids=str)
 def test_every_command_on_a_finished_run_runs(found, run_small, capsys):
     main, left = COMMANDS_ON_A_RUN[found.module]
     folder = run_small(())
@@ -266,6 +257,7 @@ def test_no_command_is_missed():
     assert {found.module for found in FOUND} <= known
 
 
+@pytest.mark.slow  # tests/run/test_from_python.py has most of it
 def test_the_python_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = "\n".join(content for info, content in fenced(DOCS["python.md"]) if info == "python")

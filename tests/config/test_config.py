@@ -2,12 +2,11 @@
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from choosing import slow_unless
 from omegaconf import OmegaConf
 from small_runs import composed, run_main, small
 
@@ -27,6 +26,7 @@ NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2
          "drafter=rest": f"drafter.path={__file__}",
          "data=hub": "data.path=org/name", "verifier=greedy_tree": "temperature=0",
          "baseline=server": "baseline.url=http://localhost:8000"}  # fmt: skip
+# Slow: where the wheel is installed, the check reads the target's file, which is converted first.
 OF_SMOLLM2 = ("drafter=smollm2_eagle3", "drafter=smollm2_lookup_or_eagle3")
 REFUSED = {  # options that are right, but not in such a run
     "gamma_policy=oracle": r"specbench\.replay",
@@ -51,7 +51,7 @@ def prompts_file(tmp_path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", [slow_unless(option not in OF_SMOLLM2, option) for option in OPTIONS])
 def test_every_option_composes(option, prompts_file):
     extra = [NEEDS[option]] if option in NEEDS else []
     if option.startswith("data=") and option not in NO_FILE:
@@ -111,8 +111,8 @@ def test_a_target_without_a_drafter_is_told_before_a_model_loads(other, monkeypa
 
     words = [f"target.path={other}", "logger=none", "executor=eager", "data=jsonl", f"data.path={tmp_path / 'a.jsonl'}"]
     (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "abcdabcd"}) + "\n")
-    for advised in ("prompt_lookup", "ngram", "self_quantized"):
-        code, err = run_main(small(*words, f"drafter={advised}"), monkeypatch, capsys, tmp_path)
+    for advised in ("prompt_lookup", "self_quantized"):
+        code, err = run_main(small(*words, "max_new_tokens=4", f"drafter={advised}"), monkeypatch, capsys, tmp_path)
         assert code == 0, err
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", None)
     code, err = run_main([*words, "drafter=tree"], monkeypatch, capsys, tmp_path)
@@ -149,17 +149,6 @@ def test_what_a_library_says_is_cut_between_words(tmp_path):
     assert len(told) < 250 and told.endswith("sentence ...") and short_message(ValueError("a b.")) == "a b"
     with pytest.raises(ConfigError, match=r"is not a model.*: it is empty$"):
         check(composed(f"target.path={tmp_path}"))
-
-
-@pytest.mark.parametrize(("word", "code", "told"), [
-    ("gama=5", 2, ["specbench: gama is not a setting."]),
-    ("--help", 0, ["prompt_lookup", "python -m specbench drafter=llama1b"]),
-])  # fmt: skip
-def test_a_shell_sees_what_is_seen_in_one_process(word, code, told, tmp_path):
-    call = [sys.executable, "-m", "specbench", word]
-    done = subprocess.run(call, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == code and all(text in (done.stderr if code else done.stdout) for text in told)
-    assert len(done.stderr.strip().splitlines()) == bool(code)
 
 
 def test_settings_files_hold_a_value_for_each_setting():

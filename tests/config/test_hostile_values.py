@@ -119,7 +119,7 @@ def set_value(node: Any, key: str, value: Any) -> None:
 
 @pytest.mark.parametrize("place", range(4))  # four quarters, whose examples are spread over processes
 @given(data=st.data())
-@settings(MANY, max_examples=250)
+@settings(MANY, max_examples=60)
 def test_any_value_of_any_option(place, data):
     name, key = data.draw(st.sampled_from(FIELDS[place::4]))
     value = data.draw(VALUE)

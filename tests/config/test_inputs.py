@@ -56,14 +56,14 @@ REFUSED = {  # overrides: what the sentence holds
     "data=jsonl data.path={long.jsonl} data.template='{q}'": "has no field 'q'",
     "data=questions data.path={turns.jsonl} data.category=art": "it has math",
     "data=questions data.path={long.jsonl}": "has no list of turns",
-    "data=jsonl data.path={long.jsonl} logger=none": "no prompt fits",
+    "data=jsonl data.path={long.jsonl} logger=none target.path=shipped:drafter drafter=random": "no prompt fits",
     "-m gamma=1,many": "gamma=many is not allowed",
     "executor=cudagraph device=cpu": "needs CUDA, use executor=compiled",
     "executor=compiled cache=dynamic": "use cache=static or cache=paged",
     "batch_size=1000000": "use a smaller batch_size or max_new_tokens",
     "drafter=llama8b target=llama70b target.weights=random drafter.weights=random dtype=float32":
         "use a smaller model, dtype=bfloat16, verdict_tokens=0",
-    "cache=paged cache.blocks=2 data.limit=1": "cache.blocks holds in all",
+    "cache=paged cache.blocks=2 data.limit=1 target.path=shipped:drafter drafter=random": "cache.blocks holds in all",
     "drafter=tree verifier=block":
         "verifier=block is not possible with drafter=tree, which drafts trees: use verifier=iterative",
     "drafter=prompt_lookup verifier=rejection": "guesses have no law",

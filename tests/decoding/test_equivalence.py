@@ -10,7 +10,7 @@ from functools import cache, partial
 import decoder_cases
 import pytest
 import torch
-from choosing import in_turn, slow_unless
+from choosing import in_turn, only, slow_unless
 from decoder_cases import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter, spare_of
 from small_runs import short_prompts
 
@@ -122,11 +122,18 @@ def sampled_baseline(pair=LITTLE) -> list[list[int]]:
 WAYS = [("static", 1), *((name, 3) for name in CACHES)]
 
 
-# At temperature 1 the default run has a third of the kinds in each of two tests; at 0 it has all.
-THIRDS = [[slow_unless(place % 3 == number, kind) for place, kind in enumerate(DRAFTERS)] for number in range(2)]
+# At temperature 0 the default run has all but those of which test_law.py has the law, and those that another one stands
+# for; at 1 it has some in each of two tests.
+IN_LAW = ("unigram", "random", "window", "pass_lookahead", "medusa", "own_trees", "token_recycling", "tree_sampled",
+          "multi_draft", "mtp_distinct")  # fmt: skip
+LIKE = {"mtp": "mtp_distinct", "eagle": "eagle_dynamic", "blockwise": "medusa"}
+SINGLES = ("model", "bigram", "prompt_lookup", "suffix", "under_under_model", "tree_sampled", "lookahead")
+MATCHED = ("ngram", "unigram", "rest", "tree_best", "multi_draft", "tree_independent")
 
 
-@pytest.mark.parametrize(("kind", "cache_name", "batch_size"), in_turn(DRAFTERS, WAYS))
+@pytest.mark.parametrize(("kind", "cache_name", "batch_size"), in_turn(
+    DRAFTERS, WAYS, [kind for kind in DRAFTERS if kind not in (*IN_LAW, *LIKE)]
+))  # fmt: skip
 def test_temperature_zero_equals_the_baseline(kind, cache_name, batch_size, code_text):
     rows, found = requests(), []
     for begin in range(0, PROMPTS, batch_size):
@@ -135,8 +142,7 @@ def test_temperature_zero_equals_the_baseline(kind, cache_name, batch_size, code
     assert found == greedy_baseline(pair_of(kind))
 
 
-@pytest.mark.slow_cases("mtp", "pass_lookahead")
-@pytest.mark.parametrize("kind", THIRDS[0])
+@pytest.mark.parametrize("kind", only(SINGLES, DRAFTERS))
 def test_a_batch_is_its_singles_at_temperature_one(kind, code_text):
     sampling = Sampling(temperature=1)
     singles = [decode([r], sampling, kind, text_file=code_text)[0] for r in requests()]
@@ -153,8 +159,7 @@ def test_every_verifier_keeps_the_text_of_a_batch(judge, code_text):
     assert decode(requests(), greedy, "model", judge=judge) == greedy_baseline()
 
 
-@pytest.mark.slow_cases("layer_skip", "blockwise", "early_exit", "eagle_dynamic")
-@pytest.mark.parametrize("kind", THIRDS[1])
+@pytest.mark.parametrize("kind", only(MATCHED, DRAFTERS))
 def test_matching_writes_what_plain_decoding_writes(kind, code_text):
     """At any temperature: the token is p's own draw, whatever was guessed."""
     sampling = Sampling(temperature=1)
@@ -187,8 +192,9 @@ def test_gamma_zero_is_autoregressive_decoding_at_any_temperature():
         ("half", 0, "static"), ("half", 1, "paged"), ("onednn", 1, "static"), ("onednn", 0, "static"),
         ("onednn", 0, "paged"), ("half", 1, "static"), ("half", 0, "paged"),
         ("compiled", 1, "static"), ("compiled", 0, "paged"))),
-    *(pytest.param("openvino", 1, cache, marks=needs_openvino) for cache in ("dynamic", "paged")),
-    pytest.param("openvino", 0, "static", marks=[needs_openvino, pytest.mark.slow]),
+    pytest.param("openvino", 1, "paged", marks=needs_openvino),
+    *(pytest.param("openvino", *other, marks=[needs_openvino, pytest.mark.slow])
+      for other in ((1, "dynamic"), (0, "static"))),
 ])  # fmt: skip
 def test_every_executor_gives_the_tokens_of_eager_mode(executor, temperature, cache_name):
     """Speculative and plain decoding, in a batch; float32, so every token. To compile takes long: a small model, which
@@ -205,10 +211,9 @@ OTHER_KINDS = ("blockwise", "medusa", "early_exit", "pass_lookahead", "non_autor
                "tree_distinct", "multi_draft")  # fmt: skip
 
 
-@pytest.mark.slow_cases("half-blockwise-1")
 @pytest.mark.parametrize(("kind", "temperature"), [
-    slow_unless((place + temperature) % 2 and place % 4 in (0, 3), kind, temperature)
-    for place, kind in enumerate(OTHER_KINDS) for temperature in (0, 1)
+    slow_unless((kind, temperature) in (("non_autoregressive", 1), ("multi_draft", 0)), kind, temperature)
+    for kind in OTHER_KINDS for temperature in (0, 1)
 ])  # fmt: skip
 @pytest.mark.parametrize("executor", [
     "half", pytest.param("openvino", marks=[needs_openvino, pytest.mark.slow])

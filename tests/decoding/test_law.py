@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 import reference
 import torch
-from choosing import in_turn, slow_unless
+from choosing import only, slow_unless
 from decoder_cases import CACHES, DRAFTERS, TREES, VERIFIERS, V, make_drafter, tabular_model
 from law_cases import (
     FEW,
@@ -86,7 +86,13 @@ def tables(few_contexts):
     return few_contexts
 
 
-WITH_ALL = ("model", "tree_distinct")
+LIKE_OTHERS = (  # in the default run other drafts of their kind stand for these
+    "ngram", "ngram_sample", "prompt_lookup", "suffix", "suffix_tree", "rest", "lookahead", "lookup_or_model",
+    "lookup_or_eagle3", "bigram", "non_autoregressive", "early_exit", "self_quantized", "layer_skip", "mtp",
+    "mtp_distinct", "eagle", "eagle_dynamic", "blockwise", "mlp_speculator", "under_ngram", "under_under_model",
+    "tree_independent", "tree_distinct", "tree_best", "tree_dynamic", "multi_draft_two",
+)  # fmt: skip
+MORE = {("model", "block"), ("model", "rejection"), ("model", "traversal"), ("mtp_distinct", "traversal")}
 MANY = ("model", "tree_distinct", "multi_draft_two")
 MIXED = ("lookup_or_model", "lookup_or_eagle3")
 BY_ROW = ("rest", "suffix", "suffix_tree", *MIXED, "ngram", "ngram_sample", "lookahead", "token_recycling")
@@ -100,10 +106,10 @@ def possible(kind: str, verifier: str) -> bool:
 
 
 def covering():
-    """Every drafter with one verifier that reads q, which take turns as the caches do, and `WITH_ALL` with all of them;
-    the other pairs are left to `-m slow`, and so is a third level of drafters. The text of `match` does not depend on
-    q, so a wrong q passes it. Trees and drafters below drafters have their usual verifier. The paged cache works row by
-    row on the host: of the drafters whose turn it is one in three has it."""
+    """All pairs. The default run has one for each drafter that is not like another, with a verifier that reads q, which
+    take turns as the caches do, and `MORE`, so that it has every verifier but `match`, whose text does not depend on q:
+    a wrong q passes it. Trees and drafters below drafters have their usual verifier. The paged cache works row by row
+    on the host: of the drafters whose turn it is one in three has it."""
     for place, kind in enumerate(DRAFTERS):
         able = [name for name in VERIFIERS if possible(kind, name)]
         reading, cache = [name for name in able if name != "match"], [*CACHES][place % len(CACHES)]
@@ -114,9 +120,7 @@ def covering():
             yield slow_unless(False, kind, own, cache)
             cache = ("static", "dynamic")[place % 2]
         for name in able:
-            fast = (
-                name == own or kind in WITH_ALL or (kind, name) == ("mtp_distinct", "traversal")
-            ) and kind != "under_under_model"
+            fast = (kind, name) in MORE or (name == own and kind not in LIKE_OTHERS)
             yield slow_unless(fast, kind, name, cache if name == own else "static")
 
 
@@ -129,9 +133,9 @@ def test_every_drafter_and_verifier_leave_the_target_law(kind, verifier, cache, 
     assert worst_excess(outputs, Law(tables.target)) < 1
 
 
-@pytest.mark.parametrize("kind", ["model", "tree_distinct", "multi_draft", *(
-    pytest.param(kind, marks=pytest.mark.slow) for kind in ("tree_independent", "early_exit", "under_under_model")
-)])  # fmt: skip
+@pytest.mark.parametrize("kind", only(["model"], [
+    "model", "tree_distinct", "multi_draft", "tree_independent", "early_exit", "under_under_model"
+]))  # fmt: skip
 def test_an_adversarial_drafter_leaves_the_target_law(kind, tables, number_text):
     verifier = VERIFIERS["iterative" if kind in TREES else "speculative"]
     outputs = decode(tables, number_text, kind, verifier=verifier, trials=FEW)
@@ -163,12 +167,12 @@ class BlockWithOldNoise(BlockVerifier):
 @pytest.mark.parametrize(
     ("kind", "verifier", "table", "trials"),
     [
-        ("tree_independent", TriesRepeatsOnce, "adversarial", TRIALS),
+        slow_unless(False, "tree_independent", TriesRepeatsOnce, "adversarial", TRIALS),
         ("tree_distinct", ForgetsOrder, "similar", 3_000),
         ("model", BlockWithOldNoise, "constant", TRIALS),
         ("model", TooSmallM, "similar", 3_000),
-        ("tree_distinct", PublicTraversal, "adversarial", 3_000),
-        ("model", ReleasedHSD, "similar", FEW),
+        slow_unless(False, "tree_distinct", PublicTraversal, "adversarial", 3_000),  # test_published_faults_are_found
+        slow_unless(False, "model", ReleasedHSD, "similar", FEW),
     ],
     ids=["repeats", "order", "noise", "M", "public code", "HSD"],
 )
@@ -231,7 +235,7 @@ def test_what_is_wrong_is_caught(name, tables, number_text):
 
 @pytest.mark.parametrize(("kind", "owner", "name", "wrong", "trials"), [
     ("tree_distinct", LanguageModel, "keep_path", lambda *arguments: None, 1_000),  # a path that is left where it was
-    ("multi_draft_two", noise_module, "STREAM", 0, TRIALS),  # two models whose guesses are drawn with the same numbers
+    slow_unless(False, "multi_draft_two", noise_module, "STREAM", 0, TRIALS),  # guesses by the same numbers
 ])  # fmt: skip
 def test_a_part_that_is_wrong_is_caught(kind, owner, name, wrong, trials, tables, number_text, monkeypatch):
     """Negative controls."""
@@ -241,6 +245,7 @@ def test_a_part_that_is_wrong_is_caught(kind, owner, name, wrong, trials, tables
     assert worst_excess(outputs, Law(tables.target)) > 1
 
 
+@pytest.mark.slow  # test_a_q_of_the_drafter_below_is_caught is quicker
 def test_a_drafter_inside_a_drafter_needs_noise_of_its_own(tables, number_text, monkeypatch):
     """Negative control: the inner decoding accepts and draws with the numbers of the outer one."""
     own = HierarchicalDrafter._copy
@@ -270,9 +275,10 @@ def test_a_q_of_the_drafter_below_is_caught(kind, tables, number_text, monkeypat
     assert worst_excess(outputs, Law(tables.target)) > 1
 
 
-@pytest.mark.parametrize(("own", "kind"), in_turn(
-    [Sampling(0.6), Sampling(1.5, top_k=4), Sampling(0)], [("model",), ("tree_distinct",)]
-), ids=str)  # fmt: skip
+@pytest.mark.parametrize(("own", "kind"), [
+    slow_unless(kind == "model" and own != Sampling(1.5, top_k=4), own, kind)
+    for own in (Sampling(0.6), Sampling(1.5, top_k=4), Sampling(0)) for kind in ("model", "tree_distinct")
+], ids=str)  # fmt: skip
 def test_a_drafter_with_a_standardization_of_its_own(own, kind, tables, number_text):
     """Section 6: M_q may be sampled otherwise than M_p."""
     verifier = VERIFIERS["iterative" if kind in TREES else "speculative"]
@@ -286,7 +292,7 @@ STANDARDIZED = [Sampling(top_p=0.8), Sampling(0.7, top_k=6, top_p=0.9), Sampling
 @pytest.mark.parametrize(
     ("kind", "sampling"),
     [
-        *(("model", own) for own in STANDARDIZED),
+        *(slow_unless(own == STANDARDIZED[1], "model", own) for own in STANDARDIZED),
         ("tree_distinct", STANDARDIZED[2]),
         pytest.param("under_model", STANDARDIZED[2], marks=pytest.mark.slow),
     ],
@@ -341,9 +347,9 @@ class OneForEachRow(GammaPolicy):
 @pytest.mark.parametrize(
     "policy",
     [
-        learning_policy(AdaptiveGamma, largest=3, prior=2.0, forget=0.1),
-        learning_policy(EntropyGamma, largest=3, signal="entropy"),
-        pytest.param(learning_policy(EntropyGamma, largest=3, signal="confidence"), marks=pytest.mark.slow),
+        slow_unless(False, learning_policy(AdaptiveGamma, largest=3, prior=2.0, forget=0.1)),
+        slow_unless(False, learning_policy(EntropyGamma, largest=3, signal="entropy")),
+        slow_unless(False, learning_policy(EntropyGamma, largest=3, signal="confidence")),
         learning_policy(HeuristicGamma, gamma=2, largest=3),
         learning_policy(ConfidenceGamma, largest=3, threshold=0.3),
     ],

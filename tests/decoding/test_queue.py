@@ -5,7 +5,7 @@ from copy import deepcopy
 from functools import partial
 
 import pytest
-from choosing import in_turn
+from choosing import in_turn, slow_unless
 from decoder_cases import CACHES, DRAFTERS, make_drafter, tabular_model
 from queue_cases import COLUMNS, GAMMA, decode, jobs
 
@@ -22,18 +22,26 @@ from specbench.policies.gamma.fixed import FixedGamma
 from specbench.policies.gamma.heuristic import HeuristicGamma
 from specbench.verifiers.speculative import SpeculativeVerifier
 
+LIKE_OTHERS = (  # in the default run other drafts of their kind stand for these
+    "ngram_sample", "prompt_lookup", "suffix_tree", "rest", "lookup_or_eagle3", "unigram", "self_quantized",
+    "layer_skip", "window", "mtp_distinct", "eagle", "under_under_model", "tree_independent", "tree_best",
+    "tree_dynamic", "tree_sampled", "multi_draft_two", "own_trees",
+)  # fmt: skip
 
-@pytest.mark.parametrize(("kind", "cache"), in_turn((None, *DRAFTERS), [(cache,) for cache in CACHES]))
+
+@pytest.mark.parametrize(("kind", "cache"), in_turn(
+    (None, *DRAFTERS), [(cache,) for cache in CACHES], [None, *(kind for kind in DRAFTERS if kind not in LIKE_OTHERS)]
+))  # fmt: skip
 def test_the_batch_changes_no_token(kind, cache, tables, number_text):
     singles = decode(jobs(), 1, tables, cache, kind, text=number_text)
     assert [len(out) for out in singles] == [job.limit - len(job.tokens) for job in jobs()]
-    for rows, chunk in ((3, 5), (16, 7)) if kind not in ("model", "ngram") else ((2, 1), (3, 5), (8, 64), (16, 7)):
+    for rows, chunk in ((3, 5),) if kind not in ("model", "ngram") else ((2, 1), (3, 5), (8, 64), (16, 7)):
         assert decode(jobs(), rows, tables, cache, kind, chunk, text=number_text) == singles
 
 
-@pytest.mark.parametrize(
-    "policy", [HeuristicGamma(2, GAMMA), ConfidenceGamma(GAMMA, 0.2)], ids=["heuristic", "confidence"]
-)
+@pytest.mark.parametrize("policy", [
+    HeuristicGamma(2, GAMMA), slow_unless(False, ConfidenceGamma(GAMMA, 0.2))
+], ids=["heuristic", "confidence"])  # fmt: skip
 def test_the_batch_changes_no_token_where_noise_is_renewed(policy, tables):
     """What these policies know of a row is of that row alone."""
     singles = decode(jobs(), 1, tables, policy=deepcopy(policy))

@@ -28,8 +28,9 @@ from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.typical import TypicalVerifier
 
 
-@pytest.mark.slow_cases("wide-True")
-@pytest.mark.parametrize(("name", "repeats"), in_turn([*TREES, BY_ROW], [(True,), (False,)]))
+@pytest.mark.parametrize(("name", "repeats"), in_turn(
+    [*TREES, BY_ROW], [(True,), (False,)], ["three chains", "sparse", BY_ROW]
+))  # fmt: skip
 def test_a_tree_is_verified_as_the_oracle_does(name, repeats):
     p_table, draft, generator = random_tree(name, 3, repeats)
     N, D = draft.tokens.shape[1], draft.depth

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from checkpoints import WEIGHTS, checkpoint, cut
+from choosing import only, slow_unless
 from published_cases import CHECKPOINTS, LAYERS, target, written
 from small_runs import composed, run_main, small
 
@@ -24,11 +25,17 @@ def budget(monkeypatch, *words: str) -> tuple[Budget, object]:
     return found[-1], parts
 
 
-@pytest.mark.slow_cases("mtp")
-@pytest.mark.parametrize("kind", CHECKPOINTS)
-def test_the_memory_estimate_counts_them(kind, monkeypatch, tmp_path):
+@pytest.fixture(scope="module")
+def without() -> tuple[Budget, object]:
+    """Of a run whose drafter has no weights."""
+    with pytest.MonkeyPatch.context() as patch:
+        return budget(patch, "target=model", f"target.path={target()}", "drafter=random")
+
+
+@pytest.mark.parametrize("kind", only(("eagle3", "dflash"), CHECKPOINTS))
+def test_the_memory_estimate_counts_them(kind, without, monkeypatch, tmp_path):
     """Beside a run whose drafter has no weights: weights as they are loaded, keys and values, and hidden states."""
-    without, parts = budget(monkeypatch, "target=model", f"target.path={target()}", "drafter=random")
+    without, parts = without
     as_many = ["drafter.size=2"] if kind == "medusa" else []  # guesses
     found, own = budget(monkeypatch, *written(kind, tmp_path / "drafter"), *as_many)
     loaded = own.drafter.own_bytes + sum(model.weight_bytes for model in own.drafter.models)
@@ -91,7 +98,15 @@ def spoiled(fault: str, kind: str, tmp_path) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize(("fault", "kind"), [(fault, kind) for fault, told in FAULTS.items() for kind in told])
+def is_fast(fault: str, kind: str) -> bool:
+    """In the default run every kind is no checkpoint at all, and has some of the other faults."""
+    names = [*FAULTS][1:]
+    return fault not in names or ([*CHECKPOINTS].index(kind) - names.index(fault)) % 3 == 1
+
+
+@pytest.mark.parametrize(("fault", "kind"), [
+    slow_unless(is_fast(fault, kind), fault, kind) for fault, told in FAULTS.items() for kind in told
+])  # fmt: skip
 def test_bad_checkpoints_are_refused_in_a_sentence(fault, kind, monkeypatch, capsys, tmp_path):
     words = small("logger=none", "executor=eager", "gamma=2", *spoiled(fault, kind, tmp_path))
     code, err = run_main(words, monkeypatch, capsys, tmp_path)

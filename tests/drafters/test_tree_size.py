@@ -6,6 +6,7 @@ import decoder_cases
 import numpy as np
 import pytest
 import torch
+from choosing import only
 from decoder_cases import V, make_drafter, tabular_model
 from law_cases import Law, decode, worst_excess
 from small_runs import composed, parts_of, small
@@ -113,8 +114,7 @@ def test_the_law_is_the_targets(kind, passes, tables, number_text, monkeypatch):
     assert (found < 1) == passes, found
 
 
-@pytest.mark.slow_cases("0")
-@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("temperature", only([1], [0, 1]))
 def test_a_run_chooses_before_its_first_prompt(temperature, tmp_path, monkeypatch):
     """By probes whose noise is not that of a request."""
     keys = {True: set(), False: set()}  # of requests, and of probes

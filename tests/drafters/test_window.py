@@ -75,6 +75,7 @@ def test_a_window_over_the_whole_text_is_the_target():
                               atol=1e-5)  # fmt: skip
 
 
+@pytest.mark.slow  # test_q_is_that_of_sinks_and_window, without a program
 def test_a_program_that_a_short_text_made_reads_the_window_of_a_long_one(traced, tmp_path):
     module = module_of("llama")
     executor = CompiledExecutor(["plain"], programs=Programs(tmp_path))

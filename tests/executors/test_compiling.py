@@ -72,6 +72,7 @@ def test_what_a_run_takes_is_predicted_from_a_short_decode():
     assert weights_of_programs(parts) == 4 * 30 + 3 * 7
 
 
+@pytest.mark.slow  # test_every_shape_is_met_before_anything_is_timed, in test_programs.py, is a run with programs
 def test_a_run_that_compiles_by_itself_decodes_the_same_tokens(traced, monkeypatch, tmp_path):
     """Programs are traced and not compiled, and take no time, so that they pay."""
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))

@@ -43,12 +43,10 @@ def test_graphs_change_no_token_and_never_wait_for_the_host(cache, sampling, kin
     assert executor.replays > executor.graphs > 0
 
 
-@pytest.mark.slow_cases(
-    "tree_sampled", "multi_draft_two", "under_under_model", "mtp_distinct", "own_trees", "lookahead", "token_recycling"
-)
 @pytest.mark.parametrize(("kind", "sampling"), in_turn(
     (*TREES, "mlp_speculator", "blockwise", "pass_lookahead", "non_autoregressive", "early_exit", "under_under_model"),
     [(Sampling(),), (Sampling(temperature=0),)],
+    ("tree_independent", "tree_distinct", "multi_draft", "medusa", "mlp_speculator", "early_exit"),
 ))  # fmt: skip
 def test_graphs_change_no_token_of_other_drafts(kind, sampling, tables, monkeypatch):
     expected = decode(jobs(), 3, tables, kind=kind, sampling=sampling)
@@ -58,8 +56,9 @@ def test_graphs_change_no_token_of_other_drafts(kind, sampling, tables, monkeypa
     assert executor.replays > executor.graphs > 0
 
 
-@pytest.mark.parametrize("signal", ["entropy", "confidence"])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0)], ids=["sampled", "greedy"])
+@pytest.mark.parametrize(("sampling", "signal"), in_turn(
+    [Sampling(), Sampling(temperature=0)], [("entropy",), ("confidence",)]
+))  # fmt: skip
 def test_graphs_change_no_token_of_drafts_that_end_early(signal, sampling, tables):
     def policy():
         return learning_policy(EntropyGamma, largest=4, signal=signal)
@@ -91,8 +90,7 @@ def small_buckets(monkeypatch):
     monkeypatch.setattr(buckets, "SMALLEST_BUCKET", 8)
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
-@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(("rows", "temperature"), in_turn([1, 2], [(0,), (1,)]))
 def test_no_replay_overwrites_what_is_still_read(rows, temperature, tables, small_buckets):
     tokens, expected = numbers_of_rounds(PaddedEager(), tables, rows, temperature)
     executor = SimulatedGraphs()
@@ -110,8 +108,7 @@ class PaddedEager(EagerExecutor):
     fixed_shapes = True
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
-@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(("rows", "temperature"), in_turn([1, 2], [(0,), (1,)], [2]))
 def test_results_left_in_the_pool_are_overwritten(rows, temperature, tables, small_buckets, monkeypatch):
     """Negative control: results that are not copied out of the pool, as graphs return them by default."""
 

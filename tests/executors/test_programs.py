@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from checkpoints import Harmful
+from choosing import slow_unless
 from small_runs import parts_of
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -90,27 +91,16 @@ class CountsShapes(CompiledExecutor):
         return call
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ("gamma=3",),
-        pytest.param(("gamma=4", "drafter=tree"), marks=pytest.mark.slow),
-        pytest.param(("gamma=3", "drafter=medusa"), marks=pytest.mark.slow),
-        pytest.param(("gamma_policy=adaptive", "gamma_policy.largest=4"), marks=pytest.mark.slow),
-        pytest.param(("gamma_policy=entropy", "gamma_policy.largest=4", "batch_size=2"), marks=pytest.mark.slow),
-        pytest.param(
-            ("gamma_policy=heuristic", "gamma=2", "gamma_policy.largest=4", "temperature=0"), marks=pytest.mark.slow
-        ),
-        (
-            "lenience_policy=load",
-            "lenience_policy.levels=[1,.5]",
-            "lenience_policy.step=1",
-            "workload=poisson",
-            "workload.rate=1000",
-            "batch_size=2",
-        ),
-    ],
-)
+@pytest.mark.parametrize("overrides", [
+    ("gamma=3",),
+    *(slow_unless(False, more) for more in (
+        ("gamma=4", "drafter=tree"), ("gamma=3", "drafter=medusa"),
+        ("gamma_policy=adaptive", "gamma_policy.largest=4"),
+        ("gamma_policy=entropy", "gamma_policy.largest=4", "batch_size=2"),
+        ("gamma_policy=heuristic", "gamma=2", "gamma_policy.largest=4", "temperature=0"),
+        ("lenience_policy=load", "lenience_policy.levels=[1,.5]", "lenience_policy.step=1", "workload=poisson",
+         "workload.rate=1000", "batch_size=2"))),
+])  # fmt: skip
 def test_every_shape_is_met_before_anything_is_timed(overrides, growing_texts, monkeypatch, tmp_path):
     monkeypatch.setattr(specbench.executors.auto, "CompiledExecutor", CountsShapes)
     parts = parts_of("executor=compiled", "data.limit=3", f"data.path={growing_texts}", "data=jsonl", *overrides)

@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from choosing import slow_unless
 from published_cases import CHECKPOINTS, dflash, eagle3, peagle, written
 from small_runs import parts_of
 from torch import nn
@@ -53,8 +52,8 @@ def network(drafter) -> nn.Module:
     return drafter.speculator if hasattr(drafter, "speculator") else drafter.model.module
 
 
-@pytest.mark.slow_cases("dflash")
-@pytest.mark.parametrize("kind", [slow_unless(kind in ("dflash", "mlp_speculator"), kind) for kind in CHECKPOINTS])
+@pytest.mark.slow  # tests/executors/test_products.py packs other modules
+@pytest.mark.parametrize("kind", CHECKPOINTS)
 def test_their_linear_layers_have_the_targets_products(kind, tmp_path):
     """Results are those of eager mode, up to rounding, and so are the numbers of weights and operations."""
     words = [*written(kind, tmp_path / "drafter"), "temperature=1", "gamma=2", "data.limit=2", "max_new_tokens=8",

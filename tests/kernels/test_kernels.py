@@ -344,7 +344,8 @@ def on_h100(dtype: str, N: int, tree: bool, paged: bool, splits: int = 32) -> Jo
     return Job(attention.__name__, "attend_split", given, warps=warps, stages=2)
 
 
-@pytest.mark.parametrize("shape", [(24, 8, 128), pytest.param((32, 8, 64), marks=pytest.mark.slow)])
+@pytest.mark.slow  # test_one_shape_serves_every_length
+@pytest.mark.parametrize("shape", [(24, 8, 128), (32, 8, 64)])
 def test_no_length_of_a_prompt_needs_a_kernel_that_warm_up_did_not_run(shape):
     warm, every = attention.lengths_of_variants(*shape[:2]), range(1, 513)
     *met, last = attend_variants(shape, 1024, [*warm, *every, warm[0]])

@@ -28,7 +28,7 @@ from checkpoints import (
     then,
     without,
 )
-from choosing import slow_unless
+from choosing import only, slow_unless
 from omegaconf import OmegaConf
 from small_runs import composed, parts_of, small
 
@@ -163,7 +163,9 @@ AS_DRAFTER = ("a tensor is missing", "fewer layers than weights", "another vocab
               "a tokenizer with too many ids", "code of its own", "no weights")  # fmt: skip
 
 
-@pytest.mark.parametrize("kind, name", [*(("model", name) for name in AS_DRAFTER), ("multi_draft", AS_DRAFTER[0])])
+@pytest.mark.parametrize("kind, name", [  # the same checks as of a target
+    *(slow_unless(place == 0, "model", name) for place, name in enumerate(AS_DRAFTER)), ("multi_draft", AS_DRAFTER[0])
+])  # fmt: skip
 def test_a_broken_drafter_is_refused(kind, name, good, changed):
     change, expected = BROKEN[name]
     folder = changed(change)
@@ -195,7 +197,9 @@ FINE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FINE)
+@pytest.mark.parametrize(
+    "name", only(("in shards", "as a pickle", "tied, with both tensors", "BERT as a decoder"), FINE)
+)
 def test_a_whole_checkpoint_is_loaded(name, changed):
     folder = changed(FINE[name])
     parts = parts_of("target=model", f"target.path={folder}/", "drafter=model", f"drafter.path={folder}")
@@ -295,7 +299,8 @@ EXTRAS = {
 }
 
 
-@pytest.mark.parametrize("name", [slow_unless(place < 1, name) for place, name in enumerate(EXTRAS)])
+@pytest.mark.slow  # tests/drafters/test_published.py has heads of others
+@pytest.mark.parametrize("name", EXTRAS)
 def test_broken_heads_are_refused(name, changed):
     change, expected = EXTRAS[name]
     folder = changed(change, SHIPPED / "heads")

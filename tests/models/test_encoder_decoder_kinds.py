@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import torch
+from choosing import only
 from decoder_cases import CACHES
 from encoder_decoder_cases import INPUTS, LIKE_BART, LIKE_T5, NEW, Tokenizer, V, decoded_by, generated_by
 from small_runs import parts_of
@@ -41,7 +42,6 @@ REFUSED = {
     "prophetnet": (PROPHETNET, "a decoder whose positions cannot be set for each row"),
     "fsmt": (LIKE_BART | {"src_vocab_size": V, "tgt_vocab_size": V, "langs": ["en", "de"]}, "does not follow"),
 }  # fmt: skip
-FEW = ("m2m_100", "pegasus_x", "umt5")
 WAYS = [("static", 1, None), ("static", 3, "model"), ("static", 1, "tree_best"), ("dynamic", 3, "tree_best"),
         ("dynamic", 1, "model"), ("paged", 3, "tree_best"), ("paged", 1, "model")]  # fmt: skip
 
@@ -76,8 +76,7 @@ def with_cache(kind: str, name: str, temperature: float, seeds=(0, 1)) -> list[L
     return [loaded(kind, seed).shared(sampling, CACHES[name], EagerExecutor()) for seed in seeds]
 
 
-@pytest.mark.slow_cases("umt5", "pegasus_x")
-@pytest.mark.parametrize("kind", [k if k in FEW else pytest.param(k, marks=pytest.mark.slow) for k in RUNS])
+@pytest.mark.parametrize("kind", only(["m2m_100"], RUNS))
 def test_tokens_are_those_of_generate(kind):
     skip_if_refused(kind)
     assert reads_trees(loaded(kind, 0), kind)

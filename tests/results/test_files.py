@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
+from choosing import slow_unless
 from small_runs import call as typed
 from small_runs import composed, parts_of, small, steady
 
@@ -388,7 +389,9 @@ def signals(monkeypatch):
     return send
 
 
-@pytest.mark.parametrize("sent", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGINT, signal.SIGTERM)])
+@pytest.mark.parametrize("sent", [
+    slow_unless(False, (signal.SIGTERM,)), (signal.SIGINT, signal.SIGINT, signal.SIGTERM)
+])  # fmt: skip
 def test_signals_keep_what_was_finished(sent, signals, wanted, monkeypatch, tmp_path, capsys):
     signals(*sent)
     before = signal.getsignal(signal.SIGINT)

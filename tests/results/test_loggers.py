@@ -2,10 +2,12 @@
 
 import json
 import logging
+import shutil
 import struct
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from small_runs import call, composed, interrupt_the_second_group, parts_of, small
@@ -19,6 +21,7 @@ from specbench.results.loggers.wandb import WandbLogger
 from specbench.results.loggers.wandb_records import Running, config_columns
 from specbench.results.loggers.wandb_records import summary as summary_of
 from specbench.results.reader import read_result
+from specbench.results.writer import write_result
 from specbench.run.execute import logged
 from specbench.run.jobs import RunJob
 from specbench.run.run import run
@@ -33,6 +36,16 @@ def few(good: Path) -> list[str]:
 @pytest.fixture(autouse=True)
 def _without_figures(no_figures):
     """Drawing them is most of such a small run's time."""
+
+
+@pytest.fixture(scope="module")
+def one(good, tmp_path_factory) -> SimpleNamespace:
+    """The smallest run, stored, and what its groups say while it decodes."""
+    folder, lines, running = tmp_path_factory.mktemp("one"), [], Running()
+    parts = parts_of(*few(good))
+    result, record = run(parts, folder, on_group=lambda group: lines.append(running.add(group)))
+    write_result(result, record, "digest", folder, parts.target.tokenizer)
+    return SimpleNamespace(folder=folder, result=result, record=record, lines=lines)
 
 
 def records(folder: Path) -> list[WandbRecord]:
@@ -135,6 +148,7 @@ def test_an_interrupted_run_and_one_that_fails_are_marked(good, monkeypatch, tmp
     assert summary(found)["status"] == "failed" and len(history(found)) == 2 and exit_codes(found) == [1]
 
 
+@pytest.mark.slow  # test_repeats_have_a_run_for_all_processes has a table
 def test_a_sweep_has_a_run_for_its_table(good, monkeypatch, tmp_path):
     words = ["-m", *small(*few(good), "gamma=1,2", "name=two", "data.limit=1")]
     assert call(words, monkeypatch, tmp_path) == 0
@@ -149,10 +163,9 @@ def test_a_sweep_has_a_run_for_its_table(good, monkeypatch, tmp_path):
     assert len([*sweep.glob("wandb/offline-run-*")]) == 1
 
 
-def test_repeats_have_a_run_for_all_processes(good, monkeypatch, tmp_path):
-    words = small(*few(good), "logger=none", "hydra.run.dir=out")
-    assert call(words, monkeypatch, tmp_path) == 0
-    folder, checked = tmp_path / "out", check(composed(*words[:-1]))
+def test_repeats_have_a_run_for_all_processes(good, one, tmp_path):
+    folder = shutil.copytree(one.folder, tmp_path / "out")
+    checked = check(composed(*small(*few(good), "logger=none")))
     result = read_result(folder)
     rows = [{"process": f"repeat={number}", "speedup": 1.0 + number} for number in range(2)]
     settings = WandbLogger.Settings(mode="offline", project="p", entity=None, tags=[])
@@ -195,18 +208,17 @@ def test_a_logger_that_cannot_be_opened_stops_the_run_before_it_decodes(monkeypa
             raise AssertionError("it decoded")
 
 
-def test_running_numbers_are_sums_over_groups(good, tmp_path):
+def test_running_numbers_are_sums_over_groups(one):
     """Against the record of the whole run."""
-    lines, running = [], Running()
-    result, record = run(parts_of(*few(good)), tmp_path, on_group=lambda group: lines.append(running.add(group)))
+    lines, result, record = one.lines, one.result, one.record
     assert lines[0] != lines[1] and lines[0]["progress/prompts"] == 1
     assert lines[1]["progress/rounds"] == result.counts.rounds and lines[1]["progress/tokens"] == result.counts.tokens
     assert lines[1]["progress/tokens_a_round"] == pytest.approx(result.block_efficiency.mean)
     assert len(record.groups) == 2
 
 
-def test_intervals_are_in_the_summary_and_missing_ones_are_not(good, tmp_path):
-    result, _ = run(parts_of(*few(good)), tmp_path)
+def test_intervals_are_in_the_summary_and_missing_ones_are_not(one):
+    result = one.result
     assert not [key for key in summary_of(result.as_dict()) if key.startswith("speedup/ci95")]  # of two prompts
     cost = replace(result.cost, ci95={"c": (0.1, 0.3), "v": None})
     changed = replace(result, cost=cost, speedup=replace(result.speedup, ci95=(1.25, 1.5)))

@@ -7,6 +7,7 @@ from itertools import count
 
 import numpy as np
 import pytest
+from choosing import only
 from small_runs import composed, fail_where, interrupt_the_second_group, small
 
 import specbench.models.pretrained as pretrained
@@ -164,12 +165,12 @@ def test_in_turn_gives_what_each_gives_alone(good, monkeypatch, tmp_path):
     loaded, plain = [], []
     load, decode = pretrained.load_module, Session.decode
     monkeypatch.setattr(pretrained, "load_module", lambda *given: loaded.append(1) or load(*given))
-    alone = [run(build(check(composed(*few(good, words)))), tmp_path / words)[1] for words in PAIR]
+    ways = [few(good, "max_new_tokens=6", words) for words in PAIR]
+    alone = [run(build(check(composed(*words))), tmp_path / words[-1])[1] for words in ways]
     assert len(loaded) == 2
     targets, made = Targets(), []
-    for words in PAIR:
-        checked = check(composed(*few(good, words)))
-        made.append(build(checked, targets=targets))
+    for words in ways:
+        made.append(build(check(composed(*words)), targets=targets))
     assert len(loaded) == 3 and made[0].target is not made[1].target
     assert made[0].target.module is made[1].target.module
 
@@ -255,6 +256,7 @@ def test_the_command_compares_a_sweep_and_then_its_folders(no_figures, good, mon
     assert "earlier runs of 2 of 2 ways are now in" in out and len([*folder.glob("*/earlier-1/results.json")]) == 2
 
 
+@pytest.mark.slow  # test_equivalence has gamma=0, and the next ones a comparison
 def test_a_way_without_drafts_is_the_loop_alone(good, monkeypatch, tmp_path, capsys):
     """gamma=0 is a way like others: plain rounds of the speculative loop, with the same text."""
     assert called(few(good, "temperature=0", "drafter=random", "gamma=0,2"), tmp_path, monkeypatch) == 0
@@ -265,6 +267,7 @@ def test_a_way_without_drafts_is_the_loop_alone(good, monkeypatch, tmp_path, cap
     assert numbers["gamma 0"]["tau"] == 1 and numbers["gamma 0"]["speedup"] > 0 and numbers["gamma 0"]["o"] > 0
 
 
+@pytest.mark.slow  # tests/results/test_files.py interrupts a sweep
 def test_an_interrupted_comparison_keeps_what_was_finished(no_figures, good, monkeypatch, tmp_path, capsys):
     interrupt_the_second_group(monkeypatch)
     assert called(few(good, "temperature=0", "drafter=random,prompt_lookup"), tmp_path, monkeypatch) == 130
@@ -284,11 +287,12 @@ def test_no_way_is_lost_to_its_name():
 # Ways run alike.
 
 
-def ways(*words, stored=()):
+def ways(*several, stored=()):
     """Parts with a shared target; those numbered in `stored` find all of their programs, which are the functions."""
     targets, made = Targets(), []
-    for number, own in enumerate(words):
-        made.append(build(check(composed(*small("logger=none", "verdict_tokens=0", *own.split()))), targets=targets))
+    for number, own in enumerate(several):
+        words = small("logger=none", "verdict_tokens=0", "max_new_tokens=4", *own.split())
+        made.append(build(check(composed(*words)), targets=targets))
         if number in stored:
             executor = made[-1].target.executor
             executor.fixed_shapes, executor.leaf = True, lambda function, model=None: function
@@ -310,7 +314,7 @@ def show_folders(found, folder):
     return ranking({"task": {}, **compared}), compared
 
 
-@pytest.mark.parametrize("cohorts", [pytest.param([2], marks=pytest.mark.slow), [1, 1]])
+@pytest.mark.parametrize("cohorts", only([[1, 1]], [[2], [1, 1]]))
 def test_ways_run_alike_or_are_not_ranked(cohorts, monkeypatch, tmp_path):
     """One of two ways has stored programs: with a plain decoding that they share, and with one for each. Without the
     agreement, the negative control, ways that are unlike are decoded, and without the reason they are ranked."""

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from checkpoints import Harmful
-from choosing import slow_unless
+from choosing import only
 from split_cases import CASES, checked_for, continued, facts, one_process, prompts
 
 from specbench.results import writer
@@ -83,12 +83,12 @@ def execute_until_over(checked, folder, between=lambda: None):
         return load_run(folder)
 
 
-@pytest.mark.parametrize("case", [slow_unless(case == "sampled", case) for case in CASES])
+@pytest.mark.parametrize("case", only(["sampled"], CASES))
 def test_a_run_that_is_killed_has_the_numbers_of_one_that_is_not(case, good, decoded, tmp_path, monkeypatch):
     """It is killed twice; once half of a group more stands in the file."""
     monkeypatch.setattr(batching, "FEWEST", 1)  # so that few prompts make several groups of rows
     turns = 2 if "turns" in CASES[case] else 1
-    checked = checked_for(good, prompts(tmp_path, 7 if turns == 1 else 4, turns), *CASES[case][turns - 1 :])
+    checked = checked_for(good, prompts(tmp_path, 4, turns), *CASES[case][turns - 1 :])
     one, folder, last = one_process(checked, tmp_path / "one"), tmp_path / "two", max(decoded)
     decoded.clear()
     decoded.dies = {1, last}
@@ -129,7 +129,7 @@ def test_what_was_read_before_the_kill_counts(good, decoded, tmp_path, monkeypat
     assert facts(one) != facts(execute_until_over(checked, tmp_path / "two"))
 
 
-@pytest.mark.slow_cases("adaptive")
+@pytest.mark.slow  # test_another_run_and_a_finished_one_are_decoded_whole
 @pytest.mark.parametrize("policy", ["adaptive", "sglang", "tensorrt_llm"])
 def test_what_learns_from_what_was_decoded_before_begins_anew(policy, good, decoded, tmp_path):
     decoded.dies = {1}
@@ -138,8 +138,7 @@ def test_what_learns_from_what_was_decoded_before_begins_anew(policy, good, deco
     assert decoded == [0, 0, 1] and not any("continued" in note for note in found.result["notes"])
 
 
-@pytest.mark.slow_cases("finished", "force")
-@pytest.mark.parametrize("change", ["seed", "code", "finished", "force"])
+@pytest.mark.parametrize("change", only(("seed", "code"), ["seed", "code", "finished", "force"]))
 def test_another_run_and_a_finished_one_are_decoded_whole(change, good, decoded, tmp_path, monkeypatch):
     path, folder = prompts(tmp_path, 2), tmp_path / "run"
     checked = checked_for(good, path)

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
+from choosing import only
 from small_runs import call, composed, small, steady
 
 import specbench.run.repeats as repeats
@@ -52,8 +53,11 @@ def simulated(rng, processes, prompts, of_process, of_prompt, rest):
     return TwoWaySums(dict(zip(SUMS, table.sum((1, 2)), strict=True)), table)
 
 
-@pytest.mark.parametrize("processes", [3, *(pytest.param(more, marks=pytest.mark.slow) for more in (5, 10))])
-@pytest.mark.parametrize("spreads", [(0.0, 0.2, 0.1), (0.02, 0.1, 0.1), (0.05, 0.05, 0.1), (0.1, 0.02, 0.02)])
+SPREADS = [(0.0, 0.2, 0.1), (0.1, 0.02, 0.02), (0.02, 0.1, 0.1), (0.05, 0.05, 0.1)]
+
+
+@pytest.mark.parametrize("processes", only([3], [3, 5, 10]))
+@pytest.mark.parametrize("spreads", only(SPREADS[:2], SPREADS))
 def test_intervals_cover_whatever_varies(processes, spreads):
     """32 prompts; standard deviations of processes, prompts and the rest, from no variance between processes to nothing
     else. The truth is the ratio of expectations. An interval from prompts alone is the negative control."""
@@ -281,7 +285,7 @@ def test_a_finished_single_run_is_measured_again_and_says_so_before(one, monkeyp
     assert told not in capsys.readouterr().out and measured == ["run", "run"]  # another run
 
 
-@pytest.mark.parametrize("finished", [0, 2])
+@pytest.mark.parametrize("finished", only([2], [0, 2]))
 def test_an_interrupt_keeps_what_is_finished(finished, processes, monkeypatch, tmp_path, capsys):
     processes.ends = {finished: KeyboardInterrupt}
     assert call([*ASKED, "hydra.run.dir=D"], monkeypatch, tmp_path) == 130

@@ -8,8 +8,8 @@ import pyarrow.parquet
 import pytest
 import torch
 import yaml
-from choosing import slow_unless
-from small_runs import call, composed, fail_where, interrupt_the_second_group, parts_of, small
+from choosing import only, slow_unless
+from small_runs import call, composed, fail_where, parts_of, small
 
 from specbench.config.build import build
 from specbench.config.memory import Budget, give_back, size
@@ -43,7 +43,7 @@ PLOTTED = {"alpha", "c", "v", "o", "block_efficiency", "speedup/measured", "spee
            "lossless/passed", "counts/tokens", "throughput/speculative_tokens_per_second"}  # fmt: skip
 
 
-def test_a_run_leaves_every_file_with_every_field(monkeypatch, tmp_path, capsys):
+def test_a_run_leaves_every_file_with_every_field(no_figures, monkeypatch, tmp_path, capsys):
     out = tmp_path / "here"
     assert call(small(f"hydra.run.dir={out}"), monkeypatch, tmp_path) == 0
     result = json.loads((out / "results.json").read_text())
@@ -109,7 +109,8 @@ def test_a_sweep_in_one_process_needs_nothing_of_the_ring(monkeypatch, tmp_path)
 
 
 def test_a_multirun_skips_finished_jobs_and_writes_a_table(monkeypatch, tmp_path, capsys):
-    few = small("gamma=1,3", "name=sweep", "temperature=0", "verdict_tokens=0", "data.limit=1", "logger=none")
+    few = small("gamma=1,3", "name=sweep", "temperature=0", "verdict_tokens=0", "data.limit=1", "logger=none",
+                "max_new_tokens=4")  # fmt: skip
     arguments, freed = ["-m", *few], []
     monkeypatch.setattr("specbench.config.memory.give_back", lambda: freed.append("memory"))
     assert call(arguments, monkeypatch, tmp_path) == 0 and len(freed) == 2  # before each job
@@ -147,7 +148,7 @@ def test_a_failed_prompt_is_recorded_and_the_rest_is_measured(monkeypatch, tmp_p
 FULL = [torch.OutOfMemoryError("full"), MemoryError(), RuntimeError("can't allocate memory")]
 
 
-@pytest.mark.parametrize("error", [FULL[0], *(pytest.param(error, marks=pytest.mark.slow) for error in FULL[1:])])
+@pytest.mark.parametrize("error", only(FULL[:1], FULL))
 def test_rows_are_halved_where_memory_runs_out(error, monkeypatch, tmp_path):
     """Texts are those of a run with as many rows as fit, and no request is lost."""
     words = ("data.limit=4", "temperature=0", "max_new_tokens=4")
@@ -193,26 +194,17 @@ def test_rows_are_halved_though_the_way_that_decodes_plainly_for_all_has_stopped
     assert [len(record.results) for record in found] == [8, 16] and not found[1].failures
 
 
-def test_an_interrupted_run_keeps_what_it_finished(monkeypatch, tmp_path):
-    interrupt_the_second_group(monkeypatch)
-    code = call(small("logger=none", "hydra.run.dir=out"), monkeypatch, tmp_path)
-    result = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert code == 130
-    assert result["status"] == "interrupted" and result["counts"]["prompts"] == 1
-    assert len((tmp_path / "out" / "prompts.jsonl").read_text().splitlines()) == 1
-
-
 LONG = "x = 1\n" * 600
 
 
 @pytest.mark.parametrize(("turns", "too_long", "prompts"), [
-    ([[LONG], ["def f():"], ["def g(x):"]], 1, 2),
+    slow_unless(False, [[LONG], ["def f():"], ["def g(x):"]], 1, 2),
     ([[LONG, "def f():"], ["def g():"]], 2, 1),  # the turn after it cannot be asked either
 ])  # fmt: skip
 def test_turns_that_do_not_fit_are_counted(turns, too_long, prompts, tmp_path):
     path = tmp_path / "questions.jsonl"
     path.write_text("".join(json.dumps({"question_id": n, "turns": own}) + "\n" for n, own in enumerate(turns)))
-    result, _ = run(parts_of("data=questions", f"data.path={path}", "data.limit=3"), tmp_path)
+    result, _ = run(parts_of("data=questions", f"data.path={path}", "data.limit=3", "max_new_tokens=4"), tmp_path)
     assert (result.counts.too_long, result.counts.prompts) == (too_long, prompts)
 
 
@@ -241,7 +233,8 @@ def test_stop_strings_end_both_decoders_at_the_same_token(tmp_path):
 def test_lenience_at_temperature_zero_leaves_the_guesses_argmax(tmp_path):
     """Only the target's p is taken before argmax."""
     (tmp_path / "text.py").write_text("self " * 50 + "def ")
-    parts = parts_of("lenience=0.3", "temperature=0", "drafter=unigram", f"drafter.path={tmp_path / 'text.py'}")
+    parts = parts_of("lenience=0.3", "temperature=0", "max_new_tokens=4", "drafter=unigram",
+                     f"drafter.path={tmp_path / 'text.py'}")  # fmt: skip
     guesses = []
     plain = parts.drafter.propose
 
@@ -294,7 +287,8 @@ def test_rows_of_a_calibration_read_different_prompts(tmp_path, monkeypatch):
     assert result.lossless.passed or (result.gamma == 0 and result.lossless.passed is None)  # nothing was drafted
 
 
-@pytest.mark.parametrize("drafter", ["stdlib", pytest.param("prompt_lookup", marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/peers/test_peers.py compares texts
+@pytest.mark.parametrize("drafter", ["stdlib", "prompt_lookup"])
 def test_transformers_decodes_the_same_prompts_beside_us(drafter, tmp_path):
     parts = parts_of("baseline=transformers", "temperature=0", f"drafter={drafter}")
     result, record = run(parts, tmp_path)
@@ -327,10 +321,11 @@ def test_the_synthetic_rate_is_the_alpha_and_nothing_is_claimed(tmp_path):
     assert result.alpha_counted.mean == pytest.approx(0.7, abs=5 * (0.21 / result.alpha.n) ** 0.5)
 
 
+@pytest.mark.slow  # tests/stats/test_sums.py has sums of a batch
 def test_the_seconds_of_requests_add_up_in_a_batch(tmp_path):
-    parts = parts_of("data.limit=5", "batch_size=2", "temperature=0", "max_new_tokens=20")
+    parts = parts_of("data.limit=3", "batch_size=2", "temperature=0")
     result, record = run(parts, tmp_path)
-    assert len(record.groups) == 1 and result.counts.prompts == 5 and result.lossless.passed
+    assert len(record.groups) == 1 and result.counts.prompts == 3 and result.lossless.passed
     group = record.groups[0]
     for decoded in (group.baseline, group.speculative):
         shares = [request.seconds for request in decoded.requests]
@@ -382,9 +377,10 @@ QWEN = ["hidden_size=64", "intermediate_size=64", "num_hidden_layers=2", "num_at
         "num_key_value_heads=2"]  # fmt: skip
 
 
+@pytest.mark.slow  # tests/models/test_architectures.py has other models without a download
 @pytest.mark.parametrize(("drafter", "small"), [
     ("gpt2", ["n_embd=32", "n_layer=2", "n_head=2"]),
-    *(slow_unless(False, *more) for more in (("llama1b", LLAMA), ("qwen05b", QWEN), ("llama8b", LLAMA))),
+    ("llama1b", LLAMA), ("qwen05b", QWEN), ("llama8b", LLAMA),
 ])  # fmt: skip
 def test_a_named_shape_builds_without_a_download(drafter, small, tmp_path):
     """Every named pair, in its own architecture and vocabulary, made narrow enough for a test."""

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from choosing import slow_unless
+from choosing import only, slow_unless
 from omegaconf import OmegaConf
 
 from specbench.config.compose import base_of, known_keys
@@ -23,11 +23,13 @@ runpy.run_module(%r, run_name="__main__", alter_sys=True)
 """
 
 
-def loaded(folder: Path, *arguments: str, module: str = "specbench") -> tuple[str, str]:
-    """Which of HEAVY a command has loaded when it ends, and its last line of errors."""
+def loaded(folder: Path, *arguments: str, module: str = "specbench", code: int = 2) -> tuple[str, str]:
+    """Which of HEAVY a command has loaded when it ends with an exit code, and what it says: a mistake, or an answer."""
     say = SAY % (HEAVY, arguments, module)
     done = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, cwd=folder, timeout=120)
-    return done.stdout.rpartition("loaded: ")[2].strip(), done.stderr.strip()
+    told, _, found = done.stdout.rpartition("loaded: ")
+    assert done.returncode == code and len(done.stderr.strip().splitlines()) == bool(code), done.stderr
+    return found.strip(), done.stderr.strip() if code else told
 
 
 MISTAKES = {
@@ -40,17 +42,15 @@ MISTAKES = {
 }
 
 
-@pytest.mark.slow_cases("-m gamma=1,-2")
-@pytest.mark.parametrize("mistake", [slow_unless(mistake.startswith(("gama", "-m", "data")), mistake)
-                                     for mistake in MISTAKES])  # fmt: skip
+@pytest.mark.parametrize("mistake", only(["gama=3"], MISTAKES))
 def test_a_mistake_is_told_before_torch_is_loaded(mistake, tmp_path):
     found, said = loaded(tmp_path, *mistake.split())
     assert MISTAKES[mistake] in said and found == "[]"
 
 
-@pytest.mark.parametrize(
-    "command", ["replay nowhere", "plan --pilot nowhere", "table nowhere", "report nowhere", "collect nowhere"]
-)
+@pytest.mark.parametrize("command", only(["replay nowhere"], [
+    "replay nowhere", "plan --pilot nowhere", "table nowhere", "report nowhere", "collect nowhere"
+]))  # fmt: skip
 def test_a_folder_that_is_not_there_is_told_before_torch_is_loaded(command, tmp_path):
     module, *arguments = command.split()
     found, said = loaded(tmp_path, *arguments, module=f"specbench.{module}")
@@ -81,9 +81,13 @@ def test_a_long_sentence_is_wrapped_on_a_terminal_and_one_line_elsewhere(monkeyp
     assert said[1] == f"specbench: {sentence}\n"
 
 
-@pytest.mark.parametrize("question", ["--help", "--version"])
-def test_a_question_is_answered_without_torch(question, tmp_path):
-    assert loaded(tmp_path, question) == ("[]", "")
+@pytest.mark.parametrize(("question", "answers"), [
+    ("--help", ("prompt_lookup", "python -m specbench drafter=llama1b")),
+    slow_unless(False, "--version", ("specbench ",)),  # test_a_command_under_a_profiler_leaves_its_profile
+])  # fmt: skip
+def test_a_question_is_answered_without_torch(question, answers, tmp_path):
+    found, told = loaded(tmp_path, question, code=0)
+    assert found == "[]" and all(answer in told for answer in answers)
 
 
 @pytest.mark.slow

@@ -188,6 +188,7 @@ def test_the_requests_that_an_interval_needs_narrow_it_to_that():
     assert needs((0.97, 1.03), 32, 32) == needs(None, 3, 3) == ""
 
 
+@pytest.mark.slow  # test_intervals_of_few_clusters_cover_the_truth
 def test_many_clusters_are_resampled_in_little_memory_with_the_same_error():
     """Against the linearised error of all clusters; joining them in their own order would not see a machine that
     drifts, since then the joined ones differ by more than the clusters do."""

@@ -233,10 +233,10 @@ def says(trace, rounds):
     return other and factor.ci95 is not None and factor.ci95[0] > 1, other and by_point
 
 
-@pytest.mark.parametrize(("noise", "runs"), [
-    (0.2, 50), *(pytest.param(noise, 400, marks=pytest.mark.slow) for noise in (0.05, 0.1, 0.2, 0.3)),
-])  # fmt: skip
-def test_another_gamma_is_seldom_advised_where_all_are_equal(noise, runs, pool):
+@pytest.mark.slow  # test_the_regret_of_a_gamma_as_good_as_all_others_is_0
+@pytest.mark.parametrize("noise", [0.05, 0.1, 0.2, 0.3])
+def test_another_gamma_is_seldom_advised_where_all_are_equal(noise, pool):
+    runs = 400
     said = np.sum([says(*as_probed(seed, pool, pool[2], noise)) for seed in range(runs)], 0) / runs
     assert said[0] <= 0.025 and said[1] > 0.1, said
 
@@ -318,7 +318,8 @@ def test_nothing_is_expected_on_a_machine_that_was_not_steady(pool, monkeypatch)
     assert varied.gamma_pick.over_own is None and varied.regret is None
 
 
-@pytest.mark.parametrize(("noise", "swing"), [(0.03, 0.05), pytest.param(0.08, 0.3, marks=pytest.mark.slow)])
+@pytest.mark.slow  # test_rounds_that_were_cheaper_in_probes_than_in_the_run_are_found has right costs too
+@pytest.mark.parametrize(("noise", "swing"), [(0.03, 0.05), (0.08, 0.3)])
 def test_right_costs_are_1_within_a_narrow_interval_however_the_pace_changes(noise, swing, pool):
     """With all gammas probed in each prompt. Against costs that do not know the pace beside them, the control."""
 

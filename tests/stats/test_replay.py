@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
+from choosing import only
 from decoder_cases import CACHES, V, make_drafter, tabular_model
 from small_runs import finished as finished
 
@@ -21,11 +22,10 @@ from specbench.policies.gamma.heuristic import HeuristicGamma
 from specbench.stats.position_stats import DecodedText, read_texts
 from specbench.stats.replay import replay, sweep, trace_of
 
+BATCH, GREEDY = ("gamma=2", "batch_size=2"), ("gamma=3", "temperature=0")
 
-@pytest.mark.slow_cases("overrides1")
-@pytest.mark.parametrize("overrides", [
-    pytest.param(("gamma=3",), marks=pytest.mark.slow), ("gamma=3", "temperature=0"), ("gamma=2", "batch_size=2"),
-])  # fmt: skip
+
+@pytest.mark.parametrize("overrides", only([BATCH], [("gamma=3",), GREEDY, BATCH]))
 def test_replay_of_the_traced_policy_reproduces_the_trace(overrides, finished):
     result, record, folder = finished(*overrides)
     for trace in (load_trace(folder), trace_of(record.results, result.cost.by_gamma, result.speedup.measured)):
@@ -45,12 +45,9 @@ def test_replay_of_a_policy_that_learns_reproduces_its_trace(finished):
     assert (again.rounds, again.drafted) == (result.counts.rounds, result.counts.drafted)
 
 
-@pytest.mark.parametrize("overrides", [
-    ("gamma=3", "temperature=0"), ("gamma=2", "batch_size=2"),
-    pytest.param(("gamma=3",), marks=pytest.mark.slow),
-    pytest.param(("drafter=ngram", "temperature=0"), marks=pytest.mark.slow),
-    pytest.param(("gamma_policy=adaptive",), marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize("overrides", only([BATCH, GREEDY], [
+    GREEDY, BATCH, ("gamma=3",), ("drafter=ngram", "temperature=0"), ("gamma_policy=adaptive",)
+]))  # fmt: skip
 def test_the_factors_are_what_the_files_say(overrides, finished):
     """Each factor once more from the files of the run, with the formulas of the page on metrics."""
     result, _, folder = finished(*overrides)
@@ -105,7 +102,7 @@ def test_nothing_drafted_is_not_accounted_for(finished):
 
 
 def test_beta_by_position_and_category_are_means_of_the_rounds(finished):
-    result, _, folder = finished("gamma=3", "data.kind=mixed")
+    result, _, folder = finished("gamma=3", "data.kind=mixed", "data.limit=2")
     rounds = pyarrow.parquet.read_table(folder / "rounds.parquet").to_pylist()
     assert len(result.beta_by_position) == 3
     for place, estimate in enumerate(result.beta_by_position):
@@ -121,7 +118,7 @@ def test_beta_by_position_and_category_are_means_of_the_rounds(finished):
 
 def test_betas_along_the_text_are_those_of_the_rounds(finished):
     """The text is read by other calls of other shapes, so only rounding may differ."""
-    for overrides in (("gamma=3",), ("gamma=3", "temperature=0"), ("gamma=3", "repetition_penalty=1.3", "top_k=50")):
+    for overrides in (GREEDY, ("gamma=3", "repetition_penalty=1.3", "top_k=50")):
         _, _, folder = finished(*overrides)
         rounds = pyarrow.parquet.read_table(folder / "rounds.parquet").to_pylist()
         replay_table = pyarrow.parquet.read_table(folder / "positions.parquet").to_pylist()
@@ -223,6 +220,7 @@ def test_the_output_law_is_that_of_the_verifier(lenience):
         assert ((counts - p * trials).square() / (p * trials)).sum().item() > 1000
 
 
+@pytest.mark.slow  # tests/contrib/replay reads a run's halves, tests/stats/test_halves.py simulates them
 def test_a_run_keeps_what_replay_needs_to_charge_each_half_the_other_halfs_costs(finished):
     result, record, folder = finished("gamma=4", "data.limit=12")
     ids = [[id for ids in half.clusters for id in ids] for half in result.cost.halves]

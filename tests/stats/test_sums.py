@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
+from choosing import only
 from small_runs import parts_of
 
 from specbench.errors import ConfigError
@@ -19,7 +20,7 @@ from specbench.stats.formulas import speedup_of
 from specbench.stats.request_sums import request_sums
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=only([2], [1, 2]))
 def made(request, tmp_path_factory):
     """A run's folder and its record."""
     batch, folder = f"batch_size={request.param}", tmp_path_factory.mktemp("run")

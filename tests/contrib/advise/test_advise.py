@@ -237,6 +237,7 @@ def test_it_tries_what_needs_no_training_and_says_what_does_not_fit():
     assert all("drafter.path=shipped:drafter_tv" in way for way in list(found.ways.values())[:2])
 
 
+@pytest.mark.slow  # test_it_tries_what_needs_no_training_and_says_what_does_not_fit
 def test_all_ways_have_the_target_and_the_data_that_a_named_drafter_brings():
     found = trial(["drafter=bytes", "gamma=2"], only=False)
     assert {"target=bytes", "data=unconditional", "data.count=640"} <= {*found.common} and "suffix" not in found.refused

@@ -134,7 +134,7 @@ def hub_model(module, stops) -> LanguageModel:
     return found
 
 
-@pytest.mark.parametrize(("penalty", "early"), in_turn([0.0, 1.0, 2.0], [(False,), (True,)]))
+@pytest.mark.parametrize(("penalty", "early"), in_turn([0.0, 1.0, 2.0], [(False,), (True,)], [1.0]))
 def test_the_beams_and_scores_are_those_of_transformers(penalty, early, good):
     module, other = (AutoModelForCausalLM.from_pretrained(good) for _ in range(2))
     torch.manual_seed(3)

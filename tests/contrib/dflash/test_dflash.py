@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 import pytest
 import torch
 from checkpoints import checkpoint, shutil
-from choosing import in_turn
+from choosing import in_turn, only
 from dflash_cases import BLOCK, HEADS, KEYS, KINDS, MASK, SIZE, TOTAL, WINDOW, V, folder_of, random_weights
 from safetensors.torch import load_file, save_file
 from small_runs import composed, parts_of, small
@@ -138,8 +138,7 @@ def farthest(found, own, kind, **spoilt):
     return worst
 
 
-@pytest.mark.slow_cases("z-lab")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", only(["dspark"], KINDS))
 def test_q_is_that_of_a_plain_forward_over_the_whole_text(kind):
     """In ragged rows, after every number of accepted guesses. Controls: hidden states of the layer before, keys of the
     block one position off, and differences of ids taken for ids."""
@@ -151,6 +150,7 @@ def test_q_is_that_of_a_plain_forward_over_the_whole_text(kind):
         assert farthest(found[:3], own, kind, plain_ids=True) > 1e-3
 
 
+@pytest.mark.slow  # test_q_is_that_of_a_plain_forward_over_the_whole_text has three controls
 def test_hidden_states_that_are_not_taken_are_seen(monkeypatch):
     """Negative control: the context lacks what was committed after the prompt."""
     monkeypatch.setattr(DFlashModel, "take", lambda *given: None)
@@ -158,9 +158,9 @@ def test_hidden_states_that_are_not_taken_are_seen(monkeypatch):
     assert farthest(found, own, "z-lab") > 1e-3
 
 
-@pytest.mark.slow_cases("dspark-paged")
-@pytest.mark.parametrize(("kind", "cache"), in_turn(["z-lab", "speculators", "dspark"], [("static",), ("dynamic",),
-                                                                                       ("paged",)]))  # fmt: skip
+@pytest.mark.parametrize(("kind", "cache"), in_turn(
+    ["z-lab", "speculators", "dspark"], [("static",), ("dynamic",), ("paged",)], ["z-lab"]
+))  # fmt: skip
 def test_a_run_is_exact(kind, cache, tmp_path):
     result, _ = run(parts(kind, "temperature=0", "gamma=3", "batch_size=2", f"cache={cache}"), tmp_path)
     assert result.lossless.passed and result.counts.drafted > 0 and not result.counts.failed

@@ -4,6 +4,7 @@ import importlib.util
 
 import pytest
 import torch
+from choosing import slow_unless
 from decoder_cases import CACHES
 from small_runs import composed
 from torch import nn
@@ -59,10 +60,9 @@ def some_logits(model: LanguageModel) -> list[torch.Tensor]:
     return [*found, model.forward(embedded, torch.tensor([9, 9]), visible)]
 
 
-@pytest.mark.slow_cases("gemma3_text-static")
 @needs_openvino
 @pytest.mark.parametrize(("kind", "cache"), [
-    ("gemma3_text", "static"), ("gpt2", "paged"), pytest.param("llama", "dynamic", marks=pytest.mark.slow)
+    ("gpt2", "paged"), slow_unless(False, "gemma3_text", "static"), slow_unless(False, "llama", "dynamic")
 ])  # fmt: skip
 def test_logits_are_those_of_eager_mode(kind, cache):
     module = module_of(kind)

@@ -5,6 +5,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from choosing import slow_unless
 from small_runs import finished as finished
 
 import specbench.contrib.replay.command as command
@@ -59,11 +60,10 @@ def test_a_verifier_without_laws_leaves_nothing_to_replay(finished, capsys):
     assert "there are no betas along its text" in capsys.readouterr().err
 
 
-@pytest.mark.slow_cases("overrides1-where a round began")
 @pytest.mark.parametrize(("overrides", "why"), [
     (("gamma=2", "lenience=0.5", "data.limit=1"), "lenience below 1"),
-    (("drafter=ngram", "temperature=0"), "where a round began"),
-    pytest.param(("drafter=prompt_lookup", "data.limit=1"), "where a round began", marks=pytest.mark.slow),
+    slow_unless(False, ("drafter=ngram", "temperature=0"), "where a round began"),
+    slow_unless(False, ("drafter=prompt_lookup", "data.limit=1"), "where a round began"),
 ])  # fmt: skip
 def test_runs_whose_text_tells_nothing_of_another_gamma_say_so(overrides, why, finished, capsys):
     result, _, folder = finished(*overrides)
@@ -96,7 +96,7 @@ def test_an_interval_of_costs_that_are_not_known_to_be_above_zero_is_unknown(fin
 
 
 def test_halves_of_another_run_are_refused_and_older_results_are_in_sample(finished, tmp_path, capsys):
-    shutil.copytree(finished("gamma=4", "data.limit=12")[2], tmp_path, dirs_exist_ok=True)
+    shutil.copytree(finished("gamma=2", "data.limit=10", "max_new_tokens=8")[2], tmp_path, dirs_exist_ok=True)
     path = tmp_path / "results.json"
     text = path.read_text()
     broken = {"clusters": [["nobody"]]}, {"covariance": [[1.0]]}, {"by_gamma": []}

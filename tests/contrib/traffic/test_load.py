@@ -118,7 +118,8 @@ def test_signs_of_drift_in_the_text():
 
 def test_a_run_under_load_reports_latency(tmp_path):
     overrides = ("workload=poisson", "workload.rate=50", "batch_size=2", "lenience_policy=load", "gamma=2")
-    result, record = run(parts_of("data.limit=4", "max_new_tokens=24", *overrides, "lenience_policy.step=1"), tmp_path)
+    few = ("data.limit=4", "max_new_tokens=8", "verdict_tokens=0")
+    result, record = run(parts_of(*few, *overrides, "lenience_policy.step=1"), tmp_path)
     assert len(record.groups) == 1 and set(result.latency) == {"speculative", "baseline"}
     for latency in result.latency.values():
         assert 0 <= latency.queue["p50"] <= latency.queue["p90"] <= latency.queue["p99"] <= latency.first_token["p99"]

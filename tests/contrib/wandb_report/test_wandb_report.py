@@ -13,7 +13,7 @@ pytest.importorskip("wandb_workspaces")
 
 
 def test_blocks_of_a_report(tmp_path):
-    parts = parts_of("gamma=3")
+    parts = parts_of("gamma=1", "data.limit=1", "max_new_tokens=4", "verdict_tokens=0")
     write_result(*run(parts, tmp_path), "digest", tmp_path, parts.target.tokenizer)
     found = from_ring("wandb_report.report.report_blocks")("project", "entity", load_runs(tmp_path))
     grid = next(block for block in found if type(block).__name__ == "PanelGrid")
