@@ -107,7 +107,6 @@ class LoadBench:
                 for number, own in enumerate(words)]  # fmt: skip
         prompts = [prompt if len(prompt.turns) == 1 else replace(prompt, turns=prompt.turns[:1])
                    for prompt in built[0].prompts[skip : skip + take]]  # fmt: skip
-        changed = {"prompts": prompts, "segments_before": skip // self.unit_of(self.load)}
         numbers = {prompt.id: number for number, prompt in enumerate(prompts, skip)}
 
         def stops(records: Sequence[RunRecord]) -> Collection[int]:
@@ -129,7 +128,9 @@ class LoadBench:
             stopped.update(number for number, way in enumerate(labels) if over or way not in race.left)
             return stopped
 
-        runs = [(replace(parts, **changed, config=job.checked.resolved), job.folder, lambda group: None)
+        segments = skip // self.unit_of(self.load)
+        runs = [(replace(parts, prompts=prompts, segments_before=segments, config=job.checked.resolved), job.folder,
+                 lambda group: None)
                 for parts, job in zip(built, jobs, strict=True)]  # fmt: skip
         with decoding_progress(f"{self.load.label}, {name}: ") as progress:
             finished = run_in_turn([runs], progress, stops=stops)
