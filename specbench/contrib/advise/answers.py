@@ -108,7 +108,8 @@ def answer_notes(own: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> 
     tokens = sum(part["counts"]["tokens"] for part in parts) / sum(part["counts"]["prompts"] for part in parts)
     for decoder, served in speeds(parts).items():
         if (offered := (own["rate"] or 0.0) * tokens) > served:
-            yield (f"{offered:.0f} tokens a second are asked for, and {decoder} decoding gives {served:.0f}: the queue "
+            name = decoder.replace("baseline", "plain")
+            yield (f"{offered:.0f} tokens a second are asked for, and {name} decoding gives {served:.0f}: the queue "
                    "grows, and with it the times, by the number of requests")  # fmt: skip
     yield from dict.fromkeys(note for part in parts for note in part["notes"])
 

@@ -33,7 +33,7 @@ def answers_table(found: Sequence[LoadAnswer]) -> Table:
             "load": each["load"], "advice": Cell("ON", kind="good") if each["on"] else Cell("OFF", kind="dim"),
             "way": each["way"] or "-", "gain": gain_text(each),
             "95 %": interval(each["ci95"]), "verdict": each["verdict"] or "-",
-            "tokens/s": _pair(*(speeds[decoder] for decoder in DECODERS)),
+            "tokens/s": _pair(speeds["speculative"], speeds["baseline"]),
         })  # fmt: skip
     return Table.of(rows, "Advice; in brackets plain decoding's tokens/s")
 
