@@ -179,8 +179,7 @@ TABLE = {
     "tokens a second": number("per_second", ".0f"),
     "below the oracle": share("below_oracle"),
     "below known betas": share("below_known_betas"),
-    "below planned betas": share("below_planned_betas"),
-    "below the best gamma": share("below_best"),
+    "below the best gamma": number("below_best", ".1%"),
 }
 
 
