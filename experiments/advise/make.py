@@ -3,14 +3,15 @@
 python experiments/advise/make.py
 python experiments/advise/make.py --minutes 60 --pair "stories=target.path=P drafter.path=Q data=text data.path=F"
 
-Each case is a pair of models, a temperature and a batch size. Its advice reads the first half of the prompts; then all
-drafters that fit, with gamma 2, 4 and 8, and what the advice tried beside them are decoded in turn on prompts of the
-other half (python -m specbench.compare). What is finished is not measured again: the same command goes on. --stored
-makes the table from results.csv.
+Each case is a pair of models, a temperature and a batch size. Its advice reads the first prompts; then all drafters
+that fit, with gamma 2, 4 and 8, and what the advice tried beside them are decoded in turn on others (python -m
+specbench.compare). The best is chosen on every second unit of them, and judged on the other ones. What is finished is
+not measured again: the same command goes on. --stored makes the table from results.csv.
 """
 
 import argparse
 import json
+import math
 import shlex
 import subprocess
 import sys
@@ -32,7 +33,7 @@ GAMMAS = (2, 4, 8)
 ADVICE = {1: 4.0, 8: 7.0}  # minutes of an advice, by rows
 CASES = [(temperature, rows) for temperature in (0, 1) for rows in (1, 8)]
 REQUESTS = {1: 32, 8: 160}  # of the measurement of everything: 32 units, or five of 32 requests
-HALF = 320  # prompts of the included data that the advice may read, of 640
+PROMPTS, READ = 640, {1: 320, 8: 480}  # of the included data, and those that the advice may read, by rows
 WITHIN = 0.03
 STORE = Path("outputs") / "advice_cases"
 TABLE = {
@@ -53,17 +54,17 @@ TABLE = {
 def words_of_case(pair: str, temperature: int, rows: int) -> list[str]:
     """The overrides of a case, without which prompts it reads."""
     own = shlex.split(pair)
-    count = [] if any(word.startswith("data.path=") for word in own) else [f"data.count={2 * HALF}"]
+    count = [] if any(word.startswith("data.path=") for word in own) else [f"data.count={PROMPTS}"]
     return [*own, f"temperature={temperature}", f"batch_size={rows}", *count, "order=1"]
 
 
-def case(name: str, pair: str, temperature: int, rows: int, half: int) -> dict | None:
+def case(name: str, pair: str, temperature: int, rows: int, read: int) -> dict | None:
     """The row of a case: measures what is missing. None if something failed."""
     place, words = STORE / f"{name}_t{temperature}_b{rows}", words_of_case(pair, temperature, rows)
     place.mkdir(parents=True, exist_ok=True)
     if (place / "row.json").is_file():
         return json.loads((place / "row.json").read_text())
-    command = [sys.executable, "-m", "specbench.advise", *words, f"take={half}", "--minutes", str(ADVICE[rows])]
+    command = [sys.executable, "-m", "specbench.advise", *words, f"take={read}", "--minutes", str(ADVICE[rows])]
     if not timed(place / "advice", [*command, f"hydra.run.dir={place / 'advice'}"]):
         return None
     state = json.loads((place / "advice" / "advice.json").read_text())
@@ -73,7 +74,7 @@ def case(name: str, pair: str, temperature: int, rows: int, half: int) -> dict |
     ways += [[f"gamma={gamma}" if word.startswith("gamma=") else word for word in way]
              for way in pilot for gamma in GAMMAS]  # fmt: skip
     unique = sorted({" ".join(way): way for way in ways}.values(), key=len)  # the first has no path
-    row = compared(place, words, unique, answer, name, temperature, rows, half)
+    row = compared(place, words, unique, answer, name, temperature, rows, read)
     if row is not None:
         (place / "row.json").write_text(json.dumps(row))
     return row
@@ -89,12 +90,12 @@ def timed(place: Path, command: list[str]) -> bool:
     return not failed
 
 
-def compared(place, words, unique, answer, name, temperature, rows, half) -> dict | None:
+def compared(place, words, unique, answer, name, temperature, rows, read) -> dict | None:
     """Decodes all ways in turn on other prompts, unless that was done, and makes the row."""
     out = place / "everything"
     path = out / "comparison.json"
     if not path.is_file():
-        more = [f"skip={half}", f"take={REQUESTS[rows]}", f"hydra.sweep.dir={out}", "logger=none", f"name={place.name}"]
+        more = [f"skip={read}", f"take={REQUESTS[rows]}", f"hydra.sweep.dir={out}", "logger=none", f"name={place.name}"]
         first, *others = [shlex.join(way) for way in unique]
         common = [word for word in words if not word.startswith("drafter")]
         also = [word for other in others for word in ("--also", other)]
@@ -103,28 +104,42 @@ def compared(place, words, unique, answer, name, temperature, rows, half) -> dic
             return None
     runs = json.loads(path.read_text())["comparisons"][0]["runs"]
     results = {run["folder"]: read_result(out / run["folder"]) for run in runs}
-    gains = {folder: (r["speedup"]["measured"], r["speedup"]["ci95"] or [0, 0]) for folder, r in results.items()}
+    gains = {folder: (of["measured"], of["ci95"] or [math.nan] * 2)
+             for folder, of in ((folder, r["speedup"]) for folder, r in results.items())}  # fmt: skip
     keys = ("drafter", "gamma", "gamma_policy", "verifier")
     named = {folder: {key: word for word in r["overrides"] for key in keys if word.startswith(f"{key}=")}
              for folder, r in results.items()}  # fmt: skip
-    best = max(gains, key=lambda folder: gains[folder][0])
+    odd, even = ({folder: gain_of(out / folder, rows, part) for folder in gains} for part in (1, 0))
+    best = max(odd, key=odd.__getitem__)
     wanted = {word.partition("=")[0]: word for word in answer.get("words", []) if word.partition("=")[0] in keys}
     found = next((folder for folder in gains if named[folder] == wanted), None)
     if answer["on"] and found is None:
         raise RuntimeError(f"{place}: the way that was advised is not among those that were decoded")
     advised = found or best
-    chosen = gains[advised][0] if answer["on"] else 1.0
-    reached = max(gains[best][0], 1.0)
+    chosen, reached = even[advised] if answer["on"] else 1.0, even[best] if odd[best] > 1 else 1.0
     seconds = [read_seconds(place / f"{what}_seconds.json") for what in ("advice", "everything")]
-    low, high = answer["ci95"] or (float("nan"),) * 2
+    low, high = answer["ci95"] or (math.nan,) * 2
+    (is_low, is_high), expected = gains[advised][1], math.nan
+    if high > low and is_high > is_low:  # both measurements have errors
+        expected = math.erf(1.96 / math.hypot(1, math.log(is_high / is_low) / math.log(high / low)) / math.sqrt(2))
     return {
         "pair": name, "temperature": temperature, "batch": rows, "advice": "on" if answer["on"] else "off",
-        "gain": answer["gain"] or float("nan"), "low": low, "high": high, "advised_is": gains[advised][0],
-        "is_low": gains[advised][1][0], "is_high": gains[advised][1][1], "inside": low <= gains[advised][0] <= high,
-        "best": " ".join(named[best].values()), "best_is": gains[best][0], "regret": reached / chosen - 1,
+        "gain": answer["gain"] or math.nan, "low": low, "high": high, "advised_is": gains[advised][0],
+        "is_low": is_low, "is_high": is_high, "inside": low <= gains[advised][0] <= high, "expected": expected,
+        "best": " ".join(named[best].values()), "best_is": even[best], "regret": reached / chosen - 1,
         "loses": bool(answer["on"] and gains[advised][0] < 1), "share": seconds[0] / seconds[1],
         "minutes": sum(seconds) / 60, "verdict": answer["verdict"] or "-",
     }  # fmt: skip
+
+
+def gain_of(folder: Path, rows: int, part: int) -> float:
+    """The speedup of a run on its units of even (0) or odd (1) numbers."""
+    lines = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
+    of_unit = 1 if rows == 1 else 4 * rows
+    own = [line for number, line in enumerate(lines) if number // of_unit % 2 == part and "error" not in line]
+    keys = ("baseline_decode_seconds", "tokens", "decode_seconds", "baseline_tokens")
+    plain, tokens, seconds, plain_tokens = (sum(line[key] for line in own) for key in keys)
+    return plain * tokens / seconds / plain_tokens
 
 
 def note(path: Path, seconds: float) -> None:
@@ -139,12 +154,13 @@ def read_seconds(path: Path) -> float:
 def summary(rows: list[dict]) -> str:
     """The goals, and what was reached."""
     on = [row for row in rows if row["advice"] == "on"]
-    errors = sorted(abs(row["gain"] / row["advised_is"] - 1) for row in on) or [float("nan")]
+    errors = sorted(abs(row["gain"] / row["advised_is"] - 1) for row in on) or [math.nan]
     return "\n".join([
         f"- best, or within {WITHIN:.0%} of the best: {sum(row['regret'] <= WITHIN for row in rows)} of {len(rows)}",
         f"- on where it loses: {sum(str(row['loses']) == 'True' for row in rows)}",
         f"- time over measuring everything: {sum(row['share'] for row in rows) / len(rows):.2f} (mean)",
-        f"- gain on other prompts within the interval: {sum(str(row['inside']) == 'True' for row in on)} of {len(on)}; "
+        f"- gain on other prompts within the interval: {sum(str(row['inside']) == 'True' for row in on)} of {len(on)}, "
+        f"{sum(row['expected'] for row in on):.1f} expected if all intervals are right; "
         f"median error {errors[len(errors) // 2]:.1%}",
     ])  # fmt: skip
 
@@ -152,7 +168,7 @@ def summary(rows: list[dict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pair", action="append", default=[], metavar="NAME=WORDS", help="another pair of models")
-    parser.add_argument("--half", type=int, default=HALF, help="prompts that the advice may read")
+    parser.add_argument("--read", type=int, help="prompts that the advice may read")
     parser.add_argument("--minutes", type=float, default=300.0, help="no case begins after so many minutes")
     parser.add_argument("--stored", action="store_true", help="make the table from results.csv")
     args = parser.parse_args()
@@ -161,7 +177,7 @@ def main() -> None:
     for name, pair in () if args.stored else pairs.items():
         for temperature, size in CASES:
             if time.monotonic() < until:
-                row = case(name, pair, temperature, size, args.half)
+                row = case(name, pair, temperature, size, args.read or READ[size])
                 rows += [row] if row else []
                 folders += [*(STORE / f"{name}_t{temperature}_b{size}" / "everything").glob("*/results.json")][:1]
     if rows:

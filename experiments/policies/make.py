@@ -22,7 +22,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import Measured, Row, commit, here, machine, make, number, text
+from common import Cell, Measured, Row, commit, here, machine, make, number, text
 
 from specbench.contrib.replay.batched import (
     PASSES,
@@ -41,7 +41,7 @@ from specbench.results.report.style import MEASURED, OTHER
 
 COST = RoundSeconds(5.886e-3, 2.135e-3, 21e-6, 39e-9)
 ROWS, CONTEXTS = (1, 8, 64), (256, 2048, 8192)
-TEXTS, LENGTH = 48, 256
+TEXTS, LENGTH, SEEDS = 48, 256, 8
 EACH, TOKENS = 300, TEXTS * LENGTH  # tokens of a row, and of all rows, at least: each text once
 
 
@@ -114,9 +114,26 @@ class SeenBetas(GammaPolicy):
 
 
 def collect(inputs: list[str]) -> Measured:
-    """A row for each load and way."""
+    """A row for each load and way: means over SEEDS draws of the texts, with standard errors, or of one run's texts."""
     where = here()
-    texts = load_texts(Path(inputs[0])) if inputs else simulated()
+    every = [load_texts(Path(inputs[0]))] if inputs else map(simulated, range(SEEDS))
+    rows = [pooled(same) for same in zip(*map(rows_of, every), strict=True)]
+    return Measured(rows, machine(where, "no model"), commit(where))
+
+
+def pooled(same: Sequence[Row]) -> Row:
+    """The mean over draws of each number, its standard error, and every gamma."""
+    row: Row = same[0] | {"gamma": ", ".join(sorted({own["gamma"] for own in same}))}
+    for name in (name for name, value in same[0].items() if isinstance(value, float)):
+        values = [own[name] for own in same]
+        row[name] = float(f"{np.mean(values):.5g}")
+        if len(values) > 1:
+            row[f"{name}_stderr"] = float(f"{np.std(values, ddof=1) / len(values) ** 0.5:.2g}")
+    return row
+
+
+def rows_of(texts: Sequence[Traced]) -> list[Row]:
+    """A row for each load and way, on these texts."""
     loads = {(rows, context): BatchLoad(texts, COST, rows, context) for rows in ROWS for context in CONTEXTS}
     found: dict[tuple[int, int], dict[str, SimulatedRate]] = {}
     for place, load in loads.items():
@@ -139,9 +156,19 @@ def collect(inputs: list[str]) -> Measured:
             row: Row = {"batch": size, "context": context, "policy": name, "per_second": rate.per_second}
             row |= {"gamma": {"best gamma": best, "one gamma": one}.get(name, "-").removeprefix("gamma ")}
             row |= {f"below_{bound}": 1 - rate.per_second / own[bound].per_second
-                    for bound in ("oracle", "known_betas") if bound in own}  # fmt: skip
+                    for bound in ("oracle", "known_betas", "planned_betas") if bound in own}  # fmt: skip
             rows.append(row | {"below_best": 1 - rate.per_second / ways["best gamma"].per_second})
-    return Measured(rows, machine(where, "no model"), commit(where))
+    return rows
+
+
+def share(column: str) -> Cell:
+    """A share with its standard error."""
+
+    def shown(row: Row) -> str:
+        error = row.get(f"{column}_stderr")
+        return number(column, ".1%")(row) + (f" ± {error:.1%}" if error else "")
+
+    return shown
 
 
 TABLE = {
@@ -150,8 +177,8 @@ TABLE = {
     "policy": text("policy"),
     "gamma": text("gamma"),
     "tokens a second": number("per_second", ".0f"),
-    "below the oracle": number("below_oracle", ".1%"),
-    "below known betas": number("below_known_betas", ".1%"),
+    "below the oracle": share("below_oracle"),
+    "below known betas": share("below_known_betas"),
     "below the best gamma": number("below_best", ".1%"),
 }
 

@@ -41,6 +41,7 @@ class Components:
     spare: int  # cache columns that a round's guesses may take beyond a row's limit
     prefill_chunk: int  # tokens
     seed: int
+    segments_before: int = 0  # of its workload, which other runs have decoded
     verdict_tokens: int = 0  # tokens that the losslessness verdict may read again
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     stop_strings: Sequence[str] = ()

@@ -72,7 +72,7 @@ class Requests:
         longest_input, workload = max(inputs, key=len, default=None), parts.workload
         batches = []
         for number, (begin, end) in enumerate(pairwise(self._cuts(len(waiting))), first):
-            arrivals, rate = workload.arrivals(end - begin, number), workload.rate(number)
+            arrivals, rate = workload.arrivals(end - begin, parts.segments_before + number), workload.rate(number)
             batches.append(Batch(number, waiting[begin:end], columns, arrivals, rate, longest_input))
         return batches
 

@@ -80,6 +80,7 @@ class Trace:
     seconds: Floats  # [largest + 1], a row's share of a round, by drafted tokens
     speedup: float  # as measured
     halves: Sequence[HalfOfPrompts] = ()  # two, or none
+    greedy: bool = False  # whether guesses are the likeliest tokens, so that max q is their q(x)
 
     @property
     def largest(self) -> int:

@@ -165,6 +165,7 @@ def test_adaptive_chooses_one_gamma_for_what_all_active_rows_gain():
     assert made.next_gamma(rows) == alone and 0 < together[0] < alone[0] < LARGEST
     rows.active = [False, True]
     assert made.next_gamma(rows) == [0, 0]
+    assert [made.next_gamma(rows)[0] for _ in range(66)] == [0] * 63 + [1, 0, 0]  # rounds without a guess teach nothing
 
 
 def test_confidence_keeps_the_guess_that_it_stops_at_and_fixed_does_not_change():

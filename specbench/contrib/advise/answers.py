@@ -1,24 +1,22 @@
 """What was measured, as answers: on or off at each load, what it gains, and what it would take to gain more."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from specbench.contrib.advise.bench import Stage
-from specbench.contrib.advise.race import PLAIN, Race, break_even
+from specbench.contrib.advise.race import PLAIN, Race
 from specbench.results.reader import read_result
-from specbench.results.wording import needs, steady, unsteady, within
-from specbench.stats.bootstrap import FEWEST, cluster_weights, intervals_of
-from specbench.stats.latency import DECODERS, enough
+from specbench.results.wording import needs, steady, times, unsteady, within
+from specbench.stats.latency import DECODERS
 
 RECITES = 0.25  # share of new tokens that stand earlier in prompt or text: the data are easily guessed
-DELAYS = ("first_token", "per_output_token")
-PERCENTILES = (50, 99)
-SAMPLES, SHOWN = 400, 3  # of a bootstrap; ways whose reason is told
-MOST = 10**9
-GOES_ON = "the same command goes on, with more --minutes"
+DELAYS, PERCENTILES = ("first_token", "per_token"), ("p50", "p99")
+SHOWN = 3  # ways whose reason is told
+NO_LIMIT = 10**9
+OF_A_ROUND = ("gamma_policy", "verifier=")  # overrides that other engines have no like of
 LoadAnswer = dict[str, Any]
 
 
@@ -40,13 +38,14 @@ def load_answer(load: str, own: Mapping[str, Any]) -> LoadAnswer:
         why = _why_none(own, way)
         return found | {"gain": gain, "ci95": ci95, "verdict": verdicts.get(way), "why": why, "fresh": False}
     stage = stages.get("measurement", {"units": []})
-    race = Race([winner, PLAIN], MOST)
+    race = Race([winner, PLAIN], NO_LIMIT)
     for unit in stage["units"]:
         race.add(unit)
     if not race.units or not stage["folders"].get(winner):
-        why = f"there was no time, or no prompts were left, to measure the winner: {GOES_ON}"
+        why = _ended(own, "to measure the winner")
         return found | {"gain": None, "ci95": None, "verdict": None, "fresh": True, "why": why}
-    result = read_result(Path(stage["folders"][winner][-1]))
+    parts = [read_result(Path(folder)) for folder in stage["folders"][winner]]
+    result = max(parts, key=lambda part: part["counts"]["tokens"])
     gain, ci95 = race.gain(winner)
     verdict, requests = stage["verdicts"][winner], len(race.units) * own["unit"]
     failed = stage.get("reasons", {}).get(winner, "").startswith("failed")
@@ -54,12 +53,12 @@ def load_answer(load: str, own: Mapping[str, Any]) -> LoadAnswer:
     found |= {
         "on": on, "gain": gain, "ci95": ci95, "verdict": verdict, "fresh": True, "words": own["words"],
         "rivals": own.get("rivals", []), "units": len(race.units), "requests": requests,
-        "needs": needs(ci95, requests, len(race.units)), "steady": steady(result),
-        "tokens_per_second": result["throughput"], "waits": waits(stage["waits"], winner),
+        "needs": needs(ci95, requests, len(race.units)), "steady": all(map(steady, parts)),
+        "tokens_per_second": speeds(parts), "waits": waits(result),
         "goodput": goodput(result), "more": more(result) if own["rate"] is None else "",
-        "folder": stage["folders"][winner][-1], "notes": [*answer_notes(result)],
+        "folder": stage["folders"][winner][-1], "constant": constant(own), "notes": [*answer_notes(own, parts)],
     }  # fmt: skip
-    return found | {"why": stage["reasons"][winner] if failed else _why(found)}
+    return found | {"why": stage["reasons"][winner] if failed else _why(own, found)}
 
 
 def _why_none(own: Mapping[str, Any], best: str | None) -> str:
@@ -70,62 +69,94 @@ def _why_none(own: Mapping[str, Any], best: str | None) -> str:
     for stage in stages.values():
         told |= stage.get("reasons", {})
     if any(way not in told for stage in stages.values() for way in stage["ways"]):
-        return f"the time was over before a way was chosen: {GOES_ON}"
+        return _ended(own, "to choose a way")
     others = [f"{way}: {reason}" for way, reason in told.items() if not reason.startswith("slower")]
     lost = "all ways lost against plain decoding in the pilot" if not others else "no way was left after the pilot"
     return "; ".join([lost, *([f"the best was {best}"] if best else []), *others[:SHOWN]])
 
 
-def _why(found: LoadAnswer) -> str:
+def _ended(own: Mapping[str, Any], what: str) -> str:
+    """What ended the decoding at a load too early, and what helps."""
+    if own.get("ended") == "prompts":
+        return f"too few prompts {what}: give more (data.count), or a smaller batch_size"
+    return f"too little time {what}: the same command goes on, with more --minutes"
+
+
+def _why(own: Mapping[str, Any], found: LoadAnswer) -> str:
     """On or off, in words."""
     if found["verdict"] == "failed":
         return "the output is not the target's: the verdict FAILED"
     if found["on"]:
-        return "its whole interval is above 1" + ", but the machine was not steady" * (not found["steady"])
+        return "95 % interval above 1" + ", but the machine was not steady" * (not found["steady"])
     if not found["ci95"]:
-        return f"too few requests to know: {GOES_ON}"
+        return _ended(own, "to know")
     told = "it loses" if found["ci95"][1] < 1 else "no gain is shown"
     return f"{told}; {found['needs']}" if found["needs"] and found["ci95"][1] >= 1 else told
 
 
-def answer_notes(result: Mapping[str, Any]) -> Iterator[str]:
-    """What makes the numbers doubtful."""
-    if not steady(result):
-        yield f"the machine was not steady: {'; '.join(unsteady(result))}"
-    if (recited := result.get("recited") or 0) >= RECITES:
+def answer_notes(own: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What makes the numbers doubtful, of all parts of a measurement."""
+    if reasons := dict.fromkeys(reason for part in parts for reason in unsteady(part)):
+        yield f"the machine was not steady: {'; '.join(reasons)}"
+    if (recited := max(part.get("recited") or 0 for part in parts)) >= RECITES:
         yield f"{recited:.0%} of the new tokens stand earlier in prompt or text: other data may be harder to guess"
-    yield from result["notes"]
+    if own.get("first_turns"):
+        yield "of prompts of several turns the first turn alone was decoded"
+    gammas = of_gammas(own, own["words"])
+    if len(gammas) > 1 and gammas[max(gammas)][1] == own["words"]:
+        yield f"gamma {max(gammas)} is the largest tried"
+    tokens = sum(part["counts"]["tokens"] for part in parts) / sum(part["counts"]["prompts"] for part in parts)
+    for decoder, served in speeds(parts).items():
+        if (offered := (own["rate"] or 0.0) * tokens) > served:
+            name = decoder.replace("baseline", "plain")
+            yield (f"{offered:.0f} tokens a second are asked for, and {name} decoding gives {served:.0f}: the queue "
+                   "grows, and with it the times, by the number of requests")  # fmt: skip
+    yield from dict.fromkeys(note for part in parts for note in part["notes"])
 
 
-def waits(units: Sequence[Stage], way: str) -> dict[str, Any]:
-    """Percentiles of both decoders and their ratios (ours over plain decoding's) with intervals over units."""
-    found: dict[str, Any] = {}
-    for place, delay in enumerate(DELAYS):
-        tables = [[np.array([row[place] for row in unit[way][decoder] if row[place] is not None], float)
-                   for decoder in DECODERS] for unit in units if way in unit]  # fmt: skip
-        if not tables or not all(len(own) for unit in tables for own in unit):
-            continue
-        point = _percentiles(tables, [1] * len(tables))
-        samples = None
-        if len(tables) >= FEWEST:
-            each = [_percentiles(tables, row) for block in cluster_weights(len(tables), SAMPLES) for row in block]
-            samples = {name: np.array([own[name] for own in each]) for name in point}
-        intervals = intervals_of(lambda s: s, [point], [samples], len(tables))
-        count = sum(len(unit[0]) for unit in tables)
-        found[delay] = {
-            f"p{p}": {**{d: point[f"{d} p{p}"] for d in DECODERS}, "ratio": point[f"ratio p{p}"],
-                      "ci95": intervals[f"ratio p{p}"] if enough(p, count) else None}
-            for p in PERCENTILES
-        }  # fmt: skip
+def speeds(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Tokens per second of both decoders, over all parts of a measurement."""
+    found = {}
+    for name, counted in zip(DECODERS, ("tokens", "baseline_tokens"), strict=True):
+        tokens = np.array([part["counts"][counted] for part in parts])
+        rates = np.array([part["throughput"][f"{name}_tokens_per_second"] for part in parts])
+        found[name] = float(tokens.sum() / (tokens / rates).sum())
     return found
 
 
-def _percentiles(tables: Sequence[Sequence[Any]], times: Any) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for place, decoder in enumerate(DECODERS):
-        values = np.concatenate([unit[place] for unit, count in zip(tables, times, strict=True) for _ in range(count)])
-        found |= {f"{decoder} p{p}": float(np.percentile(values, p)) for p in PERCENTILES}
-    return found | {f"ratio p{p}": found[f"speculative p{p}"] / found[f"baseline p{p}"] for p in PERCENTILES}
+def of_gammas(own: Mapping[str, Any], words: Sequence[str]) -> dict[int, tuple[float, list[str]]]:
+    """The ways that were tried which differ from these overrides in gamma alone, by gamma: their gain before the
+    measurement, and their overrides."""
+    found, others = dict[int, tuple[float, list[str]]](), dict(word.split("=", 1) for word in words) | {"gamma": ""}
+    for stage in own["stages"].values():
+        for way, its in stage["ways"].items():
+            settings = dict(word.split("=", 1) for word in its)
+            if settings | {"gamma": ""} == others:
+                gamma, gain = int(settings.get("gamma", 0)), stage.get("gains", {}).get(way, (0.0, None))[0]
+                found[gamma] = max(found.get(gamma, (0.0, its)), (gain, its))
+    return found
+
+
+def constant(own: Mapping[str, Any]) -> list[str]:
+    """The overrides of the winner, or, if it has a policy or a verifier, without them and with the constant gamma that
+    gained most."""
+    words = [word for word in own["words"] if not word.startswith(OF_A_ROUND)]
+    if words == own["words"]:
+        return words
+    return max(of_gammas(own, words).values(), default=(0.0, words))[1]
+
+
+def waits(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Percentiles of both decoders and their ratios (ours over plain decoding's); with intervals if requests arrive
+    over time."""
+    of_rate, found = [served["ratio"] for served in result["latency_by_rate"]], dict[str, Any]()
+    for delay, p in product(DELAYS, PERCENTILES):
+        ours, plain = (result["latency"][decoder][delay][p] for decoder in DECODERS)
+        ci95 = [ratio[delay][p]["ci95"] for ratio in of_rate if ratio[delay][p]]
+        if plain:
+            entry = {"speculative": ours, "baseline": plain, "ratio": ours / plain, "ci95": ci95[0] if ci95 else None}
+            found.setdefault(delay, {})[p] = entry
+    return found
 
 
 def goodput(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,7 +186,8 @@ def more(result: Mapping[str, Any]) -> str:
 
 def answer_sentence(found: LoadAnswer) -> str:
     """An answer as one line."""
-    gain = "" if found["gain"] is None else f": {found['gain']:.2f}x plain decoding{within(found['ci95'])}"
+    of_time, plain = ("time from arrival to last token: ", "") if found["rate"] else ("", " plain decoding")
+    gain = "" if found["gain"] is None else f": {of_time}{gain_text(found)}{plain}{within(found['ci95'])}"
     gain += " in the pilot" if gain and not found["fresh"] else ""
     verdict = f", verdict {found['verdict']}" if found["verdict"] else ""
     others = found.get("rivals") or []
@@ -165,16 +197,36 @@ def answer_sentence(found: LoadAnswer) -> str:
     return f"{found['load']}: {'ON' if found['on'] else 'OFF'}{way}{gain}{verdict}; {found['why']}{rivals}."
 
 
+def gain_text(found: LoadAnswer) -> str:
+    """The gain at a load; of requests that arrive over time it is one of waiting."""
+    return times(found["gain"]) + " shorter" * bool(found["rate"] and found["gain"])
+
+
 def crossings(found: Sequence[LoadAnswer]) -> Iterator[str]:
-    """The break-even batch size at each rate."""
+    """The break-even batch size at each rate, as far as intervals of measurements tell it."""
     for rate in dict.fromkeys(each["rate"] for each in found):
-        gains = {each["batch_size"]: each["gain"] for each in found if each["rate"] == rate and each["gain"]}
-        if len(gains) < 2:
+        own = sorted((each for each in found if each["rate"] == rate), key=lambda each: each["batch_size"])
+        if len(own) < 2:
             continue
-        at, told = break_even(gains), f"At {rate:g} requests a second: " if rate else ""
-        if at is not None:
-            yield f"{told}Break-even at a batch size of about {at:.1f}, on a line between those that were measured."
-        elif min(gains.values()) > 1:
-            yield f"{told}Break-even is above a batch size of {max(gains)}, the largest that was measured."
-        elif max(gains.values()) <= 1:
-            yield f"{told}Break-even is below a batch size of {min(gains)}, the smallest that was measured."
+        sides = {each["batch_size"]: _side(each) for each in own}
+        told = f"At {rate:g} requests a second: " if rate else ""
+        between = [f"{a} and {b}" for a, b in pairwise(sides) if (sides[a], sides[b]) == ("above", "below")]
+        unsure = [size for size in sides if sides[size] not in ("above", "below")]
+        if between:
+            yield f"{told}Break-even lies between batch {between[0]}."
+        elif unsure:
+            yield f"{told}Break-even is not known: at batch {unsure[0]} {sides[unsure[0]]}."
+        elif {*sides.values()} == {"above"}:
+            yield f"{told}Break-even is above batch {max(sides)}, the largest that was measured."
+        elif {*sides.values()} == {"below"}:
+            yield f"{told}Break-even is below batch {min(sides)}, the smallest that was measured."
+
+
+def _side(found: LoadAnswer) -> str:
+    """Whether a gain is above or below 1; else why that is not known."""
+    if found["verdict"] == "failed":
+        return "the verdict failed"
+    if not found["fresh"] or not found["ci95"]:
+        return "there is no interval" if found["fresh"] else "nothing was measured after the pilot"
+    low, high = found["ci95"]
+    return "above" if low > 1 else "below" if high < 1 else "the interval holds 1"

@@ -10,7 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from specbench.config.build import Targets, build
-from specbench.config.components import Components
+from specbench.config.components import Components, segment_size
 from specbench.config.validate import ValidatedConfig
 from specbench.contrib.advise.race import PLAIN, Race, Unit
 from specbench.contrib.advise.ways import Load, Ways, checked_way
@@ -22,11 +22,11 @@ from specbench.results.wording import duration, word
 from specbench.run.execute import save
 from specbench.run.jobs import RunJob
 from specbench.run.run import run_in_turn
-from specbench.stats.latency import DECODERS, time_per_output_token
-from specbench.stats.records import DecodedRequest, Group, RunRecord, call_seconds
+from specbench.stats.records import DecodedRequest, Group, RunRecord
 
 log = logging.getLogger(__name__)
 PART = 8  # units of a part, if they are of several requests
+VERDICTS = ("failed", "inconclusive", "untested", "lossy", "passed")  # the worst one first
 Stage = dict[str, Any]  # what advice.json holds of a stage
 
 
@@ -54,7 +54,16 @@ class LoadBench:
                 self.refused[label] = str(error) if isinstance(error, ConfigError) else first_line(error)
                 log.warning("%s is left out: %s", label, self.refused[label])
                 del ways[label]
-        return len(self.built[" ".join(next(iter(ways.values())))].prompts) if ways else 0
+        return len(self.example.prompts) if ways else 0
+
+    @property
+    def example(self) -> Components:
+        """Built parts, whose prompts and workload are those of all."""
+        return next(iter(self.built.values()))
+
+    def unit_of(self, load: Load) -> int:
+        """The requests of a unit at a load."""
+        return load.unit if load.unit == 1 else segment_size(load.rows, self.example.workload)
 
     def checked(self, words: Sequence[str]) -> ValidatedConfig:
         """The checked configuration of a way. Raises ConfigError."""
@@ -65,7 +74,7 @@ class LoadBench:
         second of the clock. `state` keeps the units. Raises KeyboardInterrupt after a signal, with everything kept."""
         for unit in state["units"]:
             race.add(unit)
-        size, begun, before = self.load.unit, time.monotonic(), len(race.units)
+        size, begun, before = self.unit_of(self.load), time.monotonic(), len(race.units)
         while not race.over and time.monotonic() < until:
             skip = state["next"]
             units = min(race.most - len(race.units), (last - skip) // size, PART if size > 1 else race.most)
@@ -96,7 +105,8 @@ class LoadBench:
         words = [[*ways[way], f"skip={first}", f"take={take}"] for way in labels]
         jobs = [RunJob([*self.common, *own], place / f"way-{number}", self.checked(own))
                 for number, own in enumerate(words)]  # fmt: skip
-        prompts = built[0].prompts[skip : skip + take]
+        prompts = [prompt if len(prompt.turns) == 1 else replace(prompt, turns=prompt.turns[:1])
+                   for prompt in built[0].prompts[skip : skip + take]]  # fmt: skip
         numbers = {prompt.id: number for number, prompt in enumerate(prompts, skip)}
 
         def stops(records: Sequence[RunRecord]) -> Collection[int]:
@@ -109,7 +119,6 @@ class LoadBench:
                 seen[0] += 1
                 if groups:
                     state["units"].append(unit_of(groups))
-                    state["waits"].append({way: waits_of(group) for way, group in groups.items()})
                     state["next"] = 1 + max(numbers[r.request.prompt_id] for r in next(iter(groups.values())).results)
                     before = len(race.left)
                     race.add(state["units"][-1])
@@ -119,7 +128,9 @@ class LoadBench:
             stopped.update(number for number, way in enumerate(labels) if over or way not in race.left)
             return stopped
 
-        runs = [(replace(parts, prompts=prompts, config=job.checked.resolved), job.folder, lambda group: None)
+        segments = skip // self.unit_of(self.load)
+        runs = [(replace(parts, prompts=prompts, segments_before=segments, config=job.checked.resolved), job.folder,
+                 lambda group: None)
                 for parts, job in zip(built, jobs, strict=True)]  # fmt: skip
         with decoding_progress(f"{self.load.label}, {name}: ") as progress:
             finished = run_in_turn([runs], progress, stops=stops)
@@ -139,9 +150,9 @@ class LoadBench:
                 continue
             if len(jobs) > 1:
                 result.in_turn = {"started": result.provenance["started"], "runs": [j.checked.digest for j in jobs]}
-            save(job, next(iter(self.built.values())).target.tokenizer, result, record)
-            if state["verdicts"].get(way) != "failed":
-                state["verdicts"][way] = word(result.as_dict()["lossless"])
+            save(job, self.example.target.tokenizer, result, record)
+            found = word(result.as_dict()["lossless"]), state["verdicts"].get(way, VERDICTS[-1])
+            state["verdicts"][way] = min(found, key=VERDICTS.index)
             state["folders"].setdefault(way, []).append(str(job.folder))
 
 
@@ -157,16 +168,3 @@ def cost_of(requests: Sequence[DecodedRequest]) -> list[float]:
     """Seconds and tokens of requests that were decoded together."""
     seconds = [r.seconds if r.times is None else r.times.finished - r.times.arrived for r in requests]
     return [sum(seconds), float(sum(len(r.tokens) for r in requests))]
-
-
-def waits_of(group: Group) -> dict[str, list[list[float | None]]]:
-    """By decoder, each request's seconds to its first tokens and per output token; None where nothing says it."""
-    alone, found = len(group.results) == 1, {}
-    for way, decoder in enumerate(DECODERS):
-        rows: list[list[float | None]] = []
-        for request in (result.both[way] for result in group.results):
-            seconds, times = call_seconds(request.rounds), request.times
-            first = times.first_token - times.arrived if times else float(seconds[0]) if alone else None
-            rows.append([first, time_per_output_token(request, seconds)])
-        found[decoder] = rows
-    return found

@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
 def advise(overrides: Sequence[str], minutes: float, only: bool = False) -> Path:
     """Says what will be tried, measures what is missing, prints and writes the answers, and returns their folder.
     Raises ConfigError, or KeyboardInterrupt."""
-    from specbench.contrib.advise.ways import command, trial
+    from specbench.contrib.advise.ways import command, on_unseen, trial
 
     show(Text("looking for what fits the target", style="dim"))
     given = [word for word in overrides if word.startswith(FOLDER)]
@@ -65,9 +65,11 @@ def advise(overrides: Sequence[str], minutes: float, only: bool = False) -> Path
     show(*map(Text, trial_lines(tried, minutes)))
     with locked(folder):
         state = Driver(tried, folder, 60 * minutes).go()
-        found = state["answers"] = [load_answer(load, own) for load, own in state["loads"].items()]
-        for load, each in zip(tried.loads, found, strict=True):
-            each["command"] = command([*tried.common, *load.words], each["words"]) if each["on"] else ""
+        kept = [(load, state["loads"][load.label]) for load in tried.loads]
+        found = state["answers"] = [load_answer(load.label, own) for load, own in kept]
+        for (load, own), each in zip(kept, found, strict=True):
+            unseen = on_unseen(tried.common, own) if each["on"] else []
+            each["command"] = command([*unseen, *load.words], each["words"]) if unseen else ""
         leads = [*map(answer_sentence, found), *crossings(found)]
         write_json(folder / FILE, state)
         typed = [*overrides, "--minutes", f"{minutes:g}", *["--only"] * only]

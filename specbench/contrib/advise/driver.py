@@ -10,7 +10,7 @@ from rich.text import Text
 
 from specbench.config.build import Targets
 from specbench.contrib.advise.bench import LoadBench, Stage
-from specbench.contrib.advise.race import FIRST, LEVEL, PLAIN, Race
+from specbench.contrib.advise.race import FIRST, FIRST_ALONE, LEVEL, PLAIN, Race
 from specbench.contrib.advise.ways import Load, Trial, Ways, variants
 from specbench.errors import ConfigError
 from specbench.results.atomic_files import file_text, parse_json, write_json
@@ -19,7 +19,7 @@ from specbench.results.reader import read_result
 from specbench.results.terminal import show
 
 FILE = "advice.json"
-MOST = 64, 16  # units of a pilot: of one request, of several
+PILOT_UNITS = 64, 16  # at most: of one request, of several
 PILOT, VARIANTS = 0.35, 0.6  # of a load's time, when the pilot ends, and when variants of its best have been tried
 BEST = 2  # ways of the pilot whose variants are tried
 WANTED = 0.03  # +- of the measured gain
@@ -36,6 +36,7 @@ class Driver:
         first = LoadBench(tried.common, tried.loads[0], folder, self.targets, self.save)
         drafters = {words[0]: words for words in tried.ways.values()}
         identity = {name: first.checked(words).identity().as_dict() for name, words in drafters.items()}
+        identity["ways"] = tried.ways
         self.state: dict[str, Any] = {"identity": identity, "loads": {}}
         path = folder / FILE
         if path.is_file():
@@ -70,13 +71,21 @@ class Driver:
         now = time.monotonic()
         self.until += now - begun
         share = max(0.0, self.until - now) / loads
-        own |= {"rows": load.rows, "rate": load.rate, "unit": load.unit, "prompts": total,
-                "refused": own["refused"] | bench.refused}  # fmt: skip
+        own |= {"rows": load.rows, "rate": load.rate, "prompts": total, "refused": own["refused"] | bench.refused}
         if not ways:
             return
-        several = load.unit > 1
-        stages, most = own["stages"], MOST[several] if len(ways) > 1 else FIRST
-        winner, race = self._race(bench, stages, "pilot", ways, (total // 2, now + PILOT * share, most))
+        for each in self.tried.loads:
+            if total < (wanted := (FIRST + 1) * bench.unit_of(each)):
+                raise ConfigError(
+                    f"{each.label} needs {wanted:,} prompts, there are {total:,}: give data.count, or a smaller "
+                    "batch_size"
+                )
+        own |= {"unit": (unit := bench.unit_of(load)), "first_turns": any(p.turns[1:] for p in bench.example.prompts)}
+        several, last = unit > 1, total - FIRST * unit  # the measurement has FIRST units at least
+        stages, most = own["stages"], PILOT_UNITS[several] if len(ways) > 1 else FIRST
+        first = FIRST if several else FIRST_ALONE
+        limits = min(total // 2, last), now + PILOT * share, most, first
+        winner, race = self._race(bench, stages, "pilot", ways, limits)
         unraced: list[str] = []  # ways that the pilot left, whose variants are not tried
         if winner is not None and len(race.ways) > 2 and len(race.units) >= FIRST:
             pilot, more = [stage for name, stage in stages.items() if name.startswith("pilot")][-1], Ways()
@@ -87,32 +96,33 @@ class Driver:
             now, self.until = (second + time.monotonic() - begun for second in (now, self.until))
             if len(more) > 1:
                 ways |= more
-                limits = total * 2 // 3, now + VARIANTS * share, most // 2
-                found, last = self._race(bench, stages, "variants", more, limits)
+                limits = min(total * 2 // 3, last), now + VARIANTS * share, most // 2, first
+                found, of_variants = self._race(bench, stages, "variants", more, limits)
                 if found:
                     unraced = [way for way in race.drafting[BEST:] if way not in more]
-                    winner, race = found, last
+                    winner, race = found, of_variants
         own["winner"], own["rivals"] = winner, [way for way in unraced + race.drafting if way != winner]
         if winner is not None:
             own["words"] = ways[winner]
             least, largest = MEASURED_TOGETHER if several else MEASURED[1]
             needed = race.needed(winner, WANTED) if winner in race.ways else None
             units = min(largest, max(least, needed or largest))
-            measured = Race([winner, PLAIN], units)
+            measured = Race([winner, PLAIN], units, first=first)
             stage = self._stage(bench, stages, "measurement", {winner: ways[winner]}, measured, (total, now + share))
             stage["reasons"] = stage.get("reasons", {}) | measured.reasons
         lost = bool(race.units) and not race.drafting
-        own["over"] = lost or (winner is not None and time.monotonic() < now + share)
+        own["ended"] = "time" if time.monotonic() >= now + share else "prompts"
+        own["over"] = lost or (winner is not None and own["ended"] == "prompts")
 
     def _race(
-        self, bench: LoadBench, stages: dict[str, Stage], name: str, ways: Ways, limits: tuple[int, float, int]
+        self, bench: LoadBench, stages: dict[str, Stage], name: str, ways: Ways, limits: tuple[int, float, int, int]
     ) -> tuple[str | None, Race]:
-        """The winner of a race between ways, or None if plain decoding wins. A way whose verdict fails is left out, and
-        the others begin anew."""
-        last, until, most = limits
+        """The winner of a race between ways, or None if plain decoding wins. If the text of a way is wrong, the race
+        starts again without it."""
+        last, until, most, first = limits
         left, number = dict(ways), 1
         while True:
-            race = Race([*left, PLAIN], most, LEVEL / 2)
+            race = Race([*left, PLAIN], most, LEVEL / 2, first)
             stage = name if number == 1 else f"{name}-{number}"
             state = self._stage(bench, stages, stage, left, race, (last, until))
             bad = [way for way in left if state["verdicts"].get(way) == "failed"]
@@ -129,7 +139,7 @@ class Driver:
     ) -> Stage:
         """Goes on with a stage from where it was."""
         begin = max((stage["next"] for stage in stages.values()), default=0)
-        empty: Stage = {"next": begin, "units": [], "waits": [], "verdicts": {}, "folders": {}, "ways": {}}
+        empty: Stage = {"next": begin, "units": [], "verdicts": {}, "folders": {}, "ways": {}}
         state = stages.setdefault(name, empty)
         state["next"] = begin  # no stage sees the prompts of another one
         state["ways"] |= ways
@@ -142,7 +152,8 @@ class Driver:
 def trial_lines(tried: Trial, minutes: float) -> Sequence[str]:
     """What will be tried, before anything is loaded."""
     drafters = ", ".join(dict.fromkeys(words[0].partition("=")[2] for words in tried.ways.values()))
-    loads = "; ".join(f"{load.label} (a unit is {load.unit} prompt{'s' * (load.unit > 1)})" for load in tried.loads)
+    loads = "; ".join(f"{load.label} (a unit is {load.unit} prompt{'s, at least' * (load.unit > 1)})"
+                      for load in tried.loads)  # fmt: skip
     lines = [
         f"{len(tried.ways)} ways of decoding ({drafters}) beside plain decoding, each prompt in all in turn; {loads}"
     ]

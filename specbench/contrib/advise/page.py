@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specbench.contrib.advise.answers import LoadAnswer
+from specbench.contrib.advise.answers import OF_A_ROUND, LoadAnswer, gain_text
 from specbench.contrib.advise.engines import ENGINES, configurations
 from specbench.errors import ConfigError
 from specbench.results.reader import StoredRun, load_run
@@ -21,17 +21,19 @@ MAP = (
     "few requests. What is advised was measured again, on other prompts."
 )
 
+NOT_RUN = "From their documentation; none was run here."
+
 
 def answers_table(found: Sequence[LoadAnswer]) -> Table:
     """A row for each load."""
     rows = []
     for each in found:
-        speeds = each.get("tokens_per_second") or {}
+        speeds = each.get("tokens_per_second") or dict.fromkeys(DECODERS)
         rows.append({
             "load": each["load"], "advice": Cell("ON", kind="good") if each["on"] else Cell("OFF", kind="dim"),
-            "way": each["way"] or "-", "gain": "-" if each["gain"] is None else f"{each['gain']:.2f}x",
+            "way": each["way"] or "-", "gain": gain_text(each),
             "95 %": interval(each["ci95"]), "verdict": each["verdict"] or "-",
-            "tokens/s": _pair(speeds.get("speculative_tokens_per_second"), speeds.get("baseline_tokens_per_second")),
+            "tokens/s": _pair(speeds["speculative"], speeds["baseline"]),
         })  # fmt: skip
     return Table.of(rows, "Advice; in brackets plain decoding's tokens/s")
 
@@ -42,10 +44,10 @@ def waits_table(found: Sequence[LoadAnswer]) -> Table:
     for each in found:
         for delay, of in (each.get("waits") or {}).items():
             for percentile, entry in of.items():
-                seen = interval(entry["ci95"]) if entry["ci95"] else "too few requests"
                 milliseconds = _pair(entry["speculative"], entry["baseline"], 1000)
                 rows.append({"load": each["load"], "what": f"{delay.replace('_', ' ')}, {percentile}, ms",
-                             "value": milliseconds, "ratio": f"{entry['ratio']:.2f}", "95 %": seen})  # fmt: skip
+                             "value": milliseconds, "ratio": f"{entry['ratio']:.2f}",
+                             "95 %": interval(entry["ci95"]) if entry["ci95"] else "-"})  # fmt: skip
         if (good := each.get("goodput") or {}) and all(good.values()):
             speeds = [good[way]["tokens_per_second"] for way in DECODERS]
             rows.append({"load": each["load"], "what": "goodput, tokens/s", "value": _pair(*speeds),
@@ -92,13 +94,14 @@ def engines_section(target: str, found: Sequence[LoadAnswer]) -> Iterator[Sectio
     """What to paste."""
     advised = {tuple(each["words"]): each for each in found if each["on"]}
     for words, each in advised.items():
-        told = configurations(target, words)
+        told = configurations(target, each["constant"])
         rows = [
             {"engine": name, "paste": Cell(text), "what differs": ENGINES[name]["differs"]}
             for name, text in told.items()
         ]
-        yield Section(f"The same in other engines: {each['way']}", ["From their documentation; none was run here."],
-                      tables=[Table.of(rows)])  # fmt: skip
+        left_out = " ".join(word for word in words if word.startswith(OF_A_ROUND))
+        notes = [*[f"Without {left_out}, which was measured."] * bool(left_out), NOT_RUN]
+        yield Section(f"The nearest in other engines: {each['way']}", notes, tables=[Table.of(rows)])
 
 
 def write_advice(folder: Path, state: Mapping[str, Any], leads: Sequence[str], typed: str) -> Path:

@@ -1,13 +1,14 @@
 """Which way of decoding is the fastest: ways are compared on units of work, and leave when they cannot win.
 
-A unit is a request, or several that are decoded together. The rate of a way is the sum of its seconds over that of its
-tokens. At each of a few looks, each way is tested against every other one by Student's t of the logarithm of the ratio
-of their rates, linearised and paired by unit. The fastest way is tested against `ways - 1` others at each look, so with
-a level of LEVEL / looks / (ways - 1) for each test it leaves with probability LEVEL at most.
+A unit is a request, or several that are decoded together. A way's seconds per token are the sum of its seconds over
+that of its tokens. At each of a few looks, each way is tested against every other one by Student's t of the logarithm
+of the ratio of their seconds per token, linearised and paired by unit. The fastest way is tested against `ways - 1`
+others at each look, so with a level of LEVEL / looks / (ways - 1) for each test it leaves with probability LEVEL at
+most, if times vary like a normal distribution. Those of single requests do not (a lookup may be fast on a few of them
+alone), so their first look is after more of them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -17,13 +18,14 @@ from specbench.stats.estimates import Floats, Interval
 LEVEL = 0.05  # probability that the fastest way leaves
 WORTH = 0.02  # ways that differ by less are equally good
 FIRST, GROWTH = 5, 1.4  # units at the first look, and from one look to the next
+FIRST_ALONE = 17  # at the first look, if a unit is one request
 PLAIN = "plain decoding"
 Unit = Mapping[str, Sequence[float]]  # by way: seconds and tokens
 
 
-def looks(most: int) -> list[int]:
-    """The numbers of units at which ways may leave, up to `most`."""
-    found = [min(FIRST, most)]
+def looks(most: int, first: int = FIRST) -> list[int]:
+    """The numbers of units at which ways may leave, from `first` up to `most`."""
+    found = [min(first, most)]
     while found[-1] < most:
         found.append(min(most, int(found[-1] * GROWTH) + 1))
     return found
@@ -32,8 +34,8 @@ def looks(most: int) -> list[int]:
 class Race:
     """Ways of decoding, PLAIN among them, on at most `most` units."""
 
-    def __init__(self, ways: Iterable[str], most: int, level: float = LEVEL):
-        self.ways, self.most, self.looks = [*ways], most, looks(most)
+    def __init__(self, ways: Iterable[str], most: int, level: float = LEVEL, first: int = FIRST):
+        self.ways, self.most, self.looks = [*ways], most, looks(most, first)
         self.level = level / len(self.looks) / max(1, len(self.ways) - 1)  # of each test
         self.left = {*self.ways}
         self.units: list[Unit] = []
@@ -82,7 +84,7 @@ class Race:
             self._decided = all(slower[best, place] + bound[best, place] < WORTH for place in kept if place != best)
 
     def gain(self, way: str) -> tuple[float, Interval]:
-        """The rate of plain decoding over that of the way, on the units that it has, with a 95 % interval."""
+        """Seconds per token of plain decoding over those of the way, on the units that it has, with a 95 % interval."""
         units = self._units(way)
         rates, influence = rates_of([[unit[name] for unit in units] for name in (PLAIN, way)])
         gain, count = float(rates[0] / rates[1]), len(units)
@@ -106,13 +108,3 @@ def rates_of(table: Sequence[Sequence[Sequence[float]]]) -> tuple[Floats, Floats
     shares = of_units / of_units.mean(1, keepdims=True)
     sums = of_units.sum(1)
     return sums[:, 0] / sums[:, 1], shares[..., 0] - shares[..., 1]
-
-
-def break_even(gains: Mapping[int, float]) -> float | None:
-    """The batch size at which the gain falls to 1, on a line between logarithms; None if it does not."""
-    ordered = sorted(gains.items())
-    for (small, above), (large, below) in pairwise(ordered):
-        if above > 1 >= below:
-            share = np.log(above) / np.log(above / below)
-            return float(small * (large / small) ** share)
-    return None

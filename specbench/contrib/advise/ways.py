@@ -20,7 +20,7 @@ HEADS = ("medusa", "eagle3", "eagle", "mlp_speculator")
 SWEPT = ("drafter", "gamma", "gamma_policy", "verifier")  # whose values are ways
 LOADS = ("batch_size", "workload.rate")
 STDLIB = 640  # prompts of the included data
-MOST = 1e6  # of a batch size, and of a rate
+LARGEST_VALUE = 1e6  # of a batch size, and of a rate
 NO_SWEEP = "it has several values, which only drafter, gamma, gamma_policy, verifier, batch_size and workload.rate may"
 Ways = dict[str, list[str]]  # the overrides of each way, by its label
 
@@ -43,7 +43,7 @@ class Load:
 
     @property
     def unit(self) -> int:
-        """The requests of a unit: those that are decoded together."""
+        """The requests of a unit, those that are decoded together, at least."""
         return 1 if self.rows == 1 and self.rate is None else 4 * self.rows
 
 
@@ -170,17 +170,22 @@ def checked_way(words: tuple[str, ...]) -> ValidatedConfig:
 def loads_of(given: Mapping[str, Sequence[str]]) -> list[Load]:
     """Every batch size at every rate. Raises ConfigError."""
     texts = {key: ",".join(given[key]) for key in LOADS if key in given}
-    rows = given_numbers(texts, "batch_size", "1", 1, MOST, "whole numbers", whole=True)
-    given_rates = given_numbers(texts, "workload.rate", "", 1e-6, MOST, "numbers") if "workload.rate" in texts else []
+    rows = given_numbers(texts, "batch_size", "1", 1, LARGEST_VALUE, "whole numbers", whole=True)
+    given_rates = (
+        given_numbers(texts, "workload.rate", "", 1e-6, LARGEST_VALUE, "numbers") if "workload.rate" in texts else []
+    )
     rates: Sequence[float | None] = given_rates or [None]
     return [Load(int(size), rate) for size in rows for rate in rates]
 
 
 def variants(common: Sequence[str], words: Sequence[str], result: Mapping[str, Any]) -> Ways:
-    """A way's words, and with them what may be faster still: the gamma that replay finds best, or else others; where
-    guesses are drawn, another verifier of chains; a policy that chooses gamma by cost."""
+    """A way's words, and with them what may be faster still: the gamma that replay finds best (and its double if
+    replay knows no larger one), or else others; where guesses are drawn, another verifier of chains; a policy that
+    chooses gamma by cost."""
     own = dict(word.split("=", 1) for word in words)
-    picked = result["gamma_pick"]["gammas"] if result["gamma_sweep"] else OTHERS
+    largest = max((entry["gamma"] for entry in result["gamma_sweep"]), default=0)
+    picked = result["gamma_pick"]["gammas"] if largest else OTHERS
+    picked = [*picked, *[2 * largest] * (largest in picked)]
     more = [{"gamma": str(gamma)} for gamma in dict.fromkeys(picked) if gamma and str(gamma) != own["gamma"]]
     more += [{"verifier": "block"}] if "verifier" not in own and result["config"]["temperature"] else []
     if "gamma_policy" not in own:
@@ -202,3 +207,13 @@ def command(common: Sequence[str], words: Sequence[str]) -> str:
     """The command of one run, for a shell."""
     kept = [word for word in common if word not in ("logger=none", "name=advise")]
     return shlex.join(["python", "-m", "specbench", *kept, *words])
+
+
+def on_unseen(common: Sequence[str], own: Mapping[str, Any]) -> list[str]:
+    """The overrides for the prompts of a load that no stage has decoded; none if there are no such prompts."""
+    given = dict(word.split("=", 1) for word in common if "=" in word)
+    last = max(stage["next"] for stage in own["stages"].values())
+    if last >= own["prompts"]:
+        return []
+    skip = [f"skip={int(given.pop('skip', 0)) + last}", *[f"take={own['prompts'] - last}"] * ("take" in given)]
+    return [*(word for word in common if not word.startswith(("skip=", "take="))), *skip]

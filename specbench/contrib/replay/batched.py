@@ -33,6 +33,7 @@ class Traced:
     lengths: Integers
     confidence: Floats
     beta: Floats | None = None  # expected acceptance, if it is known
+    greedy: bool = False  # as of `stats.replay.Trace`
 
 
 @dataclass
@@ -171,13 +172,13 @@ def foreseen(load: BatchLoad, largest: int, each: int, betas: bool = False) -> S
     return found
 
 
-def traced_texts(texts: Sequence[Text], seed: int = 0) -> list[Traced]:
+def traced_texts(texts: Sequence[Text], greedy: bool = False, seed: int = 0) -> list[Traced]:
     """The texts of a finished run; the outcome of a guess that it did not test is drawn."""
     generator, found = np.random.default_rng(seed), []
     for text in texts:
         drawn = generator.random(len(text)) < np.nan_to_num(text.acceptance)
         outcomes = np.where(np.isnan(text.outcome), drawn, text.outcome > 0)
-        found.append(Traced(runs_of(outcomes), np.nan_to_num(text.confidence), text.beta))
+        found.append(Traced(runs_of(outcomes), np.nan_to_num(text.confidence), text.beta, greedy))
     return found
 
 

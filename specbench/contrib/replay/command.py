@@ -49,24 +49,27 @@ def replay_run(folder: Path, overrides: Sequence[str]) -> None:
     ConfigError."""
     of_loads = [override for override in overrides if override.startswith(LOAD_KEYS)]
     names, others = split_overrides([override for override in overrides if override not in of_loads])
+    named = any(override.startswith("gamma_policy=") for override in overrides)
     if not folder.is_file():
         refuse_no_run(folder)
     if of_loads or folder.is_file():
         from specbench.contrib.replay import loads
 
         wanted = loads.asked_loads(of_loads)
-        named = any(override.startswith("gamma_policy=") for override in overrides)
         show(loads.table_of_loads(loads.load_texts(folder), wanted, names if named else loads.ALL.split(","), others))
         return
-    from specbench.contrib.replay.policies import policies, replay_all
+    from specbench.contrib.replay.policies import DRAWN, policies, replay_all
     from specbench.contrib.replay.table import replay_notes, replay_table
     from specbench.contrib.replay.trace import load_trace
     from specbench.results.completion import keep_other
 
-    trace = load_trace(folder)
+    trace, notes = load_trace(folder), list[str]()
+    if not named and not trace.greedy:
+        names.remove("confidence")
+        notes.append(f"confidence is left out: {DRAWN}.")
     found, picked = replay_all(trace, list(policies(trace, names, others)))
     text = as_json({name: vars(replayed) for name, replayed in found.items()})
     kept = keep_other(folder / FILE, text)
     write_text(folder / FILE, text)
-    show(replay_table(trace, found), *map(Text, replay_notes(trace, found, picked)))
+    show(replay_table(trace, found), *map(Text, [*replay_notes(trace, found, picked), *notes]))
     print(visible(f"written to {folder / FILE}" + (f"; the earlier one is now {kept.name}" if kept else "")))

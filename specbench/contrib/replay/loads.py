@@ -21,6 +21,7 @@ from specbench.contrib.replay.batched import (
     simulate,
     traced_texts,
 )
+from specbench.contrib.replay.policies import refuse_drawn
 from specbench.contrib.replay.trace import load_trace
 from specbench.contrib.replay.trace_file import load_file
 from specbench.decoding.gamma_policy import GammaPolicy
@@ -79,7 +80,10 @@ def given_numbers(
 
 def load_texts(path: Path) -> list[Traced]:
     """The texts of a run's folder, or of a file. Raises ConfigError."""
-    return traced_texts(load_trace(path).texts) if path.is_dir() else load_file(path)
+    if not path.is_dir():
+        return load_file(path)
+    trace = load_trace(path)
+    return traced_texts(trace.texts, trace.greedy)
 
 
 def built(load: BatchLoad, names: Sequence[str], overrides: Sequence[str]) -> Iterator[tuple[str, GammaPolicy]]:
@@ -91,6 +95,7 @@ def built(load: BatchLoad, names: Sequence[str], overrides: Sequence[str]) -> It
         if isinstance(settings, GoodputGamma.Settings):
             settings = replace(settings, by_row=load.by_row, signal=settings.signal if confident else "none")
         policy: GammaPolicy = choice.kind.from_settings(settings)
+        refuse_drawn(policy, all(text.greedy for text in load.texts))
         if policy.replay_only or (policy.signal is not None and (policy.traced_as != "confidence" or not confident)):
             raise ConfigError(f"gamma_policy={name} is not possible: these traces do not have what it looks at")
         yield name, policy

@@ -10,7 +10,10 @@ from specbench.config.validate import choose
 from specbench.contrib.replay.table import BEST
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.errors import ConfigError
+from specbench.policies.gamma.confidence import ConfidenceGamma
 from specbench.stats.replay import Replayed, Trace, TracedCosts, pick, priced, replay, sweep_rounds
+
+DRAWN = "it looks at q(x) of the drawn guess, and traces have max q, which is the same at temperature 0"
 
 
 def policies(trace: Trace, names: Sequence[str], overrides: list[str]) -> Iterator[tuple[str, GammaPolicy]]:
@@ -37,10 +40,17 @@ def refuse_more_than_was_measured(largest: int, trace: Trace) -> None:
         )
 
 
+def refuse_drawn(policy: GammaPolicy, greedy: bool) -> None:
+    """Raises ConfigError if a policy looks at drawn guesses and these are not the likeliest tokens."""
+    if isinstance(policy, ConfidenceGamma) and not greedy:
+        raise ConfigError(f"gamma_policy=confidence is not possible: {DRAWN}")
+
+
 def build_policy(config: DictConfig, trace: Trace) -> GammaPolicy:
     """The policy of a composed configuration. Raises ConfigError."""
     choice = choose(config, "gamma_policy", None)
     policy: GammaPolicy = choice.kind.from_settings(choice.settings)
+    refuse_drawn(policy, trace.greedy)
     if policy.largest > trace.largest and policy.constant is None:
         policy = choice.kind.from_settings(replace(choice.settings, largest=trace.largest))
     if policy.calibrated:

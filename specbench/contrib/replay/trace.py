@@ -38,7 +38,9 @@ def load_trace(folder: Path) -> Trace:
         raise ConfigError(
             f"{folder / 'results.json'} cannot be used: cost.halves are not of the texts in positions.parquet"
         )
-    return traced(texts, costs, run.result["speedup"]["measured"], halves)
+    trace = traced(texts, costs, run.result["speedup"]["measured"], halves)
+    trace.greedy = run.result["config"]["temperature"] == 0
+    return trace
 
 
 def _half(found: dict[str, Any], folder: Path) -> HalfCosts:

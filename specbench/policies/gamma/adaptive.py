@@ -9,6 +9,8 @@ from specbench.policies.gamma.per_request_state import PerRow
 from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
 from specbench.theory import expected_tokens
 
+PROBE = 64  # rounds without a guess, which teach nothing, before one drafts a single guess
+
 
 class AdaptiveGamma(GammaPolicy):
     """Chooses the gamma that maximises equation 1, summed over the active rows at each row's own estimate of beta, over
@@ -32,6 +34,7 @@ class AdaptiveGamma(GammaPolicy):
         self.widths = tuple(range(1, largest + 1))
         self.rows: PerRow[tuple[float, float]] = PerRow()  # accepted, tested
         self.everyone = (0.0, 0)
+        self.idle = 0  # rounds without a draft since the last one with
 
     def calibrate(self, costs: Costs) -> None:
         self.everyone = costs.acceptance
@@ -42,7 +45,9 @@ class AdaptiveGamma(GammaPolicy):
         for row in (row for row, on in enumerate(state.active) if on):
             accepted, tested = self.rows.of(state, row, (self._mean() * self.prior, self.prior))
             tokens += expected_tokens(accepted / tested, np.arange(self.largest + 1))
-        return [int(np.argmax(tokens / self.seconds))] * state.batch_size
+        gamma = int(np.argmax(tokens / self.seconds)) or int(self.idle >= PROBE)
+        self.idle = 0 if gamma else self.idle + 1
+        return [gamma] * state.batch_size
 
     def observe(self, drafted: list[int], kept: list[int]) -> None:
         for row, (guesses, new) in enumerate(zip(drafted, kept, strict=True)):

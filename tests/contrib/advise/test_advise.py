@@ -1,24 +1,30 @@
 """The advice as a command, on little models: its stages, what it keeps, and what it never advises."""
 
+import copy
 import json
 import shutil
 import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from published_cases import target, written
 from small_runs import LITTLE, interrupt_the_second_group, short_prompts, steady
 from small_runs import finished as finished
 
-import specbench.contrib.advise.driver as driver
-from specbench.contrib.advise.answers import answer_sentence, load_answer, more
+from specbench.contrib.advise import answers, bench, driver, ways
+from specbench.contrib.advise.answers import answer_notes, answer_sentence, constant, crossings, load_answer, more
 from specbench.contrib.advise.bench import LoadBench
 from specbench.contrib.advise.command import advise, main
 from specbench.contrib.advise.driver import Driver
 from specbench.contrib.advise.engines import ENGINES, configurations
+from specbench.contrib.advise.page import engines_section
 from specbench.contrib.advise.race import FIRST, PLAIN, Race
-from specbench.contrib.advise.ways import Load, Trial, heads_beside, trial
+from specbench.contrib.advise.ways import Load, Trial, heads_beside, trial, variants
+from specbench.contrib.traffic.poisson import Poisson
 from specbench.errors import ConfigError
+from specbench.stats.latency import DECODERS
 
 COMMON = [f"target.path={LITTLE['target.path']}", "device=cpu", "executor=eager", "max_new_tokens=8", "temperature=0"]
 
@@ -31,7 +37,7 @@ def words(*more_words):
 def few(monkeypatch, tmp_path):
     """A pilot of five requests, and a measurement of five others."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(driver, "MOST", (5, 5))
+    monkeypatch.setattr(driver, "PILOT_UNITS", (5, 5))
     monkeypatch.setattr(driver, "MEASURED", {1: (5, 5)})
     monkeypatch.setattr(driver, "variants", lambda common, own, result: {"the winner": own})
     with steady():
@@ -39,7 +45,10 @@ def few(monkeypatch, tmp_path):
 
 
 def test_it_goes_from_pilot_to_measurement_on_other_prompts_and_writes_its_page(few, capsys, monkeypatch):
-    folder = advise(words("gamma=1,2"), 10, only=True)
+    lines = [json.loads(line) for line in Path(short_prompts()).read_text().splitlines()]
+    (few / "turns.jsonl").write_text("\n".join(json.dumps({"turns": [line["prompt"], "And?"]}) for line in lines))
+    given = [*COMMON, "data=questions", f"data.path={few / 'turns.jsonl'}", "drafter=ngram"]
+    folder = advise([*given, "gamma=1,2"], 10, only=True)
     state = json.loads((folder / "advice.json").read_text())
     (own,), (found,) = state["loads"].values(), state["answers"]
     pilot, measured = own["stages"]["pilot"], own["stages"]["measurement"]
@@ -51,18 +60,26 @@ def test_it_goes_from_pilot_to_measurement_on_other_prompts_and_writes_its_page(
         {json.loads(line)["id"] for line in (few / stage["folders"][own["winner"]][0] / "prompts.jsonl").open()}
         for stage in (pilot, measured)
     ]
-    assert len(seen[0]) == len(seen[1]) == 5 and not seen[0] & seen[1]
+    assert len(seen[0]) == len(seen[1]) == 5 and not seen[0] & seen[1] and "/" not in "".join(seen[0] | seen[1])
+    assert "of prompts of several turns the first turn alone was decoded" in found["notes"]
     result = json.loads((few / found["folder"] / "results.json").read_text())
     assert found["gain"] == pytest.approx(result["speedup"]["measured"]) and found["verdict"] == "passed"
     assert found["on"] == (found["ci95"][0] > 1) and found["requests"] == 5
     page, out = (folder / "report.html").read_text(), capsys.readouterr().out
     assert answer_sentence(found).split(":")[0] in page and "gamma" in page
     assert out.index("2 ways of decoding") < out.index("loading") < out.index("Advice")
-    assert found["waits"]["per_output_token"]["p50"]["baseline"] > 0
+    assert found["waits"]["per_token"]["p50"]["baseline"] > 0
+    assert not found["on"] or f"skip={measured['next']} " in found["command"]
 
     before = (folder / "advice.json").read_text()  # a finished advice is not measured again
     monkeypatch.setattr(LoadBench, "total", lambda *others: pytest.fail("loaded again"))
-    assert advise(words("gamma=1,2"), 10, only=True) == folder and (folder / "advice.json").read_text() == before
+    assert advise([*given, "gamma=1,2"], 10, only=True) == folder and (folder / "advice.json").read_text() == before
+    state["loads"] = {"batch 4": own | {"rows": 4}, **state["loads"]}  # another command's, with this folder
+    (folder / "advice.json").write_text(json.dumps(state))
+    advise([*given, "gamma=1,2"], 10, only=True)
+    assert [each["load"] for each in json.loads((folder / "advice.json").read_text())["answers"]] == ["batch 1"]
+    for gammas, kept in (("1,2", True), ("1,2,3", False)):  # gamma 3 was not tried
+        assert bool(Driver(trial([*given, f"gamma={gammas}"], True), folder, 1).state["loads"]) == kept
 
 
 @pytest.mark.slow
@@ -82,7 +99,12 @@ def test_an_interrupted_advice_keeps_what_it_has_and_goes_on(few, monkeypatch):
 
 @pytest.mark.slow
 def test_several_rows_and_a_rate_are_loads_with_groups_as_units(few, monkeypatch):
-    monkeypatch.setattr(driver, "MOST", (5, 1))
+    monkeypatch.setattr(driver, "PILOT_UNITS", (5, 1))
+    monkeypatch.setattr(driver, "FIRST", 1)
+    segments, arrivals = set(), Poisson.arrivals
+    monkeypatch.setattr(
+        Poisson, "arrivals", lambda *own: segments.add(own[-1] if len(own) > 2 else 0) or arrivals(*own)
+    )
     monkeypatch.setattr(driver, "MEASURED_TOGETHER", (1, 1))
     given = words("gamma=1", "batch_size=1,2", "workload.rate=50", "workload.slo_per_token=10")
     state = json.loads((advise(given, 10, only=True) / "advice.json").read_text())
@@ -91,16 +113,20 @@ def test_several_rows_and_a_rate_are_loads_with_groups_as_units(few, monkeypatch
         decoded = len((few / found["folder"] / "prompts.jsonl").read_text().splitlines())
         assert found["requests"] == 4 * found["batch_size"] == decoded and found["rate"] == 50 and not found["on"]
         assert found["goodput"]["speculative"]["share"] == 1 and found["waits"]["first_token"]["p50"]["ratio"] > 0
+        assert "time from arrival to last token: " in answer_sentence(found)
+    assert segments == {0, 1}  # the measurement has other arrivals than the pilot
 
 
 def stored(verdict, rates, winner="way"):
     """What advice.json has of a load whose measurement has these seconds per token of the way, and 1 of plain."""
     race = [{"way": [rate, 1.0], PLAIN: [1.0, 1.0]} for rate in rates]
-    stage = {"units": race, "verdicts": {"way": verdict}, "folders": {"way": ["run"]}, "waits": []}
+    stage = {"units": race, "verdicts": {"way": verdict}, "folders": {"way": ["run"]},
+             "ways": {"way": ["drafter=ngram"]}}  # fmt: skip
     return {
         "rows": 1,
         "rate": None,
         "unit": 1,
+        "ended": "prompts",
         "winner": winner,
         "words": ["drafter=ngram"],
         "stages": {"measurement": stage},
@@ -126,6 +152,8 @@ def test_on_needs_an_interval_above_one_and_no_failed_verdict(finished, monkeypa
     broken = stored(verdict, rates)
     broken["stages"]["measurement"]["reasons"] = {"way": "failed: out of memory"}
     assert not load_answer("batch 1", broken)["on"] and load_answer("batch 1", broken)["why"] == "failed: out of memory"
+    assert ("give more (data.count)" in found["why"]) == (len(rates) < FIRST)
+    assert "--minutes" in load_answer("batch 1", stored(verdict, rates) | {"ended": "time"})["why"] or len(rates) > 2
     if rates[1] == 1.6:
         assert found["needs"] in found["why"] and int(found["needs"].split()[-2].replace(",", "")) > 100
 
@@ -136,7 +164,7 @@ def test_on_needs_an_interval_above_one_and_no_failed_verdict(finished, monkeypa
         ({"a": "slower than b after 5 units", "b": f"slower than {PLAIN} after 8 units"}, "all ways lost"),
         ({"a": "slower than b after 5 units", "b": "its verdict failed"}, "b: its verdict failed"),
         ({"a": "failed: out of memory", "b": "failed: out of memory"}, "a: failed: out of memory"),
-        ({"a": "slower than b after 5 units"}, "the time was over"),
+        ({"a": "slower than b after 5 units"}, "too little time to choose a way"),
     ],
 )
 def test_why_no_way_is_advised_is_what_happened(reasons, told):
@@ -163,8 +191,13 @@ def test_ways_that_the_pilot_left_and_no_stage_raced_again_are_rivals(monkeypatc
         def __init__(self, *others):
             pass
 
+        example = SimpleNamespace(prompts=())
+
         def total(self, ways):
             return 60
+
+        def unit_of(self, load):
+            return 1
 
     def race(self, bench, stages, name, ways, limits):
         stages[name] = {"folders": {way: ["run"] for way in ways}}
@@ -200,6 +233,9 @@ def test_no_way_that_fits_is_one_sentence(few, monkeypatch):
         return None, Race([PLAIN], 5)
 
     monkeypatch.setattr(driver.Driver, "_race", lost)
+    with pytest.raises(ConfigError, match=r"batch 2 needs 48 prompts, there are 32: give data\.count, or a smaller"):
+        advise(words("gamma=1", "batch_size=1,2"), 10, only=True)
+    monkeypatch.setattr(driver, "FIRST", 1)
     state = json.loads((advise(words("gamma=1", "batch_size=1,2"), 10, only=True) / "advice.json").read_text())
     assert [found["why"] for found in state["answers"]][1] == "no way fits: too large for batch 2"
 
@@ -297,7 +333,64 @@ def test_other_engines_get_the_same_gamma_or_say_that_they_cannot():
         told = configurations("P", [f"drafter={drafter}", "drafter.path=Q", "gamma=5"])
         assert told.keys() == ENGINES.keys() and '"num_speculative_tokens": 5' in told["vLLM"]
         assert "--speculative-num-draft-tokens 6" in told["SGLang"]
-    assert all("has no such drafter" in text for text in configurations("P", ["drafter=token_recycling"]).values())
+    for drafter in ("token_recycling", "lookup_or_model"):  # no engine chooses between a lookup and a model
+        assert all("has no such drafter" in text for text in configurations("P", [f"drafter={drafter}"]).values())
+    pilot = {"ways": {str(gamma): ["drafter=suffix", f"gamma={gamma}"] for gamma in (2, 4, 8)},
+             "gains": {"2": [1.3, None], "4": [1.2, None], "8": [1.1, None]}}  # fmt: skip
+    words = ["drafter=suffix", "gamma=4", "gamma_policy=goodput"]
+    best = constant({"words": words, "stages": {"pilot": pilot}})
+    assert best == pilot["ways"]["2"] and constant({"words": best, "stages": {}}) == best
+    (section,) = engines_section("P", [{"on": True, "words": words, "way": "a", "constant": best}])
+    assert section.title == "The nearest in other engines: a"
+    assert "Without gamma_policy=goodput, which was measured." in section.texts
+
+
+@pytest.mark.parametrize(("loads", "told"), [
+    ({4: [1.1, 1.3], 16: [0.7, 0.9]}, "lies between batch 4 and 16."),
+    ({1: [1.2, 1.4], 8: [0.8, 1.3]}, "is not known: at batch 8 the interval holds 1."),
+    ({1: [1.2, 1.4], 8: None}, "is not known: at batch 8 nothing was measured after the pilot."),
+    ({1: [1.2, 1.4], 8: [1.1, 1.2]}, "is above batch 8, the largest that was measured."),
+])  # fmt: skip
+def test_break_even_is_where_intervals_tell_it(loads, told):
+    found = [{"batch_size": rows, "rate": None, "ci95": ci95, "fresh": bool(ci95), "verdict": "passed"}
+             for rows, ci95 in loads.items()]  # fmt: skip
+    assert [*crossings(found)] == [f"Break-even {told}"]
+
+
+def test_the_largest_gamma_that_replay_knows_is_doubled(monkeypatch):
+    monkeypatch.setattr(ways, "checked_way", lambda words: None)
+    swept = {"gamma_sweep": [{"gamma": gamma} for gamma in range(7)], "config": {"temperature": 0}}
+    given = ["drafter=ngram", "gamma=4", "gamma_policy=fixed"]
+    for picked, doubled in (([6, 3], True), ([3, 3], False)):
+        found = variants([], given, swept | {"gamma_pick": {"gammas": picked}})
+        assert any("gamma=12" in way for way in found.values()) == doubled
+    own = {"words": [*found.values()][-1], "stages": {"variants": {"ways": found}}, "rate": None}
+    part = {"machine": None, "counts": {"tokens": 1, "baseline_tokens": 1, "prompts": 1}, "notes": [],
+            "throughput": dict.fromkeys((f"{name}_tokens_per_second" for name in DECODERS), 9.0)}  # fmt: skip
+    assert [*answer_notes(own, [part])] == []
+    assert [*answer_notes(own | {"words": given}, [part])] == ["gamma 4 is the largest tried"]
+    assert len([*answer_notes(own | {"rate": 10.0}, [part])]) == 2  # decoders that give less than is asked for
+
+
+def test_of_several_parts_the_worst_verdict_and_all_of_their_numbers_count(finished, monkeypatch):
+    result, verdicts = finished("drafter=ngram", "gamma=2")[0], iter(["inconclusive", "passed"])
+    made, state = LoadBench.__new__(LoadBench), {"verdicts": {}, "folders": {}}
+    made.built = {"": SimpleNamespace(target=SimpleNamespace(tokenizer=None))}
+    monkeypatch.setattr(bench, "save", lambda *others: None)
+    monkeypatch.setattr(bench, "word", lambda lossless: next(verdicts))
+    for folder in ("a", "b"):
+        made._keep(["way"], [SimpleNamespace(folder=folder)], [(result, None)], state)
+    assert state == {"verdicts": {"way": "inconclusive"}, "folders": {"way": ["a", "b"]}}
+    parts = {folder: copy.deepcopy(result.as_dict()) for folder in "ab"}
+    parts["a"]["machine"] = {"steady": False, "reasons": ["slower"]}
+    parts["a"]["throughput"] = {name: rate / 3 for name, rate in parts["b"]["throughput"].items()}
+    monkeypatch.setattr(answers, "read_result", lambda folder: parts[folder.name])
+    own = stored("passed", [0.5, 0.52, 0.48, 0.5, 0.51])
+    own["stages"]["measurement"]["folders"] = state["folders"]
+    found = load_answer("batch 1", own)
+    assert not found["steady"] and "the machine was not steady: slower" in found["notes"]
+    rate = parts["b"]["throughput"]["speculative_tokens_per_second"]
+    assert found["tokens_per_second"]["speculative"] == pytest.approx(rate / 2)
 
 
 def test_a_race_needs_no_unit_without_a_way():

@@ -3,18 +3,19 @@
 import numpy as np
 import pytest
 
-from specbench.contrib.advise.race import LEVEL, PLAIN, Race, break_even, looks
+from specbench.contrib.advise.race import FIRST, FIRST_ALONE, LEVEL, PLAIN, Race, looks
 
 RACES, MOST, SD = 150, 12, 0.2
 
 
-def units_of(rates, generator, most=MOST):
-    """Units whose seconds per token vary by SD for each way, and as much for all ways together."""
-    names = [f"way {number}" for number in range(len(rates))]
-    for _ in range(most):
+def units_of(rates, generator, most=MOST, sd=SD):
+    """Units whose seconds per token vary by sd for each way, and as much for all ways together. `rates` are of all
+    units, or of each."""
+    names = [f"way {number}" for number in range(rates.shape[-1])]
+    for means in np.broadcast_to(rates, (most, len(names))):
         tokens = generator.integers(20, 60)
-        common = np.exp(SD * generator.standard_normal())
-        own = rates * common * np.exp(SD * generator.standard_normal(len(rates)))
+        common = np.exp(sd * generator.standard_normal())
+        own = means * common * np.exp(sd * generator.standard_normal(len(names)))
         yield {name: (float(tokens * rate), float(tokens)) for name, rate in zip(names, own, strict=True)} | {
             PLAIN: (2.0 * tokens * common, float(tokens))
         }
@@ -41,6 +42,27 @@ def test_of_equal_ways_one_leaves_as_rarely_as_is_said():
     """The control: tests that are not corrected for their number."""
     assert left_wrongly() <= LEVEL + 2 * np.sqrt(LEVEL * (1 - LEVEL) / RACES)
     assert left_wrongly(level=LEVEL) > 2 * LEVEL
+
+
+def test_a_lookup_that_is_fast_on_a_few_requests_alone_seldom_leaves():
+    """1.18 times as fast as plain decoding, by 4 times on a fifth of the requests, beside five ways of 1.1 times. The
+    control: a first look after five requests."""
+
+    def left(first):
+        found = []
+        for seed in range(RACES):
+            generator = np.random.default_rng(seed)
+            rates = np.full((64, 6), 2 / 1.1)
+            rates[:, 0] = np.where(generator.random(64) < 0.2, 2 / 4, 2)
+            run = Race([*(f"way {number}" for number in range(6)), PLAIN], 64, first=first)
+            for unit in units_of(rates, generator, 64, sd=0.05):
+                if run.over:
+                    break
+                run.add(unit)
+            found.append("way 0" not in run.left)
+        return np.mean(found)
+
+    assert left(FIRST_ALONE) <= LEVEL < 2 * LEVEL < left(FIRST)
 
 
 def test_the_fastest_way_is_found_and_the_slow_ones_leave_early():
@@ -90,6 +112,5 @@ def test_the_units_that_are_needed_give_that_interval():
     assert np.log(high / low) / 2 == pytest.approx(0.05, rel=0.25)
 
 
-def test_looks_and_break_even():
-    assert looks(24) == [5, 8, 12, 17, 24] and looks(3) == [3]
-    assert break_even({1: 2.0, 4: 0.5}) == pytest.approx(2.0) and break_even({1: 2.0, 8: 1.5}) is None
+def test_looks():
+    assert looks(24) == [5, 8, 12, 17, 24] and looks(3) == [3] and looks(64, FIRST_ALONE) == [17, 24, 34, 48, 64]

@@ -1,6 +1,7 @@
 """Replay of gamma policies on batches, and traces of other engines."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,6 +66,8 @@ def test_texts_of_one_token_and_none_accepted_are_replayed():
         for signal in ("none", "confidence"):
             made = GoodputGamma(largest=4, signal=signal, by_row=False, forget=0.02, probe=64)
             assert simulate(load, made, 50).per_second > 1.9
+    load.texts = [replace(text, greedy=True) for text in texts]  # above temperature 0 it is refused
+    assert [name for name, _ in loads.built(load, ["confidence"], [])] == ["confidence"]
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,10 @@ def test_the_command_prints_a_table_and_writes_it(finished, monkeypatch, tmp_pat
         cost["share"] = 1 + cost["gamma"] / 8
     (folder / "results.json").write_text(json.dumps(result))
     monkeypatch.setenv("COLUMNS", "200")  # a narrow terminal leaves columns out
-    command.main([str(folder), "gamma_policy=optimal,oracle"])
+    monkeypatch.setattr(command, "ALL", "optimal,confidence,oracle")  # at temperature 1
+    command.main([str(folder)])
     shown = capsys.readouterr().out
+    assert "confidence is left out: it looks at q(x) of the drawn guess" in shown
     assert "gamma 3" in shown and "oracle" in shown and "100%" in shown and "adaptive" not in shown
     stored = json.loads((folder / "replay.json").read_text())
     assert set(stored) - {"gamma 4"} == {"gamma 0", "gamma 1", "gamma 2", "gamma 3", "best gamma", "optimal", "oracle"}
@@ -42,6 +44,8 @@ def test_the_command_prints_a_table_and_writes_it(finished, monkeypatch, tmp_pat
         (["nowhere"], "nowhere is not a finished run: results.json is not there"),
         (["{folder}", "gamma_policy=nonsense"], "gamma_policy=nonsense is not a choice"),
         (["{folder}", "gamma_policy=adaptive", "gamma_policy.prior=-1"], "gamma_policy.prior=-1.0 is not allowed"),
+        (["{folder}", "gamma_policy=confidence"], "gamma_policy=confidence is not possible: it looks at q(x)"),
+        (["{folder}", "gamma_policy=confidence", "cost=1,1,1,1", "tokens=9"], "gamma_policy=confidence is not"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, expected, finished, capsys, monkeypatch):
