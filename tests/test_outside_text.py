@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from specbench.contrib.dflash.config import parse_dflash
 from specbench.contrib.eagle.weights import inspect
 from specbench.contrib.servers.answer import read_answer
+from specbench.contrib.servers.dialects import llama_acceptance
 from specbench.contrib.servers.endpoint import Endpoint, Exchange, ServerError, split
 from specbench.contrib.whisper.sound import KINDS, decode_sound, length
 from specbench.data.json_lines import read_json_lines
@@ -57,7 +58,7 @@ def answers(events):
         return
     assert 0 < found.tokens <= 10 and found.finish in ("stop", "length") and found.pieces
     assert found.ids is None or (len(found.ids) == found.tokens and all(0 <= own < 100 for own in found.ids))
-    assert 0 <= found.timings.draft_n_accepted <= found.timings.draft_n
+    assert 0 <= found.timings.draft_n_accepted <= found.timings.draft_n and llama_acceptance(found)
     counts = [piece.tokens for piece in found.pieces if piece.tokens is not None]
     assert counts == sorted(counts) and 0 < found.first <= found.tokens
     found.text.encode()

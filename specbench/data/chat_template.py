@@ -35,9 +35,9 @@ class Renderer:
         """The text of messages, up to where the model begins its answer. Raises TemplateError."""
         words = {"conversations": [messages], "chat_template": template, "add_generation_prompt": True, **special}
         with self._lock:
-            if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
-                self._begin()
             try:
+                if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+                    self._begin()
                 self._send(json.dumps(words).encode() + b"\n")
                 found = json.loads(self._line(SECONDS))
             except BaseException:  # also an interruption, after which an answer to this would be taken for the next one
@@ -50,7 +50,7 @@ class Renderer:
 
     def _begin(self) -> None:
         environment = {"USE_TORCH": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        self._owner = os.getpid()
+        self._owner, self._process = os.getpid(), None
         self._process = subprocess.Popen(
             [sys.executable, "-P", __file__],
             stdin=subprocess.PIPE,

@@ -139,6 +139,8 @@ def names_in(folder: Path) -> str:
 
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises ValueError that names the file."""
+    if file.exists() and not file.is_file():
+        raise ValueError(f"{file.name} is not a file")
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

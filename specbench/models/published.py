@@ -1,5 +1,6 @@
 """Draft networks in formats of other projects: their config.json, their tensors, and the target that they are for."""
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ def read_config(path: str, key: str) -> dict[str, Any]:
 def checked(schema: type[Schema], config: Mapping[str, Any], named: str) -> Schema:
     """The keys of a config.json that are used. Raises ConfigError, also if there are others."""
     own = {name: value for name, value in config.items() if name not in UNUSED}
+    if "${" in json.dumps(own):
+        raise ConfigError(f"{named} has ${{ in its config.json, which would be replaced by what it names")
     return validate(schema, OmegaConf.create(own), f"{named}: config.json ")
 
 

@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -146,9 +147,16 @@ def as_json(value: Any) -> str:
 def file_text(path: Path) -> str:
     """A file's text. Raises ConfigError."""
     try:
+        refuse_no_file(path)
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read ({reason(error)})") from error
+
+
+def refuse_no_file(path: Path) -> None:
+    """Raises OSError for what never ends, or never begins: a device, or a pipe."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError("it is not a file")
 
 
 def reason(error: Exception) -> str:

@@ -12,7 +12,7 @@ import pyarrow.parquet
 
 from specbench.decoding.timer import KEPT
 from specbench.errors import ConfigError
-from specbench.results.atomic_files import reason, replacing
+from specbench.results.atomic_files import reason, refuse_no_file, replacing
 from specbench.stats.records import PerRequestSums, PositionStats, Round, RunRecord
 
 ROWS = 2000  # in memory at a time
@@ -51,6 +51,7 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]], schema: pyarrow.Schem
 def read_table(path: Path, columns: pyarrow.Schema, most: int | None = None) -> pyarrow.Table:
     """A parquet file that has at least these columns, or about its first `most` rows. Raises ConfigError."""
     try:
+        refuse_no_file(path)
         with pyarrow.parquet.ParquetFile(path) as file:
             groups, rows = 0, 0
             while groups < file.num_row_groups and (most is None or rows < most):
@@ -63,6 +64,8 @@ def read_table(path: Path, columns: pyarrow.Schema, most: int | None = None) -> 
             raise ConfigError(f"{path} cannot be used: it has no column {field.name}")
         if (found := table.schema.field(field.name).type) != field.type:
             raise ConfigError(f"{path} cannot be used: its column {field.name} is {found}, not {field.type}")
+        if field.type == pyarrow.string() and table[field.name].null_count:
+            raise ConfigError(f"{path} cannot be used: its column {field.name} holds null")
     return table
 
 

@@ -209,6 +209,7 @@ def _latex_cell(value: CellValue, column: Column) -> str:
 
 def _inert(value: CellValue) -> Any:
     """A cell that a spreadsheet does not compute: a text that begins as a formula does begins with an apostrophe."""
+    value = value.text if isinstance(value, Cell) else value
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
         with suppress(ValueError):
             float(value)
@@ -222,7 +223,7 @@ def to_csv(table: Table) -> str:
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     keys = ((f"{c.key} low", f"{c.key} high") if c.ends else (c.key,) for c in table.columns)
-    writer.writerow([key for own in keys for key in own])
+    writer.writerow([_inert(key) for own in keys for key in own])
     for row in table.rows:
         cells: list[Any] = []
         for value, column in zip(row, table.columns, strict=True):

@@ -179,7 +179,7 @@ def spelled(value: Any) -> str:
 @contextmanager
 def _files_of_hydra(config: DictConfig, job: RunJob, call: str) -> Iterator[None]:
     """Writes .hydra/ as the command line does, and, inside this context, what specbench logs to run.log."""
-    from specbench.results.atomic_files import write_text, writing
+    from specbench.results.atomic_files import open_no_link, write_text, writing
 
     folder = job.folder
     with writing(folder / ".hydra"):
@@ -189,6 +189,7 @@ def _files_of_hydra(config: DictConfig, job: RunJob, call: str) -> Iterator[None
     for name, node in (("config", own), ("hydra", hydra), ("overrides", OmegaConf.create(list(job.overrides)))):
         write_text(folder / ".hydra" / f"{name}.yaml", OmegaConf.to_yaml(node))
     with writing(folder / "run.log"):
+        open(folder / "run.log", "a", opener=open_no_link).close()
         handler = logging.FileHandler(folder / "run.log")
     handler.setFormatter(VisibleFormatter("[%(asctime)s][%(name)s][%(levelname)s] %(message)s"))
     logger = logging.getLogger("specbench")

@@ -4,6 +4,7 @@ A continued run has the texts, counts and verdict of one that was not ended. Its
 which it says; of those before, from their beginning to the last group.
 """
 
+import hashlib
 import logging
 import time
 from collections import Counter
@@ -13,7 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from specbench.config.memory import peak_bytes
+from specbench.data.prompts import Request
+from specbench.decoding.encoder_input import Features
+from specbench.decoding.executor import Executor
 from specbench.results.atomic_files import GROUPS
 from specbench.results.signed_file import SignedFile
 from specbench.run.batching import Batch
@@ -34,12 +40,13 @@ OF_RECORD, OF_SESSION = ("notes", "unread", "unreadable"), ("to_read", "text_tok
 class KeptGroup:
     """A group, or the failure of its requests, without the requests, and what the run was behind it."""
 
-    ids: Sequence[str]
+    requests: Sequence[str]  # an id and a hash of each
     group: Group | None
     failure: Failure | None
     costs: CostTable  # of its rounds and probes
     probes: Probes  # of the machine
     process: int  # from 1 on
+    engine: frozenset[str]  # of it, as `engine_of` tells
     of_record: Mapping[str, Any]
     of_session: Mapping[str, Any]
     rows: int  # of the session
@@ -59,8 +66,8 @@ class KeptGroups:
         self.file = SignedFile(folder / GROUPS)
         if afresh:
             self.file.clear()
-        elif self.file.found[:1] not in ([], [identity]):
-            self.file.set_aside("it is of a run with other settings, data, checkpoints, code or device")
+        elif self.file.found[:1] != [identity]:
+            self.file.exchange(identity, "it is of a run with other settings, data, checkpoints, code or device")
         if not self.file.found:
             self.file.append(identity)
         self.waiting: list[KeptGroup] = self.file.found[1:]  # those of earlier processes that are not given back yet
@@ -71,6 +78,7 @@ class KeptGroups:
         self.by: list[int] = []  # the process of each group that is decoded
         self.last: dict[int, KeptGroup] = {}  # of each earlier process
         self.requests = Counter[bool]()  # by whether this process has decoded them
+        self.engines: dict[int, frozenset[str]] = {}  # of each process
         self.peak_bytes = 0
 
     def close(self) -> None:
@@ -79,8 +87,11 @@ class KeptGroups:
     def give_back(self, member: MethodRun, wanted: Batch) -> KeptGroup | None:
         """What an earlier process has decoded of these requests, which the run's record has then; None if they are to
         be decoded."""
-        kept = self.waiting.pop(0) if self.waiting else None
-        if kept is None or kept.ids != [request.id for request in wanted.requests]:
+        if not self.waiting:
+            return None
+        kept = self.waiting.pop(0)
+        if kept.requests != [known_by(request) for request in wanted.requests]:
+            self.file.set_aside("the run has other prompts from there on", len(self.file.found) - len(self.waiting) - 1)
             self.waiting = []
             return None
         for result, request in zip(kept.group.results if kept.group else (), wanted.requests, strict=False):
@@ -111,12 +122,13 @@ class KeptGroups:
             before.join(own)
             found, failed = record.groups[groups:], record.failures[failures:]
             kept = KeptGroup(
-                ids=[request.id for request in wanted.requests],
+                requests=[known_by(request) for request in wanted.requests],
                 group=without_requests(found[0]) if found else None,
                 failure=replace(failed[0], requests=()) if failed else None,
                 costs=own,
                 probes=watch.take(),
                 process=self.process,
+                engine=engine_of(member.parts.target.executor),
                 of_record={name: vars(record)[name] for name in OF_RECORD},
                 of_session={name: vars(session)[name] for name in OF_SESSION},
                 rows=session.rows,
@@ -133,7 +145,8 @@ class KeptGroups:
         self.probes[kept.process].join(kept.probes)
         self.by += [kept.process] if kept.group else []
         if kept.group or kept.failure:
-            self.requests[kept.process == self.process] += len(kept.ids)
+            self.requests[kept.process == self.process] += len(kept.requests)
+            self.engines[kept.process] = kept.engine
         self.peak_bytes = max(self.peak_bytes, kept.peak_bytes)
 
     def machines(self, watch: MachineWatch) -> Probes | Machines:
@@ -144,7 +157,11 @@ class KeptGroups:
         places: dict[int, list[int]] = {}
         for place, process in enumerate(self.by):
             places.setdefault(process, []).append(place)
-        return Machines("process", self.probes, places)
+        reasons, counts = [], Counter(self.engines[process] for process in self.by)
+        if len(counts) > 1:
+            ways = ((count, sorted(engine - frozenset.intersection(*counts))) for engine, count in counts.items())
+            reasons = ["; ".join(f"{count} groups were decoded with {', '.join(way)}" for count, way in ways)]
+        return Machines("process", self.probes, places, reasons)
 
     @property
     def processes(self) -> int:
@@ -190,7 +207,7 @@ class ContinuedGroup(InterleavedGroup):
             with self.kept.keeping(member, wanted, self.watch):
                 super().step(wanted, number, tell)
             return
-        self.done += len(kept.ids)
+        self.done += len(kept.requests)
         while kept.rows < member.session.rows:
             member.session.halve_rows()
             self.warm = self.inputs = 0  # for so many rows it is warmed up again
@@ -198,6 +215,21 @@ class ContinuedGroup(InterleavedGroup):
             for result in kept.group.results:
                 self.requests.remember(result)
             kept.group.compact()
+
+
+def known_by(request: Request) -> str:
+    """By what a request is the same one in another process: its id, and a hash of its tokens, or a sound's length."""
+    read = request.encoder_input
+    every = [*request.tokens], len(read) if isinstance(read, Features) else read and [*read]
+    return f"{request.id} {hashlib.sha256(repr(every).encode()).hexdigest()}"
+
+
+def engine_of(executor: Executor) -> frozenset[str]:
+    """What decoded, as far as no setting says it: the number of threads, products of weights, compiled programs."""
+    found = executor.facts()
+    used = found.get("programs", {}).get("used")
+    products = (f"{names[0]} for {shape}" for shape, names in found.get("chosen", {}).items())
+    return frozenset([f"{torch.get_num_threads()} threads", f"{'' if used else 'no '}compiled programs", *products])
 
 
 def without_requests(group: Group) -> Group:

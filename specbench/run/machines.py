@@ -1,7 +1,7 @@
 """The machines of several processes that decoded a run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 
 from specbench.run.pooled import worst_machine
 from specbench.stats.estimates import Machine
@@ -9,13 +9,14 @@ from specbench.stats.machine_noise import Probes, Roofs
 from specbench.stats.records import Group
 
 
+@dataclass
 class Machines:
     """Each machine is judged by the groups that its process has decoded."""
 
-    def __init__(self, what: str, probes: Mapping[int, Probes], groups: Mapping[int, Sequence[int]]):
-        """By the number of a process: what was measured, and the places of its groups among the run's, in the order in
-        which it decoded them. `what` a process is called."""
-        self.what, self.probes, self.groups = what, probes, groups
+    what: str  # a process is called
+    probes: Mapping[int, Probes]  # what was measured, by the number of a process
+    groups: Mapping[int, Sequence[int]]  # the places of its groups among the run's, in the order of decoding
+    reasons: Sequence[str] = ()  # why they were not one machine
 
     @property
     def roofs(self) -> Roofs:
@@ -31,4 +32,5 @@ class Machines:
             f"{self.what} {number}": asdict(probes.judge([groups[place] for place in self.groups.get(number, ())]))
             for number, probes in sorted(self.probes.items())
         }
-        return Machine(**worst_machine(found))
+        worst = Machine(**worst_machine(found))
+        return replace(worst, steady=worst.steady and not self.reasons, reasons=[*worst.reasons, *self.reasons])

@@ -100,8 +100,8 @@ def unanswered(name: str, results: Sequence[Result], found: Derived) -> Iterator
     if errors:
         yield f"{name} failed for {len(errors)} of {len(results)} requests, the first time with {causes(errors[0])}"
     if len(errors) < len(results) and name not in found.speedup_over:
-        yield (f"{name} has no time per token: every text of it came as one piece, as behind a proxy that keeps a "
-               "stream until its end, or has one token")  # fmt: skip
+        yield (f"{name} has no time per token: every text of it came as one piece or a few, as behind a proxy that "
+               "keeps a stream until its end, or has one token")  # fmt: skip
 
 
 def sums_of_run(parts: Components, record: RunRecord) -> PerRequestSums:

@@ -49,19 +49,20 @@ def test_a_template_that_takes_too_much_is_a_sentence(kind, tokenizer, monkeypat
 
 @pytest.mark.slow
 def test_an_interruption_leaves_no_answer_for_the_next_text():
-    """The interrupted text was sent, so its answer would come first."""
+    """Nor has the process begun that was interrupted at its beginning. The text was sent, so its answer would come
+    first."""
     renderer = chat_template.Renderer()
-    assert renderer.render("zeroth", [], {}) == "zeroth"
     read = renderer._line
 
     def interrupted(seconds):
         raise KeyboardInterrupt
 
-    renderer._line = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        renderer.render("first", [], {})
-    renderer._line = read
-    assert renderer.render("second", [], {}) == "second"
+    for text in ("second", "third"):
+        renderer._line = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            renderer.render("first", [], {})
+        renderer._line = read
+        assert renderer.render(text, [], {}) == text
     renderer._end()
 
 

@@ -86,9 +86,15 @@ def without_column(path, name):
     parquet.write_table(parquet.read_table(path).drop_columns([name]), path)
 
 
-def a_folder(path):
+def a_pipe(path):
     path.unlink()
-    path.mkdir()
+    os.mkfifo(path)
+
+
+def with_null(path):
+    found = parquet.read_table(path)
+    place, nulls = found.column_names.index("own_text"), pyarrow.nulls(len(found), pyarrow.string())
+    parquet.write_table(found.set_column(place, "own_text", nulls), path)
 
 
 COST = {"gamma": 1, "draft_seconds": 1, "verify_seconds": 1, "other_seconds": 1, "share": 1, "rounds": 1}
@@ -110,7 +116,7 @@ BROKEN = [  # the file, what is done to it, words of the sentence
     ("results.json", written(b'{"a": 1}'), "it has no name"),
     ("results.json", written(b"\xff\xfe{}"), "codec can't decode"),
     ("results.json", written(b"[" * 10**5), "is not JSON"),
-    ("results.json", a_folder, "Is a directory"),
+    ("results.json", a_pipe, "it is not a file"),
     ("results.json", to("speedup", "measured"), "speedup.measured"),
     ("results.json", to("cost", "v", value="1"), "cost.v is '1'"),
     ("results.json", to("speedup", "ci95", value=[1.0]), "it has no speedup.ci95[1]"),
@@ -123,6 +129,7 @@ BROKEN = [  # the file, what is done to it, words of the sentence
     ("rounds.parquet", written(b"PAR1garbage"), "cannot be read"),
     ("rounds.parquet", Path.unlink, "cannot be read"),
     ("rounds.parquet", lambda path: without_column(path, "rows"), "no column rows"),
+    ("rounds.parquet", with_null, "its column own_text holds null"),
     ("rounds.parquet", lambda path: parquet.write_table(parquet.read_table(path)[1:], path), "results.json counts"),
     ("prompts.jsonl", lambda path: path.write_text(path.read_text().split("\n")[0] + "\n"), "it has 1 lines"),
     ("prompts.jsonl", lambda path: path.write_text(path.read_text()[:-9]), "line 2 is not JSON"),

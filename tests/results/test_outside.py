@@ -8,7 +8,7 @@ from io import FileIO, StringIO
 from types import SimpleNamespace
 
 import pytest
-from small_runs import call, parts_of, small
+from small_runs import call, composed, parts_of, small
 
 from specbench.errors import ConfigError
 from specbench.results import atomic_files
@@ -16,8 +16,10 @@ from specbench.results.atomic_files import with_room, write_text
 from specbench.results.completion import RESULTS
 from specbench.results.folder_lock import locked
 from specbench.results.reader import load_runs
-from specbench.results.table import Table, to_csv
+from specbench.results.table import Cell, Table, to_csv
 from specbench.results.writer import PromptsFile, write_result
+from specbench.run.api import _files_of_hydra
+from specbench.run.jobs import RunJob
 from specbench.run.run import run
 from specbench.run.sweep import Sweep
 
@@ -30,6 +32,7 @@ def test_links_in_a_folder_are_not_followed_for_writing(tmp_path):
     for name, write in (
         (".lock", lambda: locked(run).__enter__()),
         ("prompts.jsonl.part", lambda: PromptsFile(run)),
+        ("run.log", lambda: _files_of_hydra(composed(), RunJob([], run, None), "").__enter__()),
     ):
         (run / name).symlink_to(theirs)
         with pytest.raises(ConfigError, match=f"{name} cannot be written"):
@@ -86,10 +89,11 @@ def test_a_full_disk_is_waited_for_while_decoding_and_at_the_end(monkeypatch, tm
 
 
 def test_cells_of_csv_are_no_formulas():
-    cells = ["=cmd|' /C calc'!A0", "-2+3", "@x", "+1+1", "\t=1", "-1.5", "1e5", "a=b", "", -3, None]
-    read = list(csv.reader(StringIO(to_csv(Table.of([{"x": cell} for cell in cells], "t", ["x"])))))
-    assert [row[0] if row else "" for row in read[1:]] == [
-        "'=cmd|' /C calc'!A0", "'-2+3", "'@x", "'+1+1", "'\t=1", "-1.5", "1e5", "a=b", "", "-3", ""]  # fmt: skip
+    cells = ["=cmd|' /C calc'!A0", "-2+3", "@x", "+1+1", "\t=1", "-1.5", "1e5", "a=b", "", -3, None, Cell("=1")]
+    read = list(csv.reader(StringIO(to_csv(Table.of([{"=x": cell} for cell in cells], "t", ["=x"])))))
+    assert [row[0] if row else "" for row in read] == [
+        "'=x",
+        "'=cmd|' /C calc'!A0", "'-2+3", "'@x", "'+1+1", "'\t=1", "-1.5", "1e5", "a=b", "", "-3", "", "'=1"]  # fmt: skip
 
 
 def test_a_refused_configuration_leaves_no_password(monkeypatch, tmp_path, capsys):

@@ -1,9 +1,11 @@
 """A run that is killed goes on in another process, and has the numbers of one that was not."""
 
+import os
 from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
 import pytest
+import torch
 from checkpoints import Harmful
 from choosing import only
 from split_cases import CASES, checked_for, continued, facts, one_process, prompts
@@ -91,10 +93,11 @@ def test_a_run_that_is_killed_has_the_numbers_of_one_that_is_not(case, good, dec
     checked = checked_for(good, prompts(tmp_path, 4, turns), *CASES[case][turns - 1 :])
     one, folder, last = one_process(checked, tmp_path / "one"), tmp_path / "two", max(decoded)
     decoded.clear()
-    decoded.dies = {1, last}
+    decoded.dies, threads = {1, last}, torch.get_num_threads()
     slow_groups(monkeypatch)
 
     def half_a_group():
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
         with (folder / GROUPS).open("ab") as file:
             file.write(b"x" * 50)
 
@@ -104,6 +107,9 @@ def test_a_run_that_is_killed_has_the_numbers_of_one_that_is_not(case, good, dec
     assert where(two.result) == "3 processes, one after the other" and where(one.result) == "one process"
     assert two.result["provenance"]["seconds"] > 1000 * last and two.result["seconds"]["load"] > 100 * (last + 1)
     assert facts(one) == facts(two)
+    told = f"1 groups were decoded with {threads} threads; {last} groups were decoded with 7 threads"
+    assert told in two.result["machine"]["reasons"] and not two.result["machine"]["steady"]
+    assert not any("threads" in reason for reason in one.result["machine"]["reasons"])
 
 
 @pytest.mark.slow
@@ -138,7 +144,7 @@ def test_what_learns_from_what_was_decoded_before_begins_anew(policy, good, deco
     assert decoded == [0, 0, 1] and not any("continued" in note for note in found.result["notes"])
 
 
-@pytest.mark.parametrize("change", only(("seed", "code"), ["seed", "code", "finished", "force"]))
+@pytest.mark.parametrize("change", only(("prompts", "code"), ["seed", "prompts", "code", "finished", "force"]))
 def test_another_run_and_a_finished_one_are_decoded_whole(change, good, decoded, tmp_path, monkeypatch):
     path, folder = prompts(tmp_path, 2), tmp_path / "run"
     checked = checked_for(good, path)
@@ -152,23 +158,28 @@ def test_another_run_and_a_finished_one_are_decoded_whole(change, good, decoded,
         with claimed(RunJob([], folder, checked)):
             assert not (folder / GROUPS).exists()
             execute_until_over(checked, folder)
-    elif change == "code":
+    elif change in ("prompts", "code"):  # killed again, and not decoded a third time
         job = RunJob([], folder, checked)
         with pytest.raises(KilledError):
             execute([job])
         file = SignedFile(folder / GROUPS)
         identity, *kept = file.found
         file.clear()
-        for value in (identity | {"code": {}}, *kept):
+        kept[0].requests = [kept[0].requests[0] + "x" * (change == "prompts")]
+        for value in (identity | {"code": {}} if change == "code" else identity, *kept):
             file.append(value)
         decoded.clear()
-        execute([job])
+        decoded.dies = {1}
+        execute_until_over(checked, folder)
     else:
         other = checked_for(good, path, "seed=1" if change == "seed" else "force=true")
         with pytest.raises(KilledError):
             execute([RunJob([], folder, checked)])
         decoded.clear()
         execute([RunJob([], folder, other)])
+        if change == "seed":  # what was set aside is taken again
+            execute([RunJob([], folder, checked)])
+            assert decoded.pop() == 1
     assert decoded == [0, 1]
 
 
@@ -188,7 +199,7 @@ def test_a_file_of_another_user_is_not_read(own, tmp_path, monkeypatch):
         (tmp_path / "sprung").rmdir()
     file.append(2)
     assert SignedFile(tmp_path / GROUPS).found == [*file.found, 2]
-    assert (tmp_path / f"{GROUPS}.old").exists() != own
+    assert (tmp_path / f"{GROUPS}.old-1").exists() != own
 
 
 def test_values_are_read_in_the_order_in_which_they_were_signed(tmp_path):
@@ -214,7 +225,7 @@ def test_values_are_read_in_the_order_in_which_they_were_signed(tmp_path):
 
 def test_what_cannot_be_used_is_kept_under_another_name(tmp_path, caplog):
     """Values behind a damaged one; those of another run; and without a key, all. A torn one is removed."""
-    path, old = tmp_path / GROUPS, tmp_path / f"{GROUPS}.old"
+    path, old = tmp_path / GROUPS, tmp_path / f"{GROUPS}.old-1"
 
     def groups(identity, afresh=False):
         with closing(KeptGroups(tmp_path, identity, afresh)) as kept:
@@ -231,14 +242,19 @@ def test_what_cannot_be_used_is_kept_under_another_name(tmp_path, caplog):
     assert file.found == [{"a": 1}, "a"] and old.read_bytes() == damaged and whole.startswith(path.read_bytes())
     file.append("b")
     assert path.read_bytes() == whole
-    assert groups({"a": 2}) != whole and old.read_bytes() == whole
-    other = path.read_bytes()
+    os.utime(old, (0, 0))
+    other = groups({"a": 2})
+    assert other != whole and old.with_name(f"{GROUPS}.old-2").read_bytes() == whole
+    file = SignedFile(path)
+    file.exchange({"a": 1}, "of a run with other")  # the newer one of two
+    assert path.read_bytes() == whole and file.found[1:] == ["a", "b"]
+    assert old.with_name(f"{GROUPS}.old-3").read_bytes() == other and old.read_bytes() == damaged
     groups({"a": 3}, afresh=True)
     path.write_bytes(other)
     (tmp_path / "cache" / "key").chmod(0o644)
-    assert groups({"a": 2}) == b"" and old.read_bytes() == other
-    reasons = ["damaged, or was signed", "of a run with other", "its mode is 644", "there is no key"]
-    assert len(caplog.messages) == 4 and all(map(str.__contains__, caplog.messages, reasons))
+    assert groups({"a": 2}) == b"" and old.with_name(f"{GROUPS}.old-2").read_bytes() == other
+    reasons = ["damaged, or was signed", *["of a run with other"] * 2, "its mode is 644", "there is no key"]
+    assert len(caplog.messages) == 5 and all(map(str.__contains__, caplog.messages, reasons))
 
 
 def test_seconds_are_those_of_all_processes_and_the_note_counts_those_that_decoded(tmp_path):

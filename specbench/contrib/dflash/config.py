@@ -12,6 +12,7 @@ from specbench.models.checkpoint_checks import few, refuse_bad_sizes
 from specbench.models.published import UNUSED, checked, read_config
 from specbench.settings import BaseSettings, setting
 
+LARGEST_HEAD = 65_536
 LAYER = {*Qwen3Config().to_dict(), *UNUSED, "rope_theta", "rope_scaling"}
 # What speculators writes and no draft needs: its own versions, DSpark's estimate of acceptance.
 NOT_USED = {"speculators_model_type", "speculators_version", "speculators_config", "target_hidden_size",
@@ -98,6 +99,8 @@ def _shape(own: dict[str, Any], ids: str, layers: Mapping[str, Any], named: str,
         raise ConfigError(f"{named} has {few(other)} in its config.json, which no Qwen3 layer has")
     made = Qwen3Config(**{name: value for name, value in layers.items() if name != "model_type"})
     refuse_bad_sizes(made, f"{named} has ")
+    if (made.head_dim or 0) > LARGEST_HEAD:  # angles have memory before a tensor is compared with it
+        raise ConfigError(f"{named} has head_dim={made.head_dim} in its config.json: it must be <= {LARGEST_HEAD}")
     if options.use_swa:
         if options.swa_window_size is None:
             raise ConfigError(f"{named} has use_swa in its config.json, but no swa_window_size")

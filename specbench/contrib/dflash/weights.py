@@ -1,7 +1,7 @@
 """The tensors of a DFlash checkpoint: their names, and the drafter that they make for a target."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,12 @@ def load_dflash(path: str, key: str, config: DFlashConfig, target: LanguageModel
     refuse_other_target(config, named, target.name, text)
     layers = config.layers_of(text.num_hidden_layers)
     tensors, size = named_tensors(read_tensors(path, key), config), target.vocab_size
-    with reading(key, path, "weights"):
-        targets = targets_of(tensors, config.options.draft_vocab_size or size, size)
-    network, stock = DFlashNetwork(config, len(layers) * text.hidden_size), cast(Any, target.module)
     width, predicted = config.layers.hidden_size, config.options.draft_vocab_size or size
-    with torch.device("meta"):
+    stock: Any = target.module
+    with reading(key, path, "weights"):
+        targets = targets_of(tensors, predicted, size)
+        network = DFlashNetwork(config, len(layers) * text.hidden_size)
+    with reading(key, path, "weights"), torch.device("meta"):
         if "embed_tokens.weight" in tensors:
             network.embed_tokens = nn.Embedding(size, width)
         if "lm_head.weight" in tensors or predicted != size:

@@ -173,7 +173,7 @@ def read_speculator(path: str, key: str) -> Speculator:
     if given.get("model_type") != "mlp_speculator" and "method" not in given:
         raise ConfigError(f"{named} has model_type={given.get('model_type')} in its config.json, not mlp_speculator")
     config = checked(SpeculatorConfig, given, named)
-    with torch.device("meta"):
+    with reading(key, path, "weights"), torch.device("meta"):
         network = LstmSpeculator(config) if config.method == "sum_lstm" else MlpSpeculator(config)
     tensors, own = read_tensors(path, key), network.state_dict()
     for name in list(tensors):  # Arctic's sum_rnn holds sequences of one layer

@@ -140,6 +140,10 @@ def _add(found: Answer, ids: list[int], event: Event, seconds: float) -> None:
     """Adds an event to an answer."""
     timings, usage, choices = event.timings or Timings(), event.usage or Usage(), event.choices or []
     if event.timings is not None:
+        before = found.timings
+        if not 0 <= timings.draft_n_accepted - before.draft_n_accepted <= timings.draft_n - before.draft_n:
+            raise ServerError(f"the server's count of guesses went from {before.draft_n_accepted} accepted of "
+                              f"{before.draft_n} to {timings.draft_n_accepted} of {timings.draft_n}")  # fmt: skip
         found.timings = timings
     if usage.prompt_tokens is not None:
         found.prompt_tokens = usage.prompt_tokens
@@ -150,10 +154,8 @@ def _add(found: Answer, ids: list[int], event: Event, seconds: float) -> None:
     now = len(ids) if now is None and own else now
     if now is not None and now < found.tokens:
         raise ServerError(f"the server's count of tokens went from {found.tokens} to {now}")
-    if timings.draft_n_accepted > timings.draft_n:
-        raise ServerError(f"the server accepted {timings.draft_n_accepted} of {timings.draft_n} guesses")
     if text or ((now or 0) > found.tokens and (found.tokens or not found.pieces)):  # a sum at the end is no piece
-        found.pieces.append(AnswerPiece(seconds, text, now, timings.draft_n, timings.draft_n_accepted))
+        found.pieces.append(AnswerPiece(seconds, text, now, found.timings.draft_n, found.timings.draft_n_accepted))
     found.tokens = now or found.tokens
     for choice in choices:
         if choice.finish_reason:

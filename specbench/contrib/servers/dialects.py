@@ -14,6 +14,7 @@ from specbench.contrib.servers.endpoint import Endpoint, ServerError
 from specbench.contrib.servers.per_request import answer_acceptance, by_place
 from specbench.contrib.servers.vllm_counters import NEW_TOKENS, Metrics, metrics_of, vllm_acceptance
 from specbench.decoding.sampling import Sampling
+from specbench.settings import LARGEST_GAMMA
 
 NOT_TOLD = "the server tells nothing of speculative decoding"
 ONLY_A_MEAN = "the server tells only the mean tokens a round of all requests since it was started"
@@ -170,7 +171,7 @@ def llama_acceptance(answer: Answer) -> AnswerAcceptance:
     for before, piece in pairwise(answer.pieces):
         guesses, kept = piece.drafted - before.drafted, piece.accepted - before.accepted
         beyond = (piece.tokens or 0) - max(end, before.tokens or 0)  # tokens of rounds that begin with this piece
-        hidden |= guesses > 0 and beyond != 1
+        hidden |= (guesses > 0 and beyond != 1) or guesses > LARGEST_GAMMA
         if guesses:
             pairs.append((kept, guesses))
             rounds, tested, end = rounds + 1, tested + kept + (kept < guesses), (piece.tokens or 0) + kept

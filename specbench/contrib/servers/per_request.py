@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 
 from specbench.contrib.servers.answer import Answer, AnswerAcceptance
+from specbench.settings import LARGEST_GAMMA
 
 VARIED = "drafts had different lengths and the server tells no lengths, so how many guesses were tested is not known"
 ODD = "what the server tells of its rounds contradicts itself"
 MERGED = "the pieces of its answers are not its steps, so how many target calls it made is not known"
-MOST = 10**6  # rounds of an answer, and guesses of a draft
+MOST = 10**6  # rounds of an answer, and guesses in them
 
 
 def answer_acceptance(answer: Answer) -> AnswerAcceptance | None:
@@ -29,14 +30,14 @@ def answer_acceptance(answer: Answer) -> AnswerAcceptance | None:
         return AnswerAcceptance(no_alpha=ODD, no_block_efficiency=ODD)
     accepted = sum(j * rounds for j, rounds in enumerate(histogram))
     longest = max(len(histogram) - 1, 0)
-    if sum(histogram) != steps or accepted > drafted:
+    if sum(histogram) != steps or accepted > drafted or longest > LARGEST_GAMMA:
         return AnswerAcceptance(no_alpha=ODD, no_block_efficiency=ODD)
     pairs: list[tuple[int, int]] | None = None
     if all(_counts(found) for found in per_step):
         pairs = list(zip(*per_step, strict=False))
     elif drafted == steps * longest:
         pairs = [(j, longest) for j, rounds in enumerate(histogram) for _ in range(rounds)]
-    if pairs is not None and (len(pairs) != steps or any(a > d for a, d in pairs)
+    if pairs is not None and (len(pairs) != steps or any(not a <= d <= LARGEST_GAMMA for a, d in pairs)
                               or [sum(pair[i] for pair in pairs) for i in (0, 1)] != [accepted, drafted]):  # fmt: skip
         return AnswerAcceptance(no_alpha=ODD, no_block_efficiency=ODD)
     tokens = answer.tokens - answer.first

@@ -231,10 +231,12 @@ class ServerPeer(Peer):
     def _output(self, answer: Answer, counts: AnswerAcceptance, seconds: float) -> PeerOutput:
         timings, last = answer.timings, answer.pieces[-1].seconds
         own = timings.predicted_ms
-        arrivals = tuple(piece.seconds for piece in self.server.dialect.rounds(answer.pieces))
+        arrivals, first = tuple(piece.seconds for piece in self.server.dialect.rounds(answer.pieces)), answer.first
+        if 2 * sum(before == after for before, after in pairwise(arrivals)) > len(arrivals) - 1:
+            arrivals, first = arrivals[:1], answer.tokens  # kept on the way, so their moments are not the server's
         told = (None, None) if own is None else (answer.tokens - 1, own / 1e3)
         streamed = Streamed(answer.text, arrivals, last, answer.finished, counts, *told)
-        return PeerOutput(answer.ids, answer.tokens - answer.first, seconds, answer.first, streamed)
+        return PeerOutput(answer.ids, answer.tokens - first, seconds, first, streamed)
 
 
 def standard_fields(server: Server, target: LanguageModel, context: Context) -> dict[str, Any]:

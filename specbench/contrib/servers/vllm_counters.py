@@ -9,7 +9,8 @@ from specbench.contrib.servers.answer import Answer, AnswerAcceptance
 from specbench.contrib.servers.endpoint import Endpoint, ServerError
 
 SAMPLE = re.compile(r"^(\w+:\w+)(?:\{(.*)\})? (\S+)(?: \d+)?$")  # of Prometheus' text format
-PLACE = re.compile(r'position="(\d+)"')
+PLACE = re.compile(r'position="(\d{1,4})"')
+MOST = 2**53  # of a counter, whose values are 64-bit floats
 NEW_TOKENS = ("vllm:generation_tokens_total", None)
 Metrics = dict[tuple[str, int | None], float]  # counters by name and place in the draft
 
@@ -28,7 +29,8 @@ def metrics_of(endpoint: Endpoint) -> Metrics | str:
         place = PLACE.search(sample[2] or "")
         name = sample[1], int(place[1]) if place else None
         with suppress(ValueError):
-            found[name] = found.get(name, 0.0) + float(sample[3])
+            if 0 <= (value := float(sample[3])) <= MOST:
+                found[name] = found.get(name, 0.0) + value
     return found
 
 
@@ -52,9 +54,10 @@ def vllm_acceptance(grown: Mapping[tuple[str, int | None], float], answers: Sequ
         place for name, place in grown if name == f"{spec}accepted_tokens_per_pos_total" and place is not None
     )
     by_place = [count("accepted_tokens_per_pos", place) for place in places]
-    if places != list(range(len(places))) or sum(by_place) != accepted:
-        why = "the server's counts by place do not add up to its accepted tokens"
-        return AnswerAcceptance(drafted=drafted, accepted=accepted, no_alpha=why, no_block_efficiency=why)
+    counts = [drafts, *by_place, 0]  # no guess is accepted more often than the one before it
+    if places != list(range(len(places))) or not sum(by_place) == accepted <= drafted or counts != sorted(counts)[::-1]:
+        why = "the server's counts of drafts, guesses and accepted tokens by place contradict each other"
+        return AnswerAcceptance(no_alpha=why, no_block_efficiency=why)
     no_alpha = no_efficiency = ""
     if drafted != drafts * len(places):
         no_alpha = (

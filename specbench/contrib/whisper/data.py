@@ -1,6 +1,7 @@
 """Recordings as prompts, for models that write what they hear: local files, and data sets of the hub."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from specbench.contrib.whisper.sound import Sound, Speech, bytes_of
 from specbench.data.json_lines import need_file, read_json_lines
 from specbench.data.prompts import Prompt, StoredData
 from specbench.data.records import field_of, kind_of, label_of, load_rows, numbered, text_of, version_of
-from specbench.data.sources import of_folder
+from specbench.data.sources import digest_of, of_folder
 from specbench.data.text_file import read_text
 from specbench.errors import ConfigError, shown
 from specbench.models.architecture import ModelSize
@@ -73,7 +74,22 @@ class AudioData(SpeechData):
 
         def sources(self) -> Mapping[str, str]:
             folder = Path(self.path)
-            return {"path": of_folder(folder) if folder.is_dir() else file_hash(folder)}
+            if folder.is_dir():
+                return {"path": of_folder(folder)}
+            named = [file_hash(folder)]
+            with suppress(ConfigError):  # `prompts` raises it too, if it comes so far
+                for *_, path in self.lines():
+                    found = path.stat() if path.is_file() else None
+                    named.append(f"{path} {found and (found.st_size, found.st_mtime_ns)}")
+            return {"path": digest_of(named)}
+
+        def lines(self) -> Iterator[tuple[int, str, Mapping[str, Any], Path]]:
+            """Of a file of JSON lines: the number of each, how errors name it, its record and its sound file. Raises
+            ConfigError."""
+            for number, record in read_json_lines(self.path):
+                where = f"data.path={self.path} record {number}"
+                path = text_of(field_of(record, self.field, "data.field", where), f"{where} sound")
+                yield number, where, record, Path(self.path).parent / path
 
     def prompts(self) -> Iterator[Prompt]:
         if Path(self.settings.path).is_dir():
@@ -83,10 +99,7 @@ class AudioData(SpeechData):
                 reference = read_text(str(transcript), "data.path").strip() if transcript.is_file() else None
                 yield _prompt(name, path, f"data.path={path}", reference)
             return
-        for number, record in read_json_lines(self.settings.path):
-            where = f"data.path={self.settings.path} record {number}"
-            path = Path(text_of(field_of(record, self.settings.field, "data.field", where), f"{where} sound"))
-            path = Path(self.settings.path).parent / path
+        for number, where, record, path in self.settings.lines():
             yield _prompt(str(number), path, f"{where}, {shown(path)},", _reference(record, self.settings, where))
 
 

@@ -159,13 +159,16 @@ def _by_soundfile(content: bytes, where: str, reason: str, whole: bool = True) -
     except ImportError as error:
         raise ConfigError(f"{told}: give {NEEDED}, or {installing('audio')}, which reads FLAC, OGG and MP3") from error
     try:
-        if whole:
-            found, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
-            return found, int(rate)
         told_of = soundfile.info(io.BytesIO(content))
-        return int(told_of.frames), int(told_of.samplerate)
+        count, rate = int(told_of.frames), int(told_of.samplerate)
+        if not whole:
+            return count, rate
+        found, _ = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
     except Exception as error:  # of the library below it
         raise ConfigError(f"{told}, and soundfile cannot read it ({first_line(error)}): give {NEEDED}") from error
+    if len(found) < count < ENDLESS:
+        raise ConfigError(f"{where} is cut: of {count:,} samples {len(found):,} are there: fetch it again")
+    return found, rate
 
 
 def resampled(samples: Samples, own: int, wanted: int) -> Samples:

@@ -188,6 +188,10 @@ BAD = {
     "a layer that the target lacks": (lambda w: None, {"aux_hidden_state_layer_ids": [1, 9]}, "layer 9"),
     "other weights": (lambda w: None, {"speculators_model_type": "eagle3"}, "must be dflash or dspark"),
     "another head": (lambda w: None, {"markov_head_type": "rnn", "markov_rank": 3}, "markov_head_type=rnn"),
+    "an interpolation": (lambda w: None, {"markov_head_type": "${oc.env:HOME}"}, "has ${ in its config.json"),
+    "a huge head": (lambda w: None, {"transformer_layer_config": dict(WINDOW, head_dim=2**45)}, "head_dim=3518"),
+    "a huge layer": (lambda w: None, {"transformer_layer_config": dict(WINDOW, intermediate_size=2**62)},
+                     "could not be loaded (weights"),
 }  # fmt: skip
 
 

@@ -359,6 +359,8 @@ BROKEN = {
     "no weights": (without(WEIGHTS), "no weights"),
     "cut": (cut(WEIGHTS, 0.5), "damaged"),
     "a width that is text": (config(emb_dim="wide"), "emb_dim=wide is not allowed"),
+    "an interpolation": (config(emb_dim="${oc.env:HOME}"), "has ${ in its config.json"),
+    "sizes beyond any memory": (config(vocab_size=9 * 10**18), "could not be loaded (weights"),
     "another width": (config(emb_dim=24), "other shapes"),
     "more guesses than weights": (config(n_predict=4), "lacks"),
     "another target's width": (None, "hidden states of 16 and 12 tokens, but"),

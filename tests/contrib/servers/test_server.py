@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from itertools import accumulate, count
 from types import SimpleNamespace
@@ -20,13 +20,14 @@ from transformers import AutoModelForCausalLM
 
 from specbench.config.paths import conf_dir
 from specbench.config.validate import check
-from specbench.contrib.servers.answer import Answer, AnswerPiece, Timings, read_answer
+from specbench.contrib.servers.answer import Answer, AnswerAcceptance, AnswerPiece, Timings, read_answer
 from specbench.contrib.servers.dialects import LlamaCpp, llama_acceptance, vllm_acceptance
 from specbench.contrib.servers.endpoint import Endpoint, ServerError, split
 from specbench.contrib.servers.lookup import find_server
 from specbench.contrib.servers.numbers import pooled_server, server_numbers
 from specbench.contrib.servers.per_request import answer_acceptance
 from specbench.contrib.servers.server import ServerPeer, ServerPeers, shares_of_time
+from specbench.contrib.servers.vllm_counters import NEW_TOKENS, metrics_of
 from specbench.data.sources import SHIPPED
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
@@ -197,8 +198,17 @@ def test_alpha_from_vllms_counters_is_accepted_over_tested_or_refused():
     assert uneven.tested is None and "different lengths" in uneven.no_alpha and uneven.tokens == 27
     others = vllm_acceptance(grown(10, 30, [8, 5, 4], 27), answers)
     assert others.rounds is None and "others used it" in others.no_alpha
-    assert "do not add up" in vllm_acceptance(grown(10, 30, [8, 5, 4], 28) | {
-        ("vllm:spec_decode_num_accepted_tokens_total", None): 16}, answers).no_alpha  # fmt: skip
+    other = {("vllm:spec_decode_num_accepted_tokens_total", None): 16}
+    for counts in (grown(10, 30, [8, 5, 4]) | other, grown(1, 1, [9]), grown(10, 30, [5, 8, 4]), grown(10, 9, [8, 5])):
+        told = vllm_acceptance(counts | {NEW_TOKENS: 28}, answers)
+        assert "contradict each other" in told.no_alpha and told.accepted is None
+
+
+def test_counters_that_are_no_counts_are_not_read():
+    text = 'vllm:a 2\nvllm:a NaN\nvllm:a +Inf\nvllm:a 1e308\nvllm:a -1\nvllm:b{position="0"} 3\n'
+    text += f'vllm:c{{position="{"9" * 5000}"}} 1\n'
+    found = metrics_of(SimpleNamespace(get=lambda path: text))
+    assert found == {("vllm:a", None): 2.0, ("vllm:b", 0): 3.0, ("vllm:c", None): 1.0}
 
 
 def test_target_calls_without_a_draft_are_in_block_efficiency():
@@ -266,6 +276,9 @@ def test_what_a_server_tells_of_each_answers_rounds_is_used_though_it_serves_oth
      "per_step_accepted": [1], "per_step_drafted": [0]},
     {"num_spec_steps": 1, "num_draft_tokens": 1, "acceptance_histogram": [0, 1],
      "per_step_accepted": [1], "per_step_drafted": [9]},
+    {"num_spec_steps": 1, "num_draft_tokens": 10**6, "acceptance_histogram": [1],
+     "per_step_accepted": [0], "per_step_drafted": [10**6]},
+    {"num_spec_steps": 1, "num_draft_tokens": 2000, "acceptance_histogram": [0] * 2000 + [1]},
     {"num_spec_steps": 1000, "num_draft_tokens": 999_000, "acceptance_histogram": [10**6] * 1000},  # no list of all
 ])  # fmt: skip
 def test_rounds_that_contradict_themselves_are_refused(told):
@@ -461,6 +474,19 @@ def test_what_no_server_can_have_done_is_refused(name):
         answer({"choices": [ONE]} | IMPOSSIBLE[name])
 
 
+@pytest.mark.parametrize("counts", [[(6, 2), (2, 2)], [(5, 0), (6, 6)], [(5, 3), (9, 2)], [(5, 0), (9, 4)]])
+def test_guesses_that_come_and_go_are_refused(counts):
+    """The last ones are possible."""
+    events = [
+        (0.1 * n, {"choices": [{"text": "x"}], "timings": {"predicted_n": n, "draft_n": d, "draft_n_accepted": a}})
+        for n, (d, a) in enumerate([(0, 0), *counts], 1)
+    ]
+    end = {"choices": [{"text": "y", "finish_reason": "stop"}], "usage": {"completion_tokens": 4}}
+    with nullcontext() if counts[1] == (9, 4) else pytest.raises(ServerError, match="count of guesses went from"):
+        found = read_answer([(0.0, {}), *events, (0.4, end), (0.5, {})], 9)
+        assert [piece.drafted for piece in found.pieces] == [0, 5, 9, 9]
+
+
 @pytest.mark.parametrize("bad", [r'{"a": "\ud800"}', '{"a": NaN}', "[" * 100_000, "[]", "5", '{"a": 1', ""])
 def test_what_is_no_object_of_json_is_refused(bad):
     with pytest.raises(ServerError):
@@ -483,6 +509,10 @@ def test_an_answer_in_one_piece_has_no_time_per_token():
         peer = peer_at(url)
         output = peer.decode(job(6, [1, 8]))
     assert (output.count, output.decoded, output.decode_seconds) == (6, 0, 0.0)
+    for moments, decoded in (([1] + [2] * 9, 0), ([*range(1, 11)], 9)):  # a part of it goes on, then the rest; no proxy
+        pieces = [AnswerPiece(0.1 * moment, "x", n) for n, moment in enumerate(moments, 1)]
+        held = peer._output(Answer(pieces, None, 10, 2, "length", 1.0), AnswerAcceptance(), 0.1)
+        assert (held.count, held.decoded, len(held.streamed.arrivals)) == (10, decoded, 1 + decoded)
     told = numbers(peer, [output], ours=[7] * 6)
     assert told.latency.time_per_output_token["p50"] is None and told.latency.first_token["p50"] > 0
 
@@ -543,18 +573,18 @@ def test_a_server_that_stops_answering_is_asked_once_more_and_never_again():
 
 
 def test_requests_of_a_group_are_under_way_at_once_and_share_the_time():
-    with serving(counting("vllm", seconds=0.01)) as url:
+    fake = counting("vllm", seconds=0.01)
+    with serving(fake) as url:
         peer = peer_at(url)
         began = time.perf_counter()
         outputs = peer.decode_all([job(key=k) for k in range(6)], 3)
         passed = time.perf_counter() - began
-    fake_most = 3
     assert [output.count for output in outputs] == [12] * 6
     assert sum(output.decode_seconds for output in outputs) <= passed
     counts = [output.streamed.counts for output in outputs]
     assert counts[0].rounds == 6 * len(ROUNDS) and all(own.rounds is None for own in counts[1:])
     told = numbers(peer, outputs, rows=3)
-    assert told.alpha.n == 6 * TESTED and told.tokens_per_second is None and told.at_once == 3 == fake_most
+    assert told.alpha.n == 6 * TESTED and told.tokens_per_second is None and told.at_once == 3 == fake.most_under_way
 
 
 def test_requests_that_arrive_over_time_are_sent_then_however_many_are_under_way():

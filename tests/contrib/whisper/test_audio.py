@@ -116,9 +116,12 @@ def test_json_lines_name_sounds_beside_them(here, tmp_path):
     (tmp_path / "a.wav").write_bytes(wav(tone(0)))
     lines = [{"audio": "a.wav", "text": "One."}, {"audio": str(here / "sounds" / "2.wav")}]
     (tmp_path / "f.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    prompts = load(data_of(tmp_path / "f.jsonl"))
+    data = data_of(tmp_path / "f.jsonl")
+    prompts, known = load(data), data.settings.sources()
     assert [(p.id, p.turns, p.reference) for p in prompts] == [("1", ("a.wav",), "One."), ("2", ("2.wav",), None)]
-    assert prompts[1].sound.seconds == pytest.approx(0.7)
+    assert prompts[1].sound.seconds == pytest.approx(0.7) and known == data.settings.sources()
+    (tmp_path / "a.wav").write_bytes(wav(tone(1)))
+    assert known != data.settings.sources()
 
 
 def test_a_data_set_of_the_hub_is_decoded_here(tmp_path):
@@ -172,6 +175,9 @@ def test_other_formats_need_soundfile(monkeypatch):
     others = SimpleNamespace(read=lambda *_, **__: (samples, 16_000), info=lambda _: told)
     monkeypatch.setitem(sys.modules, "soundfile", others)
     assert decode_sound(b"fLaC...", "F")[0].tolist() == [1.0] * 4 and length(b"fLaC...", "F") == (4, 16_000)
+    told.frames = 5
+    with pytest.raises(ConfigError, match="F is cut: of 5 samples 4 are there"):
+        decode_sound(b"fLaC...", "F")
 
 
 def extensible(content: bytes) -> bytes:
