@@ -332,6 +332,8 @@ def violations(case: Case, device: Device, decode: Callable[[], list[list[int]]]
             most = allowed(case) if allowed else 0
             if times > most:
                 found.append(f"{where} waits {times} times in a round, allowed are {most}")
+    if (times := sum(wait.place.endswith("Recorder._rows") for wait in device.waits)) > 2:
+        found.append(f"the recorder waits {times} times in a decode: once for rounds and once for evidence are allowed")
     for wait in device.waits[starts[-1] :]:
         if wait.place not in WAITS or WAITS[wait.place].most is not None:
             found.append(f"{wait} after the last round")

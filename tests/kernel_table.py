@@ -1,9 +1,7 @@
 """What the kernels of attention take of a GPU that is not here, for the shapes of all named models.
 
-    python tests/kernel_table.py docs/gpu.md
-
-writes the table into a page. `attend` is called as a forward calls it, and Triton's own launch path chooses what each
-kernel is compiled for; only the launch is left out. A process of its own compiles, as in `compile_triton`.
+`attend` is called as a forward calls it, and Triton's own launch path chooses what each kernel is compiled for; only
+the launch is left out. A process of its own compiles, as in `compile_triton`.
 """
 
 import json
@@ -18,7 +16,6 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 CAPABILITIES = (80, 90)
 COLUMNS, BLOCK = 4096, 16
-BEGIN, END = "<!-- kernels: begin -->\n", "<!-- kernels: end -->\n"
 
 
 @dataclass(frozen=True)
@@ -175,32 +172,3 @@ def attend_once(shape: Shape, call: Call, paged: bool) -> None:
     tree = static_tree((-1,) * (N - 1), torch.device("cpu")) if call.tree else None
     sees, depth = (None, None) if tree is None else (tree.sees, tree.depth)
     attend(q, stored, stored, table, torch.zeros(1, dtype=torch.long), sees, depth, D**-0.5, shape.window)
-
-
-def table_of(found: list[Made], names: dict[Shape, list[str]]) -> str:
-    """The table as Markdown: a line for each shape and call, of the cache that takes more registers."""
-    head = "| heads / key heads x size | models | call | registers sm_80 / sm_90 | spilled bytes | shared KiB, sm_90 |"
-    lines = [head, "|---|---|---|---|---|---|"]
-    for shape, own in names.items():
-        for call in CALLS:
-            here = [made for made in found if (made.shape, made.call) == (shape, call)]
-            by = {cap: [made for made in here if made.capability == cap] for cap in CAPABILITIES}
-            if not all(by.values()):
-                continue
-            registers = " / ".join(str(max(made.registers for made in by[cap])) for cap in CAPABILITIES)
-            spilled = " / ".join(str(max(made.stack for made in by[cap])) for cap in CAPABILITIES)
-            shared = max(made.shared for made in by[90]) / 1024
-            lines.append(f"| {shape} | {', '.join(own)} | {call} | {registers} | {spilled} | {shared:.0f} |")
-    return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    page = Path(sys.argv[1])
-    names = alike(named_shapes())
-    text = table_of(measured(list(names)), names)
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    page.write_text(f"{before}{BEGIN}{text}{END}{rest.partition(END)[2]}", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from specbench.component import from_ring
+from specbench.component import Selections, from_ring
 from specbench.config.components import MOST
 from specbench.config.memory import Budget
 from specbench.config.validate import ValidatedConfig
@@ -42,8 +42,7 @@ def memory_budget(
     longest = target.heard or longest_text(checked, prompts, rendered)
     inputs = longest if target.crossing else 0
     columns = min((MOST_START_TOKENS if inputs else longest) + root.max_new_tokens, target.context) + spare
-    reads_again = root.verdict_tokens > 0 and chosen["verifier"].kind.judged
-    used = reads_again or chosen["baseline"].kind.loads_models  # the models as transformers makes them
+    used = uses_stock(chosen)
     packs = executor.few_bits(context.device)
     stock = [used and (executor.changes_modules or (packs and model.few > 0)) for model in models]
     doubled = target.weights * (chosen["drafter"].kind.target_copies + (stock[0] and not loaded))
@@ -85,6 +84,12 @@ def memory_budget(
         budget = dataclasses.replace(budget, free=sum(map(free_bytes, devices)))
     budget.check()
     return budget
+
+
+def uses_stock(run: Selections) -> bool:
+    """Whether a run also uses the models as transformers makes them: for its verdict, or another decoder."""
+    judged = run.scalars["verdict_tokens"] > 0 and run["verifier"].kind.judged
+    return bool(judged or run["baseline"].kind.loads_models)
 
 
 def checked_sizes(checked: ValidatedConfig, context: Context, data: Data) -> list[ModelSize]:

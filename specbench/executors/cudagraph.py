@@ -120,11 +120,11 @@ class CudaGraphExecutor(Executor):
         return obstacle is None
 
     def columns(self, needed: int, capacity: int | None = None) -> int:
-        return bucket(needed, capacity)
+        return bucket(needed, capacity) if self.captures_graphs else needed
 
     def lengths(self, columns: int) -> list[int]:
         """Longest first, so that smaller graphs find their memory in the pool."""
-        return bucket_lengths(columns)[::-1]
+        return bucket_lengths(columns)[::-1] if self.captures_graphs else []
 
     def prepare(self) -> None:
         self.warm = False

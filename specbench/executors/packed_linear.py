@@ -161,11 +161,16 @@ def pack_embedding(module: nn.Module) -> None:
         module.set_input_embeddings(PackedEmbedding(half))
 
 
+def is_plain(weight: Tensor) -> bool:
+    """Whether a weight is a parameter, and none that consists of other tensors, as those of torchao and DTensors do."""
+    return isinstance(weight, nn.Parameter) and not hasattr(weight, "__tensor_flatten__")
+
+
 def linear_groups(module: nn.Module) -> Iterator[LinearGroup]:
     """The linear layers of a module, each once: their parent and names, several where they can share a product."""
     for path, parent in module.named_modules():
         linear = {name: child for name, child in parent.named_children() if type(child) is nn.Linear}
-        names = [name for name, child in linear.items() if type(child.weight) is nn.Parameter]
+        names = [name for name, child in linear.items() if is_plain(child.weight)]
         names = [name for name in names if name not in READ_DIRECTLY]
         for siblings in () if is_cross_attention(path) else SIBLINGS:
             alike = {(linear[name].in_features, linear[name].bias is None) for name in siblings if name in names}

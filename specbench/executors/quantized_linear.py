@@ -57,13 +57,14 @@ class QuantizedLinear(nn.Module):
         return y if self.bias is None else y + self.bias
 
     def wide(self, dtype: torch.dtype) -> Tensor:
-        """The weight [M, K]."""
+        """The weight [M, K]. In bfloat16 numbers, scales and their products are exact (`quant_grids`)."""
+        exact = dtype if dtype == torch.bfloat16 else torch.float32
         if self.scale.dim() == 1:
             numbers = self.stored.view(torch.float8_e4m3fn if self.floats else torch.int8)
-            return (numbers.to(torch.float32) * self.scale[:, None]).to(dtype)
+            return (numbers.to(exact) * self.scale.to(exact)[:, None]).to(dtype)
         integers = self.stored.view(torch.int8)
         numbers = torch.cat([integers << 4 >> 4, integers >> 4], 1)[:, : self.inputs]
-        groups: Tensor = numbers.unflatten(1, (self.scale.shape[1], -1)).to(torch.float32) * self.scale[..., None]
+        groups: Tensor = numbers.unflatten(1, (self.scale.shape[1], -1)).to(exact) * self.scale[..., None]
         return groups.flatten(1).to(dtype)
 
 

@@ -174,7 +174,7 @@ def attend_split(
 
 def tile_shape(rows: int, widest: int, dtype: torch.dtype, tree: bool) -> tuple[int, int, int]:
     """Query rows and columns of a tile, and warps of a program, for `rows` query rows of a key head and heads of
-    `widest` numbers. With these no kernel of a named model spills registers (docs/gpu.md)."""
+    `widest` numbers. With these no kernel of a named model spills registers (`test_no_kernel_spills`)."""
     BM = min(max(16, triton.next_power_of_2(rows)), MOST_ROWS_OF_TREES if tree else MOST_ROWS)
     if dtype == torch.float32:
         return BM, 16, 8

@@ -116,9 +116,12 @@ class Recorder:
         """Each round with the rows that kept tokens. The lengths that the host knew during a round may be late, so they
         are counted here."""
         lengths = Counter[int]()  # by request, the tokens that it has
-        for call in self._calls:
+        rounds = [call.numbers for call in self._calls]
+        whole = torch.cat([numbers.flatten() for numbers in rounds]).cpu() if rounds else torch.empty(0)  # in one wait
+        for call, own in zip(self._calls, whole.split([*map(Tensor.numel, rounds)]), strict=True):
             active = []
-            for row, (owner, numbers) in enumerate(zip(call.owners, call.numbers.cpu().numpy(), strict=True)):
+            table = own.view(call.numbers.shape).numpy()
+            for row, (owner, numbers) in enumerate(zip(call.owners, table, strict=True)):
                 if (kept := int(numbers[0])) > 0:
                     active.append((row, owner, lengths[owner], numbers))
                     lengths[owner] += kept

@@ -21,7 +21,9 @@ from decoder_cases import CACHES, CHAINS, DRAFTERS
 from fake_cuda_cases import EXECUTORS, POLICIES, PUBLISHED, VERIFIERS, WAITS, Case, Decoder, violations
 
 from specbench.config.paths import conf_dir
+from specbench.executors.packed_linear import SharedLinear
 from specbench.kernels import ops
+from specbench.models.float_logits import FloatLinear
 
 LAWLESS = (
     "ngram",
@@ -96,6 +98,8 @@ def test_a_decode_runs_on_cuda_and_waits_where_the_table_says(case, number_text)
         expected = Decoder(case, None, number_text)()
     with cuda_on_cpu() as device, mock.patch.object(ops, "has_triton", lambda: case.triton):
         decode = Decoder(case, device, number_text)
+        kinds = {type(layer) for layer in decode.session.parts.target.module.modules()}
+        assert FloatLinear in kinds and (SharedLinear in kinds) == (case.executor != "eager"), "as a GPU has them"
         found, tokens = violations(case, device, decode)
         assert found == []
         # Other policies may choose a new gamma.

@@ -25,6 +25,7 @@ from specbench.models.pretrained import PretrainedModel, footprint
 from specbench.run.run import run
 
 DEVICE = "cpu" if knobs.runtime.interpret else "cuda"
+pytestmark = pytest.mark.cuda
 NAMES = list(GRIDS)
 
 

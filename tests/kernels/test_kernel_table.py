@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from kernel_table import CALLS, CAPABILITIES, Call, Made, Shape, alike, measured, named_shapes, table_of
+from kernel_table import CALLS, CAPABILITIES, Shape, alike, measured, named_shapes
 
 SHAPES = alike(named_shapes())
 # Tiles of trees as they were, which spill.
@@ -25,6 +25,7 @@ def test_no_kernel_spills(shape):
     assert {made.capability for made in found} == {*CAPABILITIES} and {made.call for made in found} <= {*CALLS}
     assert "attend_split" in {made.kernel for made in found}
     for made in found:
+        print(made)
         assert made.stack == 0 and made.shared <= 99 * 1024, made  # the least that a program of a recent GPU may have
         assert 32 * made.warps * made.registers <= 65536, made
 
@@ -35,12 +36,3 @@ def test_wider_tiles_of_trees_spill():
     found = measured([Shape(24, 8, 128)], (90,), WIDE_TREES)
     assert any(made.stack for made in found if made.call.tree)
     assert not any(made.stack for made in found if not made.call.tree)
-
-
-def test_the_table_has_the_larger_of_two_caches():
-    shape, call = Shape(24, 8, 128), Call(6, tree=True)
-    made = [Made("attend_split", shape, call, paged, cap, 8, 100 + cap + paged, 8 * paged, 2048 * (1 + paged))
-            for cap in (80, 90) for paged in (False, True)]  # fmt: skip
-    text = table_of(made, {shape: ["llama3b"]})
-    assert "| 24 / 8 x 128 | llama3b | tree of 5 | 181 / 191 | 8 / 8 | 4 |" in text
-    assert "6 tokens" not in text  # not compiled

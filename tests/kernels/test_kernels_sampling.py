@@ -25,6 +25,7 @@ from specbench.kernels import race, softmax, verdict  # noqa: E402
 
 tl = triton.language
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.cuda
 MODULES = (race, softmax, verdict)
 # Vocabulary, rows, and the rows and tokens of a tile (None: those of a GPU).
 SHAPES = [(1, 1000, None), (7, 8000, (2048, 8)), (512, 500, (512, 128)), (4096, 32, (32, 1024)), (32003, 4, (4, 4096)),

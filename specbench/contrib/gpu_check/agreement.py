@@ -10,6 +10,8 @@ from specbench.contrib.gpu_check.bench import GRAPHS, UNCAPTURED, Bench, Measure
 from specbench.decoding.draft import Draft
 from specbench.decoding.sampling import draw
 from specbench.decoding.verify import speculative_sampling
+from specbench.executors.quant_grids import GRIDS
+from specbench.executors.quantized_linear import QuantizedLinear
 from specbench.kernels import has_triton, ops
 from specbench.models import kernel_attention
 from specbench.run.decoder import Session
@@ -19,7 +21,7 @@ LENGTH, NEW = 100, 200  # tokens of a prompt, and new ones: three buckets of col
 SAMPLED = (*((rows, t, "sdpa") for rows in (1, 2) for t in (0, 1)), (2, 1, "auto"))
 GREEDY = (("static", "stdlib"), ("paged", "stdlib"), ("static", "tree"))
 NONE = ("<=", 0.0)  # the limit of what must not happen
-V, GAMMA = 128_256, 5
+V, GAMMA, ROWS = 128_256, 5, 64
 HEADS, KV_HEADS, SIZE = 24, 8, 128  # of the 3B shape
 COLUMNS = (128, 1024, 4096)
 
@@ -66,23 +68,31 @@ def kernels_and_torch(bench: Bench) -> Iterator[Measured]:
         yield Measured("Triton kernels", None, "", NONE, "triton is not installed")
         return
     generator = torch.Generator().manual_seed(0)
-    logits = 3 * torch.randn(GAMMA + 1, V, generator=generator)
-    p, q = logits.softmax(-1), logits[:GAMMA].flip(0).softmax(-1)
-    bits = torch.randint(2**62, (GAMMA + 1,), generator=generator)
-    guesses, r = q.argmax(-1)[None], torch.rand(1, GAMMA, generator=generator)
-    draft = Draft.chain(guesses, q[None], torch.full((1,), GAMMA))
-    given = [t.to(bench.device) for t in (p[None], q[None], guesses, r, bits[None], draft.count)]
+    logits = 3 * torch.randn(ROWS, GAMMA + 1, V, generator=generator)
+    p = logits.softmax(-1)
+    q = (logits[:, :GAMMA] + torch.randn(ROWS, GAMMA, V, generator=generator)).softmax(-1)
+    bits = torch.randint(2**62, (ROWS, GAMMA + 1), generator=generator)
+    guesses, r = q.argmax(-1), torch.rand(ROWS, GAMMA, generator=generator).double()
+    draft = Draft.chain(guesses, q, torch.full((ROWS,), GAMMA))
+    given = [t.to(bench.device) for t in (p, q, guesses, r, bits, draft.count)]
     on_device, scores, own_bits = (t.to(bench.device) for t in (logits, p, bits))
-    expected = speculative_sampling(p[None], draft, r, bits[None])
-    verdict = ops.chain_verdict(*given)
-    n = int(expected.accepted)  # tokens after these and the one that follows are undefined
-    same = int(verdict[1]) == n and torch.equal(verdict[0].cpu()[:, : n + 1], expected.tokens[:, : n + 1])
+    expected = speculative_sampling(p, draft, r, bits)
+    tokens, accepted = (t.cpu() for t in ops.chain_verdict(*given))
+    judged = torch.arange(GAMMA + 1) <= expected.accepted[:, None]  # tokens after these are undefined
+    differ = (accepted != expected.accepted) | ((tokens != expected.tokens) & judged).any(1)
     error = (ops.softmax(on_device).cpu() - p).abs().max()
     yield Measured("softmax, largest difference", float(error), "", ("<=", 1e-6))
     yield Measured("draws that differ", float((ops.race(scores, own_bits).cpu() != draw(p, bits)).sum()), "", NONE)
-    yield Measured("verdicts that differ", float(not same), "", NONE)
-    calls = {"softmax": lambda: ops.softmax(on_device), "draw": lambda: ops.race(scores, own_bits),
-             "verdict": lambda: ops.chain_verdict(*given)}  # fmt: skip
+    yield Measured("verdicts that differ", float(differ.sum()), f"of {ROWS}", NONE)
+    for name, grid in GRIDS.items():
+        weight = torch.randn(SIZE, 4 * SIZE, generator=generator).bfloat16()
+        layer = QuantizedLinear(grid, grid.rounded(weight), None).to(bench.device)
+        x = torch.randn(GAMMA, 4 * SIZE, generator=generator).bfloat16().to(bench.device)
+        exact = F.linear(x.float(), layer.wide(torch.float32))
+        error = (ops.multiply_few(x, layer.stored, layer.scale, layer.floats).float() - exact).abs().max()
+        yield Measured(f"product of {name}, relative difference", float(error / exact.abs().max()), "", ("<=", 0.01))
+    calls = {"softmax": lambda: ops.softmax(on_device[:1]), "draw": lambda: ops.race(scores[:1], own_bits[:1]),
+             "verdict": lambda: ops.chain_verdict(*(t[:1] for t in given))}  # fmt: skip
     for name, call in calls.items():
         yield Measured(f"{name}, device", profiled(call).seconds * 1e6 or None, "us")
     for columns in COLUMNS:

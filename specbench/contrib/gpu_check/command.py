@@ -56,7 +56,7 @@ CHECKS = dict(enumerate((
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Exits with 0 if every check has passed, 1 if one has not, and 2 if there is nothing to check."""
-    options = parsed(sys.argv[1:] if argv is None else argv)
+    began, options = time.monotonic(), parsed(sys.argv[1:] if argv is None else argv)
     if not torch.cuda.is_available():
         stop(NO_CUDA, 2)
     try:
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ConfigError as error:
         stop(str(error), 2)
     if options.child is None:
-        sys.exit(check_all(options, provenance(device) | {"cuda": torch.version.cuda} | machine()))
+        sys.exit(check_all(options, provenance(device) | {"cuda": torch.version.cuda} | machine(), began))
     logging.basicConfig(level=logging.INFO)  # for whole errors
     folder = Path(options.out)
     (own := folder / f"phase_{options.child}").mkdir(exist_ok=True)
@@ -106,10 +106,10 @@ def numbers_file(folder: Path, number: int) -> Path:
     return folder / f"phase_{number}.jsonl"
 
 
-def check_all(options: argparse.Namespace, facts: dict[str, Any]) -> int:
-    """Runs the checks one after the other; prints and writes what they found; returns the exit code. Each may use its
-    share of the time that is left."""
-    folder, console, began = Path(options.out), Console(), time.monotonic()
+def check_all(options: argparse.Namespace, facts: dict[str, Any], began: float) -> int:
+    """Runs the checks one after the other; prints and writes what they found, after each; returns the exit code. Each
+    may use its share of the time that is left; the clock was `began` when the command started."""
+    folder, console = Path(options.out), Console()
     folder.mkdir(parents=True, exist_ok=True)
     numbers, found = options.phase or [*CHECKS], list[dict[str, Any]]()
     for place, number in enumerate(numbers):
@@ -118,11 +118,11 @@ def check_all(options: argparse.Namespace, facts: dict[str, Any]) -> int:
         allowed = max(0.0, left * share)
         found.append(run_check(number, folder, allowed, child_command(options, number)))
         console.print(as_table(found[-1]))
-    verdicts = Counter(check["verdict"] for check in found)
-    result = {"command": sys.argv, "seconds": time.monotonic() - began, "verdicts": verdicts, "facts": facts,
-              "checks": found}  # fmt: skip
-    (folder / "results.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    everything = zip_of(folder)
+        verdicts = Counter(check["verdict"] for check in found)
+        result = {"command": sys.argv, "seconds": time.monotonic() - began, "verdicts": verdicts, "facts": facts,
+                  "checks": found}  # fmt: skip
+        (folder / "results.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        everything = zip_of(folder)
     console.print(f"{dict(verdicts)}, in {result['seconds']:.0f} s; written to {folder / 'results.json'}")
     console.print(f"{everything} holds it with all logs, to send to whoever mends what failed")
     return int(set(verdicts) != {PASSED})
@@ -160,7 +160,7 @@ def run_check(number: int, folder: Path, allowed: float, command: Sequence[str])
     numbers = [json.loads(line) for line in text]
     verdicts = {entry["verdict"] for entry in numbers}
     broke = error.startswith("exit")
-    unclear = bool(error) or UNCLEAR in verdicts or PASSED not in verdicts
+    unclear = bool(error) or UNCLEAR in verdicts or not numbers
     verdict = FAILED if FAILED in verdicts or broke else UNCLEAR if unclear else PASSED
     return {"number": number, "title": CHECKS[number].title, "verdict": verdict, "error": error,
             "seconds": round(time.monotonic() - began, 1), "numbers": numbers}  # fmt: skip

@@ -26,6 +26,7 @@ from specbench.contrib.gpu_check.bench import (
     Profile,
 )
 from specbench.contrib.gpu_check.command import CHECKS, Check, measure_into, numbers_file
+from specbench.executors.quant_grids import GRIDS
 from specbench.kernels import ops
 from specbench.models import pretrained
 from specbench.run.decoder import Session
@@ -84,6 +85,7 @@ def seen(monkeypatch):
     monkeypatch.setattr(agreement, "SAMPLED", ((1, 1, "sdpa"),))
     monkeypatch.setattr(agreement, "GREEDY", (("paged", "stdlib"),))
     monkeypatch.setattr(agreement, "V", 512)
+    monkeypatch.setattr(agreement, "ROWS", 2)
     monkeypatch.setattr(agreement, "COLUMNS", (16,))
     monkeypatch.setattr(timing, "CHAINS", timing.CHAINS[3:])
     monkeypatch.setattr(timing, "OTHERS", timing.OTHERS[:1])
@@ -132,6 +134,7 @@ def measured(number, folder):
 
 EXPECTED = {  # numbers of each check, and their verdicts
     1: {"softmax, largest difference": PASSED, "draws that differ": PASSED, "verdicts that differ": PASSED,
+        "product of int4, relative difference": PASSED, "product of fp8, relative difference": PASSED,
         "attention 2 x 16, relative difference": PASSED, "attention 2 x 16, kernel": INFO},
     2: {"texts that differ, gamma=5, batch_size=1, temperature=1, attention=sdpa": PASSED,
         "functions that could not be captured, gamma=5, batch_size=1, temperature=1, attention=sdpa": PASSED,
@@ -174,7 +177,8 @@ def test_a_profiler_that_sees_nothing_passes_nothing(number, name, seen, cuda, m
 
 
 def test_a_wrong_kernel_fails(seen, cuda, monkeypatch, tmp_path):
-    """Negative control: an attention kernel that misses the last column, and draws of the token after."""
+    """Negative control: an attention kernel that misses the last column, draws of the token after, and products of the
+    wrong half of the bytes."""
     attend, race = agreement.kernel_attention.attend_op, ops.race
 
     def blind(q, keys, values, table, first, *others):
@@ -182,7 +186,10 @@ def test_a_wrong_kernel_fails(seen, cuda, monkeypatch, tmp_path):
 
     monkeypatch.setattr(agreement.kernel_attention, "attend_op", blind)
     monkeypatch.setattr(ops, "race", lambda weights, bits: race(weights, bits) + 1)
+    multiply = ops.multiply_few
+    monkeypatch.setattr(ops, "multiply_few", lambda x, stored, *others: multiply(x, stored.flip(1), *others))
     found = measured(1, tmp_path)
+    assert {found[f"product of {grid}, relative difference"]["verdict"] for grid in GRIDS} == {FAILED}
     assert found["attention 1 x 16, relative difference"]["verdict"] == FAILED
     assert found["draws that differ"]["verdict"] == FAILED and found["softmax, largest difference"]["verdict"] == PASSED
 
@@ -217,7 +224,7 @@ def script_processes(folder, monkeypatch, what):
 
     def words(options, number):
         value, then = what[number]
-        entry = Measured("time", value, "ms", ("<=", 10.0))
+        entry = Measured("time", value, "ms", ("<=", 10.0) if value else None)  # 0 has no limit
         line = json.dumps({"name": "time", "value": value, "unit": "ms", "limit": entry.limit, "remark": "",
                            "verdict": entry.verdict})  # fmt: skip
         start = f"open({str(numbers_file(folder, number))!r}, 'a').write({line + chr(10)!r})"
@@ -229,7 +236,7 @@ def script_processes(folder, monkeypatch, what):
 def checked(folder, limit, *numbers):
     options = ["--out", str(folder), "--limit-seconds", str(limit)]
     options += [word for number in numbers for word in ("--phase", str(number))]
-    code = command.check_all(command.parsed(options), {"device": "fake"})
+    code = command.check_all(command.parsed(options), {"device": "fake"}, time.monotonic())
     return code, json.loads((folder / "results.json").read_text())
 
 
@@ -312,8 +319,12 @@ def test_laws_that_differ_are_told():
 
 
 def test_everything_is_in_one_file_to_send(tmp_path, monkeypatch):
-    script_processes(tmp_path, monkeypatch, {1: (5.0, "raise ValueError('below') from OSError('first')")})
-    checked(tmp_path, 60, 1)
+    """Also if a later check never ends."""
+    what = {1: (5.0, "raise ValueError('below') from OSError('first')"), 9: (0.0, "")}
+    script_processes(tmp_path, monkeypatch, what)
+    assert checked(tmp_path, 60, 9)[0] == 0  # numbers without limits fail nothing
+    with pytest.raises(KeyError):  # what the second one ends with here
+        checked(tmp_path, 60, 1, 2)
     with zipfile.ZipFile(tmp_path / "gpu_check.zip") as packed:
         assert {"results.json", "phase_1.log", "phase_1.jsonl"} <= {*packed.namelist()}
         log = packed.read("phase_1.log").decode()
