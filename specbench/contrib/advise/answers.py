@@ -92,7 +92,7 @@ def answer_notes(result: Mapping[str, Any]) -> Iterator[str]:
     """What makes the numbers doubtful."""
     if not steady(result):
         yield f"the machine was not steady: {'; '.join(unsteady(result))}"
-    if (recited := result.get("recited") or 0) >= RECITES:
+    if (recited := result["recited"] or 0) >= RECITES:
         yield f"{recited:.0%} of the new tokens stand earlier in prompt or text: other data may be harder to guess"
     yield from result["notes"]
 
@@ -110,7 +110,7 @@ def waits(units: Sequence[Stage], way: str) -> dict[str, Any]:
         if len(tables) >= FEWEST:
             each = [_percentiles(tables, row) for block in cluster_weights(len(tables), SAMPLES) for row in block]
             samples = {name: np.array([own[name] for own in each]) for name in point}
-        intervals = intervals_of(lambda s: s, [point], [samples], len(tables))
+        intervals = intervals_of(lambda s: s, [point], [samples], dict.fromkeys(point, len(tables)))
         count = sum(len(unit[0]) for unit in tables)
         found[delay] = {
             f"p{p}": {**{d: point[f"{d} p{p}"] for d in DECODERS}, "ratio": point[f"ratio p{p}"],
