@@ -200,15 +200,17 @@ def options() -> str:
 
 
 def fields_of(kind: type) -> Iterator[tuple[str, str, Any]]:
-    """Name, comment and type of each field of a class, in the order of its source. A comment on a line of its own
-    belongs to the fields below it."""
+    """Name, comment and type of each field of a class, in the order of its source, then of its bases. A comment on a
+    line of its own belongs to the fields below it."""
     hints, names = get_type_hints(kind), {field.name for field in dataclasses.fields(kind)}
-    source = textwrap.dedent(inspect.getsource(kind))
-    lines = source.splitlines()
-    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in names:
-            _, _, comment = lines[node.end_lineno - 1].partition("  # ")  # type: ignore[operator]
-            yield node.target.id, comment, hints[node.target.id]
+    for base in filter(dataclasses.is_dataclass, kind.__mro__):
+        source = textwrap.dedent(inspect.getsource(base))
+        lines = source.splitlines()
+        for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in names:
+                _, _, comment = lines[node.end_lineno - 1].partition("  # ")  # type: ignore[operator]
+                names.remove(node.target.id)
+                yield node.target.id, comment, hints[node.target.id]
 
 
 def inner(hint: Any) -> list[type]:

@@ -46,11 +46,6 @@ def distinct_experts(experts: int, chosen: int, tokens: int) -> float:
     return experts * (1 - (1 - chosen / experts) ** tokens)
 
 
-def guaranteed_improvement(alpha: float, c: float) -> float:
-    """A speedup that some gamma reaches if alpha > c (Corollary 3.9): that of gamma = 1."""
-    return (1 + alpha) / (1 + c)
-
-
 def optimal_gamma(alpha: float, c: float, largest: int = LARGEST) -> int:
     """The integer gamma, at most `largest`, that maximises Theorem 3.8 (section 3.5); 0 if no gamma helps. It is
     `largest` where a larger one would be better still: there is no best gamma for c = 0, or for alpha = 1 and c < 1."""

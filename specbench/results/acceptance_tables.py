@@ -6,8 +6,8 @@ from specbench.results.fields import ResultDict
 from specbench.results.latency_table import NAMES
 from specbench.results.table import CellValue, Table, table_columns
 
-TIMES = {"first_token": "to the first token", "time_per_output_token": "per output token",
-         "inter_token": "between rounds"}  # fmt: skip
+TIMES = {"first_token": "to the first token", "inter_token": "between rounds",
+         "time_per_output_token": "per token after the first (as serving benchmarks)"}  # fmt: skip
 READING = {"prefill_seconds": "reading a prompt, speculative", "drafter_prefill_seconds": "  by the drafter",
            "plain_prefill_seconds": "reading a prompt, plain"}  # fmt: skip
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")

@@ -39,7 +39,7 @@ def ranking(found: ComparisonDict) -> str:
         return f"{where}{none_left(len(results), 'ways')}."
     (first, *others), failed = ranked, left_out(len(results) - len(ranked))
     numbers = ((run["label"], run["numbers"]["speedup"], run["ci95"].get("speedup"), run["result"]) for run in ranked)
-    ways = [WayNumbers(*own) for own in numbers]
+    ways = [WayNumbers(*own, found["clusters"]) for own in numbers]
     of, best = f"{len(ranked)} way{'s' * (len(ranked) > 1)}{failed}", ways[0]
     if found.get("unlike"):
         return f"{where}No way is ranked: {found['unlike']}{doubts(results, first['result'])}."

@@ -60,7 +60,6 @@ FIELDS = {field.name: field for field in (
     Field("processes", "repeats/processes", 0),
     Field("sd", "repeats/sd/speedup", about="of the speedup between processes, relative"),
     Field("Thm 3.8", "speedup/theorem_3_8", 2, about="from the run's own alpha, gamma and c"),
-    Field("corrected", "speedup/corrected", 2, about="from tokens per round and all costs"),
     Field("end_to_end", "speedup/end_to_end", 2, "end to end", "the speedup with prefill"),
     Field("tokens/s", "throughput/speculative_tokens_per_second", 1),
     Field("plain tokens/s", "throughput/baseline_tokens_per_second", 1),
@@ -85,7 +84,7 @@ FIELDS = {field.name: field for field in (
     Field("started", "provenance/started"),
 )}  # fmt: skip
 ALSO = {"MAT": "tau", "block_efficiency": "tau", "theorem_3_8": "Thm 3.8"}  # other names of fields
-SUMMARY = ("alpha", "stderr", "tau", "c", "v", "o", "speedup", "low", "high", "processes", "sd", "Thm 3.8", "corrected",
+SUMMARY = ("alpha", "stderr", "tau", "c", "v", "o", "speedup", "low", "high", "processes", "sd", "Thm 3.8",
            "tokens/s", "plain tokens/s", "of peak", "beside", "lossless")  # columns of summary.csv  # fmt: skip
 REPEATS = ("seed", "order", "speedup", "low", "high", "alpha", "tau", "c", "v", "o", "target step seconds", "tokens/s",
            "plain tokens/s", "started")  # of repeats.csv, behind `process`  # fmt: skip

@@ -8,8 +8,7 @@ from specbench.results.table import Table
 from specbench.results.wording import interval
 from specbench.stats.latency import DECODERS, PERCENTILES, enough
 
-DELAYS = {"queue": ("in the queue", 1.0), "first_token": ("to the first token", 1.0),
-          "per_token": ("per token after it", 1e3)}  # fmt: skip
+DELAYS = {"queue": 1.0, "first_token": 1.0, "per_token": 1e3}  # and what their seconds are multiplied by
 NAMES = {"speculative": "speculative", "baseline": "plain"}
 
 
@@ -45,7 +44,7 @@ def load_table(result: dict[str, Any]) -> Table | None:
     rows = []
     for served in served_rows(result):
         row = {"decoder": served.label, "requests": str(served.requests)}
-        for delay, (_, scale) in DELAYS.items():
+        for delay, scale in DELAYS.items():
             row[f"{delay.replace('_', ' ')}, {'ms' if scale > 1 else 's'}"] = _delay(served, delay)
         if found := served.served["goodput"]:
             share, rate = found["ci95"]["share"], found["ci95"]["tokens_per_second"]
@@ -55,13 +54,14 @@ def load_table(result: dict[str, Any]) -> Table | None:
     if not rows:
         return None
     few = any("too few" in cell for row in rows for cell in row.values())
-    title = "waiting times, p50 / p90 / p99" + "; too few: fewer than five requests are beyond it" * few
+    title = "waiting times, p50 / p90 / p99; per token: without the first round's tokens"
+    title += "; too few: fewer than five requests are beyond it" * few
     return Table.of(rows, title, ["decoder", "requests"])
 
 
 def _delay(row: ServedRow, delay: str) -> str:
     found = [row.percentile(delay, percentile) for percentile in PERCENTILES]
-    digits, scale = (1, 1e3) if DELAYS[delay][1] > 1 else (3, 1.0)
+    digits, scale = (1, 1e3) if DELAYS[delay] > 1 else (3, 1.0)
     if not any(found):
         return "too few"
     return " / ".join("too few" if value is None else f"{value * scale:.{digits}f}" for value in found)

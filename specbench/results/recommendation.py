@@ -12,7 +12,7 @@ from math import inf, log
 from typing import Any, NamedTuple
 
 from specbench.results.fields import FACTORS
-from specbench.results.wording import steady, where, within, word
+from specbench.results.wording import capital, steady, where, within, word
 
 WORTH = 0.01  # smaller gains of another gamma, by replay, are none
 SMALL = 0.02  # smaller losses are not named
@@ -54,7 +54,7 @@ def verdict_sentence(result: dict[str, Any]) -> str:
 def closing(result: dict[str, Any]) -> str:
     """The speed again, with the verdict: the last line of a terminal."""
     told, verdict = _speed(result).removeprefix(HERE), word(result["lossless"])
-    return f"{_capital(told)}; verdict {'FAILED' if verdict == 'failed' else verdict}."
+    return f"{capital(told)}; verdict {'FAILED' if verdict == 'failed' else verdict}."
 
 
 def details(result: dict[str, Any]) -> str:
@@ -64,7 +64,7 @@ def details(result: dict[str, Any]) -> str:
     pick, parts = _pick(result), [*_limits(result), *_others(result)]
     if pick is not None and not (result["speedup"]["ci95"] is None and pick["in_sample"]):
         parts.insert(0, _replayed(result, pick))
-    return _capital(f"{'; '.join(parts)}.") if parts else ""
+    return capital(f"{'; '.join(parts)}.") if parts else ""
 
 
 def _works(result: dict[str, Any]) -> str:
@@ -188,7 +188,7 @@ def _pick(result: dict[str, Any]) -> dict[str, Any] | None:
 
 def _worth_a_try(result: dict[str, Any], pick: dict[str, Any]) -> bool:
     """Whether replay expects the pick to gain, and to be faster than the run's own gamma, by intervals above 1."""
-    over = pick.get("over_own")  # of older runs not known
+    over = pick["over_own"]
     shown = over is not None and _low(over["ci95"]) > 1 and _low(pick["ci95"]) > 1
     return shown and 0 not in pick["gammas"] and {*pick["gammas"]} != {result["gamma"]}
 
@@ -225,7 +225,7 @@ def _replayed(result: dict[str, Any], pick: dict[str, Any]) -> str:
     if _hopeless(pick):
         return f"no {upto} is expected to gain"
     if _better(result, pick):
-        alike = (over := pick.get("over_own")) is not None and _low(over["ci95"]) <= 1
+        alike = (over := pick["over_own"]) is not None and _low(over["ci95"]) <= 1
         return f"{_expected(result, pick)} with {_gammas(pick)}" + f", not told apart from {_used(result)}" * alike
     return f"no {'constant' if result['gamma'] is None else 'other'} {upto} is expected to be better"
 
@@ -289,7 +289,3 @@ def _others(result: dict[str, Any]) -> Iterator[str]:
             rate = "" if entry["rate"] is None else f" at {entry['rate']:g}/s"
             share = f"{ratio['factor']:.2f}{within(ratio['ci95'])}"
             yield f"the median first token{rate} takes {share} of plain decoding's time"
-
-
-def _capital(told: str) -> str:
-    return f"{told[0].upper()}{told[1:]}"

@@ -109,16 +109,16 @@ def _beams(result: dict[str, Any]) -> RemarkRows:
 def _acceptance(result: dict[str, Any]) -> RemarkRows:
     if not result["counts"]["drafted"]:
         return  # there is nothing that was accepted, and a round is a target call
-    law = f"; beta is {result['acceptance_law']}" if result.get("acceptance_law") else ""
+    law = f"; beta is {result['acceptance_law']}" if result["acceptance_law"] else ""
     yield "alpha (mean beta)", _pm(result["alpha"]), f"over {result['counts']['tested']:,} tested guesses{law}"
     yield "alpha (accepted / tested)", _pm(result["alpha_counted"]), "cross-check"
     own_text = result["alpha_on_target_text"]
     if own_text["mean"] is not None:
         yield "alpha (target's own text)", _pm(own_text), f"over {own_text['n']:,} positions of plain decoding"
-    if (recited := result.get("recited") or 0) >= RECITES:
+    if (recited := result["recited"] or 0) >= RECITES:
         told = f"of new tokens end {RECITED} in a row that stand earlier in prompt or text: easily guessed"
         yield "  recited", f"{recited:.0%}", told
-    counts, means = result["counts"], result.get("block_efficiency_of_requests")
+    counts, means = result["counts"], result["block_efficiency_of_requests"]
     mean = f" (pooled); mean of requests {means['mean']:.3f}" if means and means["mean"] is not None else ""
     yield "block efficiency", _pm(result["block_efficiency"]), f"tau; tokens per target call, of all calls{mean}"
     told = "by the target, per token emitted; 1 in plain decoding"
@@ -157,26 +157,14 @@ def _speedups(result: dict[str, Any]) -> RemarkRows:
     if speedup["theorem_3_8"] is not None:
         known = _ends(speedup["accounting"].get("theorem_3_8", {}).get("ci95"))
         yield "  predicted, Theorem 3.8", times(speedup["theorem_3_8"]), f"{known}from alpha, gamma and c"
-    if predicted := speedup["predicted"]:
-        told = f"of every second prompt, from the others; {interval(predicted['ci95'])}"
-        yield "  predicted, all costs", times(predicted["speedup"]), f"{told}; measured {predicted['measured']:.2f}x"
     yield "  end to end", times(speedup["end_to_end"]), f"{_ends(speedup['end_to_end_ci95'])}with prefill"
     ours, plain = "speculative_tokens_per_second", "baseline_tokens_per_second"
     told = f"{_ends(ci95.get(ours), 1)}autoregressive {rates[plain]:.1f}{within(ci95.get(plain), 1)}"
     yield "tokens/s", f"{rates[ours]:.1f}", told
-    yield from _worst_category(result)
     for peer, over in result["speedup_over"].items():
         few, rate = "too few prompts, or groups of rows, for an interval", rates[f"{peer}_tokens_per_second"]
         told = few if over["ci95"] is None else f"95 % interval {interval(over['ci95'])}"
         yield f"  over {peer}", times(over["measured"]), f"{told}; {rate:.1f} tokens/s"
-
-
-def _worst_category(result: dict[str, Any]) -> RemarkRows:
-    """The category with the least speedup, if there are several."""
-    found = {name: own["speedup"] for name, own in result["by_category"].items() if own["speedup"] is not None}
-    if len(found) > 1:
-        name = min(found, key=lambda name: found[name]["measured"])
-        yield "  worst category", times(found[name]["measured"]), f"{_ends(found[name]['ci95'])}{name}, of {len(found)}"
 
 
 def _servers(result: dict[str, Any]) -> RemarkRows:
@@ -189,10 +177,10 @@ def _servers(result: dict[str, Any]) -> RemarkRows:
         told += "; prompts may have been read before" * found["keeps_prefixes"]
         yield f"  {peer}, first token", f"{first * 1e3:.1f} ms", told
         why = f"not known: {found['no_alpha']}" if found["no_alpha"] else f"over {found['alpha']['n']:,} tested guesses"
-        why += f"; it accepts with {law}" if (law := found.get("acceptance_law")) else ""
+        why += f"; it accepts with {law}" if (law := found["acceptance_law"]) else ""
         yield f"  {peer}, alpha", _pm(found["alpha"]), why
         why = found["no_block_efficiency"] or f"over {found['block_efficiency']['n']:,} rounds"
-        each = (found.get("block_efficiency_of_requests") or {}).get("mean")
+        each = found["block_efficiency_of_requests"]["mean"]
         why += f"; mean of requests {each:.2f}" if each is not None else ""
         yield f"  {peer}, block efficiency", _pm(found["block_efficiency"]), why
         if texts["compared"]:
@@ -255,11 +243,11 @@ def _gammas(result: dict[str, Any]) -> RemarkRows:
             yield "gamma, best by replay", "none", f"no gamma up to {upto} is expected to gain"
             return
         told = f"expected {pick['speedup']:.2f}x, {'in-sample' if pick['in_sample'] else 'by other prompts'}"
-        if (regret := result["regret"]) is not None:
-            less = f"{abs(regret):.1%} {'less' if regret < 0 else 'more'} than"
-            told += f"; {less if abs(regret) >= 0.0005 else 'as much as'} gamma {result['gamma']}"
+        if (over := pick["over_own"]) is not None:
+            own = "the policy's own" if result["gamma"] is None else f"that of gamma {result['gamma']}"
+            told += f"; {over['factor']:.2f}x {own}{within(over['ci95'])}"
         yield "gamma, best by replay", " or ".join(str(g or "none") for g in dict.fromkeys(pick["gammas"])), told
-    elif gamma is not None and result.get("no_replay"):
+    elif gamma is not None and result["no_replay"]:
         yield "gamma, best by replay", "-", result["no_replay"]
 
 
@@ -279,7 +267,7 @@ def _remarks(result: dict[str, Any], out_dir: Path) -> Iterator[Text]:
     counts, status = result["counts"], result["status"]
     if told := details(result):
         yield Text(told)
-    clusters = result["speedup"].get("clusters")  # results of earlier versions have none
+    clusters = result["speedup"]["clusters"]
     if clusters and not result["repeats"] and (told := needs(result["speedup"]["ci95"], counts["prompts"], clusters)):
         yield Text(told)
     if result["speedup"]["accounting"]:

@@ -12,12 +12,8 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict
 
 from specbench.stats.estimates import (
-    Acceptance,
-    Bandwidth,
-    CategoryNumbers,
-    Cost,
     CostCheck,
-    Counts,
+    Derived,
     Drift,
     Estimate,
     Experts,
@@ -29,9 +25,6 @@ from specbench.stats.estimates import (
     Machine,
     RateLatency,
     Repeats,
-    RowsRate,
-    Speedup,
-    SpeedupOver,
 )
 
 SCHEMA_VERSION = 1
@@ -152,8 +145,8 @@ class WorkerNumbers:
     lost: bool  # whether its process has died; what it had finished counts
 
 
-@dataclass
-class RunResult:
+@dataclass(kw_only=True)
+class RunResult(Derived):
     """The result of one run."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
@@ -162,32 +155,16 @@ class RunResult:
     status: str  # "complete", "interrupted" or, of several processes, "incomplete"
     config: dict[str, Any]
     provenance: dict[str, Any]
-    alpha: Estimate
-    alpha_counted: Estimate
-    alpha_on_target_text: Estimate  # Corollary 3.6: beta at every position of plain decoding's text
-    beta_by_position: list[Estimate]  # by place in the round, over tested positions
-    alpha_by_category: dict[str, Estimate]
-    draft_acceptance_rate: float | None  # accepted / drafted, which is not alpha
-    block_efficiency: Estimate  # tokens per target call, of all calls together (pooled)
-    cost: Cost
-    speedup: Speedup
     operations_factor: float | None  # Theorem 3.11
     c_hat: float  # operations of a drafter step over those of a target step (Definition 3.10)
-    optimal_gamma: int | None  # gamma* of Theorem 3.8 (section 3.5)
     gamma: int | None  # of every round; None if a policy varies it
     gamma_sweep: list[GammaSpeedup]  # empty where replay does not hold, see `no_replay`
     regret: float | None  # `gamma_pick` / this run's gamma in the sweep - 1; None if a policy varies it
     lossless: Lossless
-    throughput: dict[str, float]  # new tokens per second of decoding, all rows together
-    speedup_over: dict[str, SpeedupOver]
-    bandwidth: Bandwidth
-    recording: float  # seconds spent on measuring / seconds of decoding, which do not include them
     drift: Drift
     latency: dict[str, Latency]  # "speculative" and "baseline"; of a workload that arrives over time, all rates
     memory: Memory
-    counts: Counts
     metrics: dict[str, dict[str, float | None]] = field(default_factory=dict)  # numbers of the group `metric`, by name
-    throughput_ci95: dict[str, Interval] = field(default_factory=dict)
     executor: dict[str, Any] = field(default_factory=dict)  # what the executor chose: products by shape and rows
     choices: dict[str, str] = field(default_factory=dict)  # the option that was chosen in each group
     in_turn: dict[str, Any] | None = None  # of runs that were decoded in turn: when they started, and their digests
@@ -197,12 +174,7 @@ class RunResult:
     no_replay: str = ""  # why there is no gamma_sweep
     machine: Machine | None = None
     repeats: Repeats | None = None  # None: it is one process
-    by_category: dict[str, CategoryNumbers] = field(default_factory=dict)  # if the data name categories
-    acceptance: Acceptance | None = None
     acceptance_law: str = ""  # what beta of a guess is
-    block_efficiency_of_requests: Estimate | None = None  # the mean of each request's tokens per target call
-    recited: float | None = None  # share of new tokens that end 8 tokens in a row which stand earlier in prompt or text
-    throughput_by_rows: list[RowsRate] = field(default_factory=list)  # of runs whose rows decode together
     seconds: dict[str, float] = field(default_factory=dict)  # wall-clock seconds of the run's phases
     beam: BeamNumbers | None = None  # of a run by beam search
     experts: Experts | None = None  # of a mixture-of-experts target that runs eagerly

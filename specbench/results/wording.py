@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, sqrt
 from typing import Any
 
 from specbench.results.fields import FACTORS
@@ -10,7 +10,8 @@ from specbench.results.fields import FACTORS
 STYLES = {"passed": "green", "lossy": "yellow"}  # of verdicts; others are red
 DOUBTS = {"lossy": "; not lossless by choice", "untested": "; losslessness is untested",
           "inconclusive": "; losslessness is inconclusive"}  # fmt: skip
-DRAWS = {"tested": "at tested positions", "recovered": "in recovered tokens", "bonus": "in bonus tokens"}
+DRAWS = {"tested": "at tested positions towards the drafter", "recovered": "in recovered tokens (another temperature)",
+         "bonus": "in bonus tokens (likewise)"}  # fmt: skip
 WORDS = {"passed": "yes", "lossy": "no", "failed": "FAILED"}  # in tables
 MOST_NAMES = 4  # of ways in a sentence
 WANTED = 0.05  # +- of a speedup that is called known
@@ -35,6 +36,8 @@ def alpha_text(own: Mapping[str, Any]) -> str:
     if own["passed"] is None:
         return f"alpha is not tested: {own['reason']}" if own["reason"] else ""
     distance = "" if own["largest"] is None else f"q within {own['largest']:.1g} of its own, limit {own['limit']:.1g}"
+    if distance and own["mean_limit"] is not None and own["total_variation"] > own["mean_limit"]:
+        distance = f"q on average {own['total_variation']:.1g} from its own, limit {own['mean_limit']:.1g}"
     if own["passed"]:
         return f"alpha is the drafter's own: {distance}"
     return f"ALPHA IS NOT THE DRAFTER'S OWN: {own['reason']} ({distance})"
@@ -55,13 +58,12 @@ def _tested(lossless: Mapping[str, Any]) -> Iterator[str]:
         largest = detail.get("largest_tie")  # results of earlier versions have none
         far = "" if largest is None else f" of at most {largest:.2g} in logits"
         yield f"{detail['ties']} text{'s' * (detail['ties'] > 1)} parted at ties{far}"
+    if 0 < (tokens := detail.get("tokens", 0)) < detail.get("of_tokens", 0):
+        yield f"{tokens:,} of {detail['of_tokens']:,} tokens were read again"
     if "tested" in detail and lossless["statistic"] is not None and word(lossless) != "untested":
-        if lossless["method"] == "martingale":
-            yield f"p-value {lossless['statistic']:.2g} (below {lossless['threshold']:g} fails)"
-        else:
-            yield f"|z| {lossless['statistic']:.2f}, limit {lossless['threshold']:g}"
+        yield f"p-value {lossless['statistic']:.2g} (below {lossless['threshold']:g} fails)"
     if (tv := lossless["decoder_tv"]) and tv["largest"] is not None:
-        tokens = detail.get("tokens", 0)  # p of a long run is not kept of all
+        # p of a long run is not kept of all.
         where = f" at {tv['positions']:,} of {tokens:,} tokens" if tv["positions"] < tokens else ""
         limit = f"limit {tv['largest_limit']:.1g}"
         yield f"the decoder's p is within {tv['largest']:.1g} of the stock module's{where}, {limit}"
@@ -70,7 +72,8 @@ def _tested(lossless: Mapping[str, Any]) -> Iterator[str]:
 def _detectable(lossless: Mapping[str, Any]) -> Iterator[str]:
     """What the run would have found."""
     found = lossless["detectable"]
-    names = [f"lenience {found['lenience']:.2f}"] if found["lenience"] is not None else []
+    all_or = f"lenience {found['lenience']:.2f}" if found["lenience"] else "a verifier that accepts every guess"
+    names = [all_or] if found["lenience"] is not None else []
     tvs = [f"{tv:.3f} {DRAWS[kind]}" for kind, tv in found["by_kind"].items() if tv is not None and kind in DRAWS]
     names += [f"a total variation of {', '.join(tvs)}"] if tvs else []
     if names:
@@ -189,6 +192,17 @@ class WayNumbers:
     speedup: float
     ci95: Sequence[float] | None
     result: Mapping[str, Any]
+    units: int  # whose times are independent, in the interval
+
+    def wider(self, ways: int) -> Sequence[float] | None:
+        """Its interval, so wide that all those of so many ways hold the truth in 95 % of cases (Bonferroni)."""
+        from specbench.stats.bootstrap import student  # which loads torch
+
+        if self.ci95 is None or self.ci95[0] <= 0:
+            return self.ci95
+        (low, high), freedom = self.ci95, max(self.units - 1, 1)
+        middle, factor = sqrt(low * high), (high / low) ** (student(freedom, 0.05 / ways) / student(freedom) / 2)
+        return middle / factor, middle * factor
 
     @property
     def drafts(self) -> bool:
@@ -202,26 +216,28 @@ class WayNumbers:
 
 
 def no_gain(ways: Sequence[WayNumbers]) -> str:
-    """What is said instead of a ranking, if no way has an interval above 1 or the fastest one drafts nothing; empty if
-    one gains, or if nothing is known of that. The fastest way is the first one."""
+    """What is said instead of a ranking, if no way has an interval above 1 (for all of them together) or the fastest
+    one drafts nothing; empty if one gains, or if nothing is known of that. The fastest way is the first one."""
     fastest, drafting = ways[0], [way for way in ways if way.drafts]
-    if fastest.drafts and (fastest.ci95 is None or any(way.ci95 and way.ci95[0] > 1 for way in drafting)):
+    wide = [way.wider(len(ways)) for way in drafting]
+    if fastest.drafts and (fastest.ci95 is None or any(own and own[0] > 1 for own in wide)):
         return ""
     if not drafting:
         return f"Nothing was drafted: {fastest.name} measured {fastest.measured}"
     best = drafting[0]
-    if not fastest.drafts and (best.ci95 is None or best.ci95[0] > 1):
+    if not fastest.drafts and (wide[0] is None or wide[0][0] > 1):
         told = f"The fastest way drafts nothing: {fastest.name}, {fastest.speedup:.2f}x"
         return f"{told}; best of those that draft: {best.name}, {best.measured}"
     unsure = fastest.drafts and best.speedup > 1  # more prompts may show a gain
     told = "No gain is shown: leave it off, or measure more prompts" if unsure else "None gains: leave it off"
-    told += f" (best: {best.name}, {best.measured})"
+    chance = f", which may be chance among {len(ways)} ways" if best.ci95 and best.ci95[0] > 1 else ""
+    told += f" (best: {best.name}, {best.measured}{chance})"
     return told if fastest.drafts else f"{told}; {fastest.name} drafts nothing and measured {fastest.speedup:.2f}x"
 
 
 def slower(ways: Sequence[WayNumbers]) -> str:
-    """Which ways are slower than plain decoding, by their intervals."""
-    names = [way.name for way in ways if way.ci95 is not None and way.ci95[1] < 1]
+    """Which ways are slower than plain decoding, by intervals that hold for all of them together."""
+    names = [way.name for way in ways if (wider := way.wider(len(ways))) is not None and wider[1] < 1]
     if not names:
         return ""
     whose = "all ways" if len(names) == len(ways) > 1 else f"{len(names)} ways"
@@ -233,6 +249,11 @@ def doubts(results: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> str
     shaky = sum(bool(unsteady(result)) for result in results)
     told = DOUBTS.get(word(best["lossless"]), "")
     return told + (f"; the machine was not steady in {shaky} of {len(results)} runs" if shaky else "")
+
+
+def capital(told: str) -> str:
+    """A text that begins with a capital letter."""
+    return told[0].upper() + told[1:]
 
 
 def label(keys: Mapping[str, str]) -> str:

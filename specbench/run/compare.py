@@ -136,7 +136,7 @@ def notes_on(runs: RunsByLabel) -> list[str]:
         those = [label for label, result in results.items() if word(result["lossless"]) == verdict]
         if named := [way for way in those if results[way]["gamma"] != 0 or verdict == "failed"]:
             notes.append(f"the verdict is {verdict} of {', '.join(named)}")
-    laws = {label: result.get("acceptance_law") for label, result in results.items() if result["counts"]["drafted"]}
+    laws = {label: result["acceptance_law"] for label, result in results.items() if result["counts"]["drafted"]}
     if len({*laws.values()}) > 1:
         of = {law: ", ".join(way for way in laws if laws[way] == law) for law in laws.values() if law}
         notes.append(f"alpha is the mean of {'; '.join(f'{law} of {ways}' for law, ways in of.items())}")

@@ -16,8 +16,8 @@ from specbench.results.schema import Memory, RunResult
 from specbench.run.decoder import Session
 from specbench.stats.bootstrap import FEWEST, group_clusters
 from specbench.stats.costs import half_costs
-from specbench.stats.derive import Derived, RunFacts, derive, of_one_process
-from specbench.stats.estimates import Cost, Machine
+from specbench.stats.derive import RunFacts, derive, of_one_process
+from specbench.stats.estimates import Cost, Derived, Machine
 from specbench.stats.experts import woken_experts
 from specbench.stats.gamma_sweep import Swept, gamma_sweep
 from specbench.stats.latency import by_rate, latency

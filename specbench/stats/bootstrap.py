@@ -16,9 +16,9 @@ MOST_PICKS = 1_000_000  # clusters drawn at a time, which bounds memory
 MOST_CLUSTERS = 2000  # that are resampled: more of them are joined by lot first
 FEWEST = 5  # clusters: with fewer there is no interval
 MOST_UNITS = 1_000_000  # that an interval may need
+CHANGE = 1e-4  # of each sum, relative, for the slope of a formula
 SumNames = str | Sequence[str]  # of a sum, or of several that are added
 Formulas = Callable[..., Mapping[str, Any]]  # of sums by name, which are numbers or arrays
-SumsAndClusters = tuple[Mapping[str, Floats], Sequence[Hashable]]
 
 
 class BootstrapSums:
@@ -52,10 +52,6 @@ class BootstrapSums:
             return None
         return dict(zip(self.columns, resampled_sums(self._by_cluster), strict=True))
 
-    def units(self) -> SumsAndClusters:
-        """Its requests, and their clusters."""
-        return self.columns, self._clusters or range(len(next(iter(self.columns.values()))))
-
     def estimate(self, numerator: SumNames, denominator: SumNames, counted: str = "") -> Estimate:
         """The ratio of two sums, with prompts as clusters; of the requests alone whose sum `counted` is not 0."""
         nothing = np.zeros(len(next(iter(self.columns.values()))))
@@ -69,7 +65,11 @@ class BootstrapSums:
         """The 95 % interval of each of several formulas; with `others`, over the same clusters, of these sums and
         theirs."""
         every = (self, *others)
-        return intervals_of(formulas, [s.point for s in every], [s.samples for s in every], self.clusters)
+        points = [s.point for s in every]
+        table = np.concatenate([s._by_cluster for s in every])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            counts = {name: clusters_behind(table, slope) for name, slope in slopes(formulas, *points).items()}
+        return intervals_of(formulas, points, [s.samples for s in every], counts)
 
     def stderr(self, samples: Floats) -> float:
         """The bootstrap's standard error of what was computed from `self.samples`, [samples]."""
@@ -81,13 +81,32 @@ def added(columns: Mapping[str, Any], names: SumNames) -> Any:
     return sum(columns.get(name, 0.0) for name in ([names] if isinstance(names, str) else names))
 
 
+def slopes(formulas: Formulas, *points: Mapping[str, Any]) -> dict[str, Floats]:
+    """By formula, [sums of all its arguments]: its change with the logarithm of each sum."""
+    point, ends = np.array([value for one in points for value in one.values()], float), []
+    for sign in (1, -1):
+        changed = iter(point[:, None] * (1 + sign * CHANGE * np.eye(len(point))))  # [sums, which of them is changed]
+        found = formulas(*({name: next(changed) for name in one} for one in points))
+        ends.append({name: np.broadcast_to(value, len(point)) for name, value in found.items()})
+    return {name: (ends[0][name] - ends[1][name]) / (2 * CHANGE) for name in ends[0]}
+
+
+def clusters_behind(table: Floats, slope: Floats) -> int:
+    """In how many clusters of a table [sums, clusters] a sum is not 0 with which a formula changes, by its slope
+    [sums]; all if it changes with none."""
+    return int((table[slope != 0] != 0).any(0).sum()) if slope.any() else table.shape[1]
+
+
 def intervals_of(
-    formulas: Formulas, points: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, Floats] | None], count: int
+    formulas: Formulas,
+    points: Sequence[Mapping[str, Any]],
+    samples: Sequence[Mapping[str, Floats] | None],
+    counts: Mapping[str, int],
 ) -> dict[str, Interval]:
     """Student's interval of each of several formulas with the bootstrap's standard error, of the logarithm where all
     samples are above 0: from their arguments over everything, the same arguments resampled, [samples] each, and the
-    number of what was resampled; None where there are no samples. Percentiles of the samples would be too narrow: by a
-    factor of 1.6 with five clusters."""
+    number of resampled clusters that say something of it; None where these are fewer than FEWEST, or there are no
+    samples. Percentiles of the samples would be too narrow: by a factor of 1.6 with five clusters."""
     with np.errstate(divide="ignore", invalid="ignore"):  # a sample may hold none of what a formula counts
         found = formulas(*points)
         if any(one is None for one in samples):
@@ -95,11 +114,12 @@ def intervals_of(
         resampled = formulas(*samples)
     intervals: dict[str, Interval] = {}
     for name, point in found.items():
-        known = np.asarray(resampled[name])
+        known, count = np.asarray(resampled[name]), max(counts[name], 2)
         known = known[np.isfinite(known)]
         of_log = bool(point > 0 and (known > 0).all())
         error = _stderr(np.log(known) if of_log else known, count) if len(known) else np.nan
-        intervals[name] = interval_around(float(point), student(count - 1) * error, of_log)
+        interval = interval_around(float(point), student(count - 1) * error, of_log)
+        intervals[name] = None if counts[name] < FEWEST else interval
     return intervals
 
 

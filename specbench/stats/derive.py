@@ -1,7 +1,7 @@
 """Every number of results.json that sums over requests can give: of a run, of repeats, of workers, of some prompts."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 
 from specbench import theory
 from specbench.stats import formulas
-from specbench.stats.bootstrap import BootstrapSums, interval_around, student
+from specbench.stats.bootstrap import BootstrapSums
 from specbench.stats.breakdown import (
     acceptance_of,
     by_rows,
@@ -20,17 +20,12 @@ from specbench.stats.breakdown import (
     speedup_of_some,
 )
 from specbench.stats.estimates import (
-    Acceptance,
     Bandwidth,
     CategoryNumbers,
     Cost,
     Counts,
-    Estimate,
+    Derived,
     Factor,
-    Floats,
-    Interval,
-    Prediction,
-    RowsRate,
     Speedup,
     SpeedupOver,
 )
@@ -49,35 +44,6 @@ class RunFacts:
     peak: float = math.nan  # bytes per second that the memory was measured to read
     failed: int = 0  # requests
     too_long: int = 0
-
-
-@dataclass(frozen=True)
-class Derived:
-    """The fields of `RunResult` that sums give: all, except what `cost` and `bandwidth` have from elsewhere. `drift`
-    has total variation, KL and their intervals."""
-
-    alpha: Estimate
-    alpha_counted: Estimate
-    alpha_on_target_text: Estimate
-    beta_by_position: list[Estimate]
-    alpha_by_category: dict[str, Estimate]
-    draft_acceptance_rate: float | None
-    block_efficiency: Estimate
-    cost: Cost
-    speedup: Speedup
-    optimal_gamma: int | None
-    throughput: dict[str, float]
-    throughput_ci95: dict[str, Interval]
-    throughput_by_rows: list[RowsRate]
-    speedup_over: dict[str, SpeedupOver]
-    bandwidth: Bandwidth
-    recording: float | None
-    drift: dict[str, Any]
-    counts: Counts
-    by_category: dict[str, CategoryNumbers]
-    acceptance: Acceptance
-    block_efficiency_of_requests: Estimate | None  # None of sums of an older version, as `recited`
-    recited: float | None
 
 
 def of_one_process(load: LoadSums) -> BootstrapSums:
@@ -109,7 +75,7 @@ def derive(load: LoadSums, estimator: Callable[[LoadSums], Estimator], facts: Ru
             draft_acceptance_rate=shares["drafted"],
             block_efficiency=source.estimate("tokens", "rounds"),
             cost=cost,
-            speedup=_speedup(source, facts.gamma, cost, alpha.mean if known else None),
+            speedup=_speedup(source, facts.gamma, cost),
             optimal_gamma=theory.optimal_gamma(alpha.mean or 0.0, cost.c or 0.0) if known else None,
             throughput={name: float(rate) for name, rate in throughput.items()},
             throughput_ci95=source.intervals(lambda s: formulas.rates(s) | formulas.user_rates(s)),
@@ -150,49 +116,17 @@ def accounting(source: Estimator, gamma: int | None) -> dict[str, Factor]:
     return {name: Factor(float(value), intervals[name]) for name, value in point.items()}
 
 
-def _speedup(source: Estimator, gamma: int | None, cost: Cost, alpha: float | None) -> Speedup:
-    """The speedup, its predictions and its causes; `alpha` is None if it or c is not known."""
-    s, (columns, clusters) = source.point, source.units()
-    drafted = float(s["drafted"] / s["rounds"])
-    theorem = corrected = None
-    if alpha is not None and cost.c is not None:
-        theorem = theory.walltime_improvement(alpha, drafted if gamma is None else gamma, cost.c)
-    if cost.v is not None and cost.o is not None:
-        rest, efficiency = float(s["plain_seconds"] / s["plain_step_seconds"]), float(s["tokens"] / s["rounds"])
-        corrected = rest * theory.corrected_improvement(efficiency, drafted, cost.c or 0.0, cost.v, cost.o)
+def _speedup(source: Estimator, gamma: int | None, cost: Cost) -> Speedup:
+    """The speedup, its predictions and its causes."""
+    found, causes = speedup_of_some(source), accounting(source, gamma)
     return Speedup(
-        **vars(speedup_of_some(source)),
-        theorem_3_8=theorem,
-        corrected=corrected,
-        accounting=accounting(source, gamma),
-        predicted=prediction(columns, clusters),
-        wall=float(formulas.wall_speedup(s)),
-        clusters=len({*clusters}),
+        **vars(found),
+        theorem_3_8=causes["theorem_3_8"].factor if causes else None,
+        corrected=None if cost.v is None or cost.o is None else found.measured,
+        accounting=causes,
+        wall=float(formulas.wall_speedup(source.point)),
+        clusters=source.clusters,
     )
-
-
-def prediction(columns: Mapping[str, Floats], clusters: Sequence[Hashable]) -> Prediction | None:
-    """The speedup of every second cluster, predicted from the costs and betas of the others, with what was measured;
-    `columns` are the sums over each request. None if a half has too few clusters, or nothing was tested."""
-    others = {*list(dict.fromkeys(clusters))[1::2]}
-    halves = [[i for i, cluster in enumerate(clusters) if (cluster in others) == half] for half in (False, True)]
-    if not all(halves):
-        return None
-    pilot, rest = (
-        BootstrapSums({name: found[half] for name, found in columns.items()}, [clusters[i] for i in half])
-        for half in halves
-    )
-    if pilot.samples is None or rest.samples is None or not pilot.point["tested"]:
-        return None
-    with np.errstate(divide="ignore", invalid="ignore"):
-        value, measured = formulas.speedup_of(pilot.point, "expected"), formulas.speedup_of(rest.point)
-        # What is measured deviates by the error of the pilot and by that of as many other prompts.
-        errors = [pilot.stderr(np.log(formulas.speedup_of(pilot.samples, name))) for name in ("expected", "tokens")]
-    spread = np.hypot(errors[0], errors[1] * np.sqrt(pilot.clusters / rest.clusters))
-    interval = interval_around(float(value), student(pilot.clusters - 1) * spread, of_log=True)
-    if interval is None or not np.isfinite([*interval, measured]).all():
-        return None
-    return Prediction(float(value), interval, float(measured), len(halves[1]))
 
 
 def _bandwidth(source: Estimator, peak: float) -> Bandwidth:

@@ -277,16 +277,6 @@ class CostCheck:
 
 
 @dataclass
-class Prediction:
-    """The speedup of every second prompt, predicted from the other prompts, and as it was measured."""
-
-    speedup: float
-    ci95: tuple[float, float]  # for what is measured
-    measured: float
-    requests: int  # that it is about
-
-
-@dataclass
 class Speedup:
     """Speculative over plain decoding: ratios of seconds per token, of decoding only except `end_to_end`."""
 
@@ -294,9 +284,8 @@ class Speedup:
     ci95: Interval  # of one process another one may lie outside; of `repeats` it holds for another one
     end_to_end: float  # prefill of target and drafter included
     theorem_3_8: float | None  # prediction of Theorem 3.8
-    corrected: float | None  # block_efficiency / (gamma c + v + o), times plain decoding's time over its calls' time
+    corrected: float | None  # block_efficiency / (gamma c + v + o) times `plain_rest` and `rows`, which is `measured`
     accounting: dict[str, Factor]  # Theorem 3.8 and the causes of the difference; their product is `measured`
-    predicted: Prediction | None = None
     end_to_end_ci95: Interval = None
     geometric_mean: GeometricMean | None = None
     wall: float | None = None  # `measured`, with both times by the host's clock; on a CPU they are the same
@@ -320,9 +309,9 @@ class DecoderTV:
 class Detectable:
     """The smallest faults that nine of ten runs of this size would find; None where there is no such number."""
 
-    tv: float | None  # total variation of the output distribution at tested positions, towards the drafter's
-    lenience: float | None  # the closest to 1
-    # Total variation per draw, by kind: of recovered and bonus tokens and of guesses, towards another temperature.
+    lenience: float | None  # the closest to 1; 0: that every guess is accepted
+    # Total variation per draw, by kind: of the output at tested positions towards the drafter's distribution, of
+    # recovered and bonus tokens and of guesses towards another temperature.
     by_kind: dict[str, float | None] = field(default_factory=dict)
 
 
@@ -337,6 +326,7 @@ class AlphaOwn:
     largest: float | None = None
     limit: float | None = None  # of the largest: what rounding explains
     positions: int = 0
+    mean_limit: float | None = None
 
 
 @dataclass
@@ -362,7 +352,7 @@ class Lossless:
     verdict: str = ""
     reason: str = ""
     decoder_tv: DecoderTV | None = None
-    detectable: Detectable = field(default_factory=lambda: Detectable(None, None))
+    detectable: Detectable = field(default_factory=lambda: Detectable(None))
     reread: Reread = field(default_factory=lambda: Reread(0, 0, 0.0))
     alpha_own: AlphaOwn = field(default_factory=lambda: AlphaOwn(None))
 
@@ -474,3 +464,32 @@ class Repeats:
     vary: str  # what differs between them: "none", "order", "seed" or "both"
     sd: dict[str, float | None]  # between processes, standard deviation / mean: of speedup, costs and throughput
     counts: Counts  # of the first process, whose prompts, rounds and positions stand in the folder
+
+
+@dataclass(kw_only=True)
+class Derived:
+    """The numbers that sums give: all, except what `cost` and `bandwidth` have from elsewhere. Of `drift` it has total
+    variation, KL and their intervals."""
+
+    alpha: Estimate
+    alpha_counted: Estimate
+    alpha_on_target_text: Estimate  # Corollary 3.6: beta at every position of plain decoding's text
+    beta_by_position: list[Estimate]  # by place in the round, over tested positions
+    alpha_by_category: dict[str, Estimate]
+    draft_acceptance_rate: float | None  # accepted / drafted, which is not alpha
+    block_efficiency: Estimate  # tokens per target call, of all calls together (pooled)
+    cost: Cost
+    speedup: Speedup
+    optimal_gamma: int | None  # gamma* of Theorem 3.8 (section 3.5)
+    throughput: dict[str, float]  # new tokens per second of decoding, all rows together
+    speedup_over: dict[str, SpeedupOver]
+    bandwidth: Bandwidth
+    recording: float | None  # seconds spent on measuring / seconds of decoding, which do not include them
+    drift: Any
+    counts: Counts
+    throughput_ci95: dict[str, Interval] = field(default_factory=dict)
+    by_category: dict[str, CategoryNumbers] = field(default_factory=dict)  # if the data name categories
+    acceptance: Acceptance | None = None
+    block_efficiency_of_requests: Estimate | None = None  # the mean of each request's tokens per target call
+    recited: float | None = None  # share of new tokens that end 8 tokens in a row which stand earlier in prompt or text
+    throughput_by_rows: list[RowsRate] = field(default_factory=list)  # of runs whose rows decode together

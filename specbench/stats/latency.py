@@ -122,7 +122,7 @@ def _at_rate(rate: float | None, groups: Sequence[Group], rows: int, limits: Wai
     requests = {decoder: [_counted(group, way, rows) for group in groups] for way, decoder in enumerate(DECODERS)}
     segments = {decoder: [np.array([*map(_row, own)]) for own in each] for decoder, each in requests.items()}
     point, samples = _numbers(segments, [1] * len(groups), limits), _resampled(segments, limits)
-    intervals = intervals_of(lambda s: s, [point], [samples], len(groups))
+    intervals = intervals_of(lambda s: s, [point], [samples], dict.fromkeys(point, len(groups)))
     counted = sum(map(len, segments["baseline"]))
 
     def interval(name: str, percentile: str) -> Interval:

@@ -15,11 +15,11 @@ import numpy as np
 from specbench.decoding import processes
 from specbench.stats.estimates import AlphaOwn, DecoderTV, Detectable, Floats, Lossless, Reread
 from specbench.stats.records import Result, RunRecord
-from specbench.stats.test_statistics import VERDICT_LEVEL, found_lenience, found_tv, no_sums, p_value_of_sums
+from specbench.stats.test_statistics import OF_KIND, VERDICT_LEVEL, found_lenience, found_tv, no_sums, p_value_of_sums
 from specbench.stats.verdict_records import DEVIATIONS, ReferenceScore
 
 LEAST_VARIANCE = 1.0  # of log p, nats^2: below it the target leaves nothing to chance that could be tested
-MOST_TV = 0.5  # if only a total variation above this would have been found, nothing was shown
+MOST_TV = 0.5  # of verifiers whose guesses are not looked at: if only more would have been found, nothing was shown
 MEAN_SHARE = 0.25  # of what rounding explains at most, the mean may reach this
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 DETECTABLE = {"tested": "favoured", "recovered": "recovered", "bonus": "untested", "guesses": "guess"}
@@ -41,8 +41,9 @@ def judge(record: RunRecord, expected: bool, greedy: bool) -> Lossless:
     """The verdict on a run's texts, `expected` to be lossless or not."""
     readings = [result.reading for result in record.results if result.reading is not None]
     reread = Reread(len(readings), sum(r.tokens for r in readings), sum(r.seconds for r in readings))
-    tv, detectable = decoder_tv(readings), Detectable(None, None)
+    tv, detectable = decoder_tv(readings), Detectable(None)
     detail: dict[str, Any] = {"tokens": reread.tokens}
+    detail |= {"of_tokens": sum(len(result.speculative.tokens) for result in record.results)}
     if processes.current.size > 1:
         detail["p"] = f"of the target as {processes.current.size} processes compute it, not of the whole model"
     if not readings:
@@ -110,7 +111,7 @@ def alpha_own(readings: Sequence[ReferenceScore]) -> AlphaOwn:
     if tv is None:
         return AlphaOwn(None, next((r.q_unread for r in readings if r.q_unread), ""))
     reason = "" if tv.within else "the drafter's q in decoding is not the one that it has of the same text"
-    return AlphaOwn(tv.within, reason, tv.mean, tv.largest, tv.largest_limit, tv.positions)
+    return AlphaOwn(tv.within, reason, tv.mean, tv.largest, tv.largest_limit, tv.positions, tv.mean_limit)
 
 
 def martingale(
@@ -131,15 +132,17 @@ def martingale(
         detail |= {"by_chance": statistic}
     elif deviations[0, 1] < LEAST_VARIANCE:
         verdict, reason = "inconclusive", "the target's distributions leave too little to chance"
-    elif detectable.tv is not None and detectable.tv > MOST_TV:
+    elif sums[OF_KIND["stands"][0], -1]:  # it is known which guesses should stand
+        if detectable.lenience is None:
+            verdict, reason = "inconclusive", "even a verifier that accepts every guess would not have been found"
+    elif (detectable.by_kind["tested"] or 0.0) > MOST_TV:
         verdict, reason = "inconclusive", f"{tested} tested guesses are too few to show anything"
     return TestOutcome(verdict, reason, statistic, VERDICT_LEVEL)
 
 
 def detectable_by(sums: Floats) -> Detectable:
     """What a run with these sums [K, SUMS] would have found."""
-    by_kind = {name: found_tv(kind, sums) for name, kind in DETECTABLE.items()}
-    return Detectable(by_kind["tested"], found_lenience(sums), by_kind)
+    return Detectable(found_lenience(sums), {name: found_tv(kind, sums) for name, kind in DETECTABLE.items()})
 
 
 def z(deviation: float, variance: float) -> float:

@@ -115,6 +115,7 @@ def _of_guesses() -> Iterator[Alternative]:
     for x in (0.9, 0.8, 0.6):
         yield Alternative(f"guesses accepted surely above p / q = {x}", "stands", 4, surely(x))
     yield Alternative("one random number for all guesses of a round", "stands", 4, one_number)
+    yield Alternative("every guess accepted", "stands", 8, with_lenience(1e-9), lenience=0.0)
     for x in (1.1, 1.25, 1.6, 2.5, 10):
         yield Alternative("tokens that q favours are drawn too often", "favoured", 12, scaled(x))
         yield Alternative("tokens that q favours are drawn too rarely", "favoured", 4, scaled(1 / x))
@@ -240,7 +241,8 @@ def p_value_of_sums(sums: Floats) -> tuple[float, str]:
 
 
 def found_lenience(sums: Floats) -> float | None:
-    """The lenience closest to 1 that nine of ten runs of this size would find; None if there is none."""
+    """The lenience closest to 1 that nine of ten runs of this size would find, 0 if only that every guess is accepted;
+    None if there is none."""
     for one, limit, (_, mean, variance, _, _) in zip(ALTERNATIVES, LIMITS, sums, strict=True):
         if one.lenience is not None and mean - FOUND * math.sqrt(max(0.0, variance)) > limit:
             return one.lenience

@@ -17,17 +17,17 @@ from specbench.stats.bootstrap import (
     BootstrapSums,
     Formulas,
     SumNames,
-    SumsAndClusters,
     added,
     cluster_numbers,
+    clusters_behind,
     interval_around,
+    slopes,
     student,
 )
 from specbench.stats.estimates import Estimate, Floats, Interval
 from specbench.stats.records import PerRequestSums
 
 FEWEST_PROCESSES = 3  # with fewer there is no interval
-CHANGE = 1e-4  # of each sum, relative, for the slope of a formula
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,10 @@ class TwoWaySums:
             found = formulas(dict(zip(self.point, self.table.sum(2), strict=True)))
         return {name: np.broadcast_to(value, self.table.shape[1]).astype(float) for name, value in found.items()}
 
-    def units(self) -> SumsAndClusters:
-        """Its clusters of prompts, over all processes: each is a cluster of its own."""
-        return dict(zip(self.point, self.table.sum(1), strict=True)), range(self.table.shape[2])
+    @property
+    def clusters(self) -> int:
+        """The number of clusters of prompts."""
+        return self.table.shape[2]
 
     def intervals(self, formulas: Formulas) -> dict[str, Interval]:
         """The 95 % interval of each of several formulas of sums, which are numbers or arrays: ratios that do not change
@@ -82,8 +83,8 @@ class TwoWaySums:
             points = {name: float(value) for name, value in formulas(self.point).items()}
             if not self._has_intervals:
                 return dict.fromkeys(points)
-            slopes = self._slopes(formulas)
-            return {name: self._interval(points[name], slopes[name]) for name in points}
+            found = slopes(formulas, self.point)
+            return {name: self._interval(points[name], found[name]) for name in points}
 
     def estimate(self, numerator: SumNames, denominator: SumNames, counted: str = "") -> Estimate:
         """The ratio of two sums, each of one name or of several that are added, with its standard error, which is None
@@ -92,27 +93,27 @@ class TwoWaySums:
         if not below > 0:
             return Estimate(None, None, 0)
         error = np.nan
-        if self._has_intervals:
+        by_cluster = dict(zip(self.point, self.table.sum(1), strict=True))
+        if self._has_intervals and (added(by_cluster, denominator) > 0).sum() >= FEWEST:
             with np.errstate(invalid="ignore"):
-                slopes = self._slopes(lambda s: {"ratio": added(s, numerator) / added(s, denominator)})["ratio"]
-                error = np.sqrt(sum(self._variances(slopes)))
+                slope = slopes(lambda s: {"": added(s, numerator) / added(s, denominator)}, self.point)[""]
+                error = np.sqrt(sum(self._variances(slope)))
         return Estimate(float(above / below), float(error) if np.isfinite(error) else None, int(below))
 
     @property
     def _has_intervals(self) -> bool:
-        processes, clusters = self.table.shape[1:]
-        return bool(processes >= FEWEST_PROCESSES and clusters >= FEWEST)
+        return bool(self.table.shape[1] >= FEWEST_PROCESSES and self.clusters >= FEWEST)
 
     def components(self, formulas: Formulas) -> dict[str, VarianceParts]:
         """The variance of each formula by its sources, for one process and one cluster of prompts; of the logarithm, if
         the formula's value is above 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             points = {name: float(value) for name, value in formulas(self.point).items()}
-            slopes = self._slopes(formulas)
+            found_slopes = slopes(formulas, self.point)
         processes, clusters = self.table.shape[1:]
         found = {}
         for name, point in points.items():
-            of_process, of_prompt, cell = self._mean_squares(slopes[name] / (abs(point) or 1))
+            of_process, of_prompt, cell = self._mean_squares(found_slopes[name] / (abs(point) or 1))
             if processes == 1:
                 found[name] = VarianceParts(None, of_prompt, 0.0)
                 continue
@@ -120,22 +121,12 @@ class TwoWaySums:
             found[name] = VarianceParts(*parts, cell)
         return found
 
-    def _slopes(self, formulas: Formulas) -> dict[str, Floats]:
-        """By formula, [sums]: its change with the logarithm of each sum."""
-        point, count = np.array([*self.point.values()], float), len(self.point)
-        ends = []
-        for sign in (1, -1):
-            changed = point[:, None] * (1 + sign * CHANGE * np.eye(count))  # [sums, which of them is changed]
-            found = formulas(dict(zip(self.point, changed, strict=True)))
-            ends.append({name: np.broadcast_to(value, count) for name, value in found.items()})
-        return {name: (ends[0][name] - ends[1][name]) / (2 * CHANGE) for name in ends[0]}
-
-    def _mean_squares(self, slopes: Floats) -> tuple[float, float, float]:
-        """From what each process and cluster adds to a formula with these slopes [sums]: the variances of the means of
+    def _mean_squares(self, slope: Floats) -> tuple[float, float, float]:
+        """From what each process and cluster adds to a formula with this slope [sums]: the variances of the means of
         processes and of clusters, and of what is left of a cell, which is 0 with one process."""
-        used = slopes != 0
+        used = slope != 0
         totals = self.table[used].sum((1, 2))
-        cells: Floats = np.einsum("s,spc->pc", slopes[used] / totals, self.table[used])
+        cells: Floats = np.einsum("s,spc->pc", slope[used] / totals, self.table[used])
         processes, clusters = cells.shape
         cells = (cells - cells.mean()) * cells.size
         rows, columns = cells.mean(1), cells.mean(0)
@@ -145,18 +136,20 @@ class TwoWaySums:
         cell = float((rest**2).sum() / ((processes - 1) * (clusters - 1)))
         return float(rows.var(ddof=1)), float(columns.var(ddof=1)), cell
 
-    def _variances(self, slopes: Floats) -> tuple[float, float]:
+    def _variances(self, slope: Floats) -> tuple[float, float]:
         """The variance of a formula from processes, with all that varies within one, and that from prompts alone."""
         processes, clusters = self.table.shape[1:]
-        of_process, of_prompt, cell = self._mean_squares(slopes)
+        of_process, of_prompt, cell = self._mean_squares(slope)
         return of_process / processes, max(of_prompt / clusters - cell / (processes * clusters), 0.0)
 
-    def _interval(self, point: float, slopes: Floats) -> Interval:
+    def _interval(self, point: float, slope: Floats) -> Interval:
         """Half of it is sqrt(t_P^2 V_P + t_C^2 V_C)."""
-        if not (np.isfinite(point) and np.isfinite(slopes).all()):
+        if not (np.isfinite(point) and np.isfinite(slope).all()):
             return None
-        variances = self._variances(slopes / point if point > 0 else slopes)
-        quantiles = [student(size - 1) for size in self.table.shape[1:]]
+        if (behind := clusters_behind(self.table.sum(1), slope)) < FEWEST:
+            return None
+        variances = self._variances(slope / point if point > 0 else slope)
+        quantiles = [student(size - 1) for size in (self.table.shape[1], behind)]
         half = float(np.sqrt(sum(t**2 * variance for t, variance in zip(quantiles, variances, strict=True))))
         return interval_around(point, half, of_log=point > 0)
 

@@ -345,7 +345,7 @@ def test_a_logger_that_fails_leaves_the_results_and_says_so(monkeypatch, tmp_pat
     def fails(*arguments):
         raise ConnectionError("no network")
 
-    monkeypatch.setattr("specbench.results.loggers.none.NoLogger.log", fails)
+    monkeypatch.setattr("specbench.results.loggers.base.NoLogger.log", fails)
     assert call(["hydra.run.dir=out"], monkeypatch, tmp_path) == 2
     assert "logger=none failed (no network): the results are in" in " ".join(capsys.readouterr().err.split())
     assert load_runs(tmp_path / "out")

@@ -15,8 +15,7 @@ from wandb.proto.wandb_internal_pb2 import Record as WandbRecord
 
 from specbench.config.validate import check
 from specbench.errors import ConfigError
-from specbench.results.loggers.base import Opening
-from specbench.results.loggers.none import NoLogger
+from specbench.results.loggers.base import NoLogger, Opening
 from specbench.results.loggers.wandb import WandbLogger
 from specbench.results.loggers.wandb_records import Running, config_columns
 from specbench.results.loggers.wandb_records import summary as summary_of

@@ -395,10 +395,11 @@ UNSTEADY = {"steady": False, "reasons": ["others ran"]}
 
 def swept(*runs):
     """Stored runs with what a lead reads, from (drafter, speedup, verdict, machine)."""
-    return [StoredRun(Path(name), {"config": {}, "lossless": lossless, "machine": machine,
+    return [StoredRun(Path(name), {"config": {}, "lossless": lossless, "machine": machine, "repeats": None,
                                    "provenance": {"device": "a CPU", "threads": 2},
                                    "counts": {"drafted": int(name != "none")},
-                                   "speedup": {"measured": speedup, "ci95": [speedup - 0.1, speedup + 0.1]}},
+                                   "speedup": {"measured": speedup, "clusters": 12,
+                                               "ci95": [speedup - 0.1, speedup + 0.1]}},
                       {"drafter": name}) for name, speedup, lossless, machine in runs]  # fmt: skip
 
 

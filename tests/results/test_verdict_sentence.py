@@ -65,8 +65,8 @@ def changed(changes):
 
 
 def picked(gammas, speedup, ci95, in_sample=False, over=None):
-    pick = {"gammas": gammas, "speedup": speedup, "ci95": ci95, "in_sample": in_sample}
-    return {"gamma_pick": pick if over is None else pick | {"over_own": over}}
+    pick = {"gammas": gammas, "speedup": speedup, "ci95": ci95, "in_sample": in_sample, "over_own": over}
+    return {"gamma_pick": pick}
 
 
 UNSTEADY = {"machine": {"steady": False}}

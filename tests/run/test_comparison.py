@@ -375,7 +375,7 @@ def headline(*numbers):
          "result": {"lossless": {"verdict": "passed"}, "machine": None, "counts": {"drafted": drafted}}}
         for place, (label, speedup, ci95, drafted) in enumerate(numbers)
     ]  # fmt: skip
-    return ranking({"task": {}, "runs": runs, "pairs": [{"p_value": 0.01}]})
+    return ranking({"task": {}, "runs": runs, "pairs": [{"p_value": 0.01}], "clusters": 12})
 
 
 @pytest.mark.parametrize(("numbers", "told"), [
@@ -388,6 +388,9 @@ def headline(*numbers):
      "a, b."),
     ([("a", 1.4, (0.98, 2.0), 9), ("b", 0.9, (0.7, 1.1), 9)],
      "No gain is shown: leave it off, or measure more prompts (best: a, 1.40x plain decoding's speed (0.98 to 2.00))."),
+    ([("a", 1.05, (1.006, 1.1), 9), ("b", 0.9, (0.81, 0.998), 9)],
+     "No gain is shown: leave it off, or measure more prompts (best: a, 1.05x plain decoding's speed (1.01 to 1.10), "
+     "which may be chance among 2 ways)."),
     ([("gamma 0", 1.07, (1.01, 1.1), 0), ("gamma 1", 1.05, (1.02, 1.08), 9)],
      "The fastest way drafts nothing: gamma 0, 1.07x; best of those that draft: gamma 1, 1.05x plain decoding's speed "
      "(1.02 to 1.08)."),

@@ -25,14 +25,14 @@ from specbench.contrib.replay.trace import load_trace
 from specbench.data.prompts import Prompt
 from specbench.errors import ConfigError
 from specbench.results.completion import contents, examine
-from specbench.results.loggers.none import NoLogger
+from specbench.results.loggers.base import NoLogger
 from specbench.results.parquet import load_sums
 from specbench.results.reader import load_run
 from specbench.results.schema import Placement
 from specbench.run.pooled import worst_machine, worst_verdict
 from specbench.run.sweep_summary import PlannedJob, SweepJobs, closing_sentence
 from specbench.stats import two_way_bootstrap as crossed
-from specbench.stats.bootstrap import student
+from specbench.stats.bootstrap import slopes, student
 from specbench.stats.formulas import speedup_of
 from specbench.stats.records import PerRequestSums
 from specbench.stats.two_way_bootstrap import TwoWaySums
@@ -67,7 +67,7 @@ def test_intervals_cover_whatever_varies(processes, spreads):
         sums = simulated(rng, processes, 32, *spreads)
         low, high = sums.intervals(speedup)["speedup"]
         hits += np.log(low) < truth < np.log(high)
-        narrow = student(31) * np.sqrt(sums._variances(sums._slopes(speedup)["speedup"])[1])
+        narrow = student(31) * np.sqrt(sums._variances(slopes(speedup, sums.point)["speedup"])[1])
         of_prompts += abs(np.log(speedup_of(sums.point)) - truth) < narrow
     assert 0.92 <= hits / times <= 0.995
     if spreads[0] >= spreads[1]:

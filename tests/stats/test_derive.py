@@ -61,7 +61,7 @@ def told_of_requests(speedup):
     """The sentence on requests below the table of a run of 130 requests in two rows."""
     own = {"passed": None, "reason": ""}
     lossless = {"verdict": "untested", "reason": "", "method": "", "detail": {}, "decoder_tv": None, "alpha_own": own,
-                "detectable": {"lenience": None, "tv": None, "by_kind": {}}}  # fmt: skip
+                "detectable": {"lenience": None, "by_kind": {}}}  # fmt: skip
     counts = {"prompts": 130, "tokens": 9, "too_long": 0, "failed": 0, "drafted": 0}
     result = {"counts": counts, "status": "complete", "speedup": speedup | {"accounting": {}}, "notes": [],
               "lossless": lossless, "repeats": None, "config": {"batch_size": 2}}  # fmt: skip

@@ -19,6 +19,7 @@ from law_cases import (
     TooSmallM,
 )
 from small_runs import call, parts_of, small
+from tabular import random_table
 
 import specbench.run.interleave
 from specbench.cache.static import StaticCache
@@ -34,11 +35,12 @@ from specbench.decoding.verify_tree import match
 from specbench.drafters.model import ModelDrafter
 from specbench.models.language_model import LanguageModel
 from specbench.policies.gamma.fixed import FixedGamma
-from specbench.results.wording import verdict_text
+from specbench.results.wording import alpha_text, verdict_text
 from specbench.run.recorder import Recorder
 from specbench.run.reference_scores import ends_where_it_should, read
 from specbench.run.run import run
 from specbench.run.strict_verdict import is_good, of_several
+from specbench.stats.estimates import AlphaOwn
 from specbench.stats.losslessness import decoder_tv, judge
 from specbench.stats.records import DecodedRequest, Group, Result, RunRecord
 from specbench.stats.reference_distribution import largest_tv, law, tie, tolerance
@@ -101,7 +103,7 @@ def test_exact_decoding_passes(kind, tables, number_text):
     found = sampled(results)
     assert found.verdict == "passed" and found.passed, found
     assert found.reread.tokens == found.detail["tokens"] == 60 * 40 and found.decoder_tv.positions == 60 * 40
-    assert found.detectable.tv < 0.2 and found.detectable.lenience is not None
+    assert found.detectable.by_kind["tested"] < 0.2 and found.detectable.lenience is not None
     assert no_part_fails(results)
 
 
@@ -179,6 +181,15 @@ def test_a_bias_under_top_k_fails(tables, number_text):
 ])  # fmt: skip
 def test_a_biased_verifier_fails(kind, verifier, tables, number_text):
     assert sampled(texts(tables, number_text, kind, verifier, rows=40)).verdict == "failed"
+
+
+def test_runs_that_would_not_find_a_verifier_that_accepts_everything_do_not_pass(tables, number_text):
+    """Texts of 40 tokens with a drafter near the target; alike, their bonus tokens alone would find less than a total
+    variation of .5."""
+    near = tables.target + random_table(V, seed=3, spread=0.25)
+    found = [sampled([one]) for one in texts(tables, number_text, verifier=AcceptEverything, rows=6, model=near)]
+    assert not any(own.passed for own in found) and min(own.detectable.by_kind["tested"] for own in found) < 0.5
+    assert any("accepts every guess would not have been found" in own.reason for own in found)
 
 
 @pytest.mark.slow
@@ -392,6 +403,12 @@ def test_distances_of_p_are_kept_in_shares_of_their_limits():
     assert found.quantiles == pytest.approx({"0.5": 0.2, "0.9": 0.6, "0.99": 0.6, "1": 0.6})
     readings[0].rounding[3] = 0.0
     assert decoder_tv(readings).quantiles["1"] == np.inf  # beyond a limit of 0
+    for mean_limit, told in (
+        (0.1, "q on average 0.2 from its own, limit 0.1"),
+        (0.3, "q within 0.3 of its own, limit 0.4"),
+    ):
+        own = AlphaOwn(False, "x", 0.2, 0.3, 0.4, 9, mean_limit)
+        assert alpha_text(dataclasses.asdict(own)) == f"ALPHA IS NOT THE DRAFTER'S OWN: x ({told})"
 
 
 def test_at_temperature_0_what_is_no_tie_is_a_bug(tables):
@@ -670,6 +687,10 @@ def test_an_error_while_reading_is_not_passed(tmp_path, monkeypatch):
     monkeypatch.setattr(specbench.run.interleave, "read", fails_once)
     found = run(parts_of("temperature=0", "max_new_tokens=4"), tmp_path)[0].lossless
     assert found.verdict == "inconclusive" and "out of memory" in found.reason and found.reread.texts == 1
+    assert (
+        f"; {found.reread.tokens} of {found.detail['of_tokens']} tokens were read again; "
+        in verdict_text(dataclasses.asdict(found))[0]
+    )
 
 
 def test_where_texts_end():

@@ -1,6 +1,7 @@
 """One table or figure of the paper as text and as a figure: printed, formula and ours next to one another."""
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def by_content(runs: Sequence[StoredRun]) -> Figure:
     for number, run in enumerate(runs):
         mine = [content for owner, content in found if owner is run and content["alpha"]["mean"] is not None]
         places = [names.index(content["category"]) + 0.5 + 0.12 * number for content in mine]
-        errors = [1.96 * (content["alpha"]["stderr"] or 0) for content in mine]
+        errors = [1.96 * (content["alpha"]["stderr"] or nan) for content in mine]
         looks: dict[str, Any] = {"fmt": MARKERS[number % len(MARKERS)], "color": SERIES[number % len(SERIES)]}
         axes.errorbar(places, [content["alpha"]["mean"] for content in mine], errors, label=run.label, **looks)
     if runs:
@@ -131,7 +132,7 @@ def by_content(runs: Sequence[StoredRun]) -> Figure:
     axes.set_xticks([place + 0.5 for place in range(len(names))], names)
     axes.set_xlim(0, max(1, len(names)))
     axes.set_ylim(0, 1)
-    axes.set_ylabel("accepted / tested, 95 % interval")
+    axes.set_ylabel("accepted / tested, +- 1.96 standard errors")
     return shown
 
 

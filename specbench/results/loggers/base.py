@@ -1,6 +1,5 @@
 """Base class of loggers: they follow a run and mirror its files, and never hold the only copy."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +24,9 @@ class Opening:
     overrides: Sequence[str] = ()
 
 
-class Logger(Component, ABC):
-    """Told of a run as it goes on. Only `log` has to be written; the other methods do nothing by default. An error in
-    `open` stops the run before it decodes; one in any other method never loses results."""
+class Logger(Component):
+    """Told of a run as it goes on. All methods do nothing by default. An error in `open` stops the run before it
+    decodes; one in any other method never loses results."""
 
     @classmethod
     def from_settings(cls, settings: Any) -> "Logger":
@@ -40,7 +39,6 @@ class Logger(Component, ABC):
     def progress(self, group: "Group") -> None:
         """Called when a group of prompts is decoded in all ways and written, outside of everything that is timed."""
 
-    @abstractmethod
     def log(self, result: "RunResult", record: "RunRecord", out_dir: Path) -> None:
         """Mirrors a run, whose files are in `out_dir`. Called once, after all of them were written."""
 
@@ -53,3 +51,7 @@ class Logger(Component, ABC):
     def log_repeats(self, opening: Opening, result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
         """Mirrors repeats=R, whose processes have been mirrored one by one: what results.json holds of all of them, and
         the rows of repeats.csv, one for each process."""
+
+
+class NoLogger(Logger):
+    """The logger `none`, for runs that leave only their files."""

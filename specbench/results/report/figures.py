@@ -35,15 +35,12 @@ LAP_NAMES = {"draft": "drafting", "verify": "the target's call", "accept": "acce
 
 
 def predicted_and_measured(runs: Sequence[StoredRun]) -> Figure:
-    """Speedup of every run: measured with its interval, and both predictions (Theorem 3.8, corrected)."""
+    """Speedup of every run: measured with its interval, and predicted by Theorem 3.8."""
     figure, axes = draw_rows([run.label for run in runs])
     speedups = [run.result["speedup"] for run in runs]
-    for key, marker, size, name in (
-        ("theorem_3_8", "D", 7, "Theorem 3.8"),
-        ("corrected", "|", 13, "from tokens per round and all costs"),
-    ):
-        values = [np.nan if s[key] is None else s[key] for s in speedups]
-        axes.plot(values, range(len(runs)), marker, color=THEORY, markersize=size, mew=1.5, mfc="none", label=name)
+    predicted = [np.nan if s["theorem_3_8"] is None else s["theorem_3_8"] for s in speedups]
+    looks: dict[str, Any] = {"color": THEORY, "markersize": 7, "mew": 1.5, "mfc": "none", "label": "Theorem 3.8"}
+    axes.plot(predicted, range(len(runs)), "D", **looks)
     for y, s in enumerate(speedups):
         draw_value(axes, s["measured"], s["ci95"], y=y, fmt="o", color=MEASURED, label="measured, 95 % interval")
     axes.axvline(1, color=OTHER, linewidth=1, linestyle=":")

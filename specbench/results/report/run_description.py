@@ -12,7 +12,18 @@ from specbench.results.comparability import SAME_WORK, TASK, differences, unlike
 from specbench.results.fields import ResultDict
 from specbench.results.reader import StoredRun
 from specbench.results.schema import flatten
-from specbench.results.wording import WayNumbers, doubts, interval, label, left_out, no_gain, none_left, slower, word
+from specbench.results.wording import (
+    WayNumbers,
+    capital,
+    doubts,
+    interval,
+    label,
+    left_out,
+    no_gain,
+    none_left,
+    slower,
+    word,
+)
 
 MOST_VALUES = 6  # of a fact in which runs differ
 MOST_COMMANDS = 6
@@ -207,7 +218,7 @@ def _fastest(group: Sequence[StoredRun], several: bool) -> str:
     task = {k: v for k, v in common.items() if k.partition(".")[0] in TASK}
     where = f"At {label(task)}: " if several and task else ""
     if not runs:
-        return _capital(f"{where}{none_left(len(group), 'runs')}.")
+        return capital(f"{where}{none_left(len(group), 'runs')}.")
     best = max(runs, key=lambda run: run.result["speedup"]["measured"])
     speedup = best.result["speedup"]
     error = f" ({interval(speedup['ci95'])})" if speedup["ci95"] else " (too few prompts for an interval)"
@@ -219,13 +230,13 @@ def _fastest(group: Sequence[StoredRun], several: bool) -> str:
         loses = ", slower than plain decoding" if speedup["ci95"] and speedup["ci95"][1] < 1 else ""
         return f"{where}{name}: {measured}{loses}{failed}{doubt}."
     named = ((_name(run, common), run.result["speedup"], run.result) for run in runs)
-    ways = [WayNumbers(name, own["measured"], own["ci95"], result) for name, own, result in named]
+    ways = [WayNumbers(name, own["measured"], own["ci95"], result, _units(result)) for name, own, result in named]
     ways.sort(key=lambda way: -way.speedup)
     if told := no_gain(ways):
-        return _capital(f"{where}{told}{failed}{slower(ways)}{doubt}.")
+        return capital(f"{where}{told}{failed}{slower(ways)}{doubt}.")
     near = sum(run is not best and _overlap(run.result["speedup"], speedup) for run in runs)
     apart = f"; {near} of the others may be as fast" if near else "; its interval is above all others'"
-    return _capital(f"{where}fastest of {len(runs)}{failed}: {name}, {measured}{apart}{slower(ways)}{doubt}.")
+    return capital(f"{where}fastest of {len(runs)}{failed}: {name}, {measured}{apart}{slower(ways)}{doubt}.")
 
 
 def _name(run: StoredRun, common: Mapping[str, str]) -> str:
@@ -234,8 +245,11 @@ def _name(run: StoredRun, common: Mapping[str, str]) -> str:
     return label({k: v for k, v in way.items() if k.partition(".")[0] not in SAME_WORK}) or label(way) or run.label
 
 
-def _capital(told: str) -> str:
-    return f"{told[0].upper()}{told[1:]}"
+def _units(result: ResultDict) -> int:
+    """What the interval of a run's speedup is of: processes, or else clusters of prompts."""
+    if result["repeats"]:
+        return int(result["repeats"]["processes"])
+    return int(result["speedup"]["clusters"] or result["counts"]["prompts"])
 
 
 def _overlap(a: Mapping[str, Any], best: Mapping[str, Any]) -> bool:

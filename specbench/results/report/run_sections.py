@@ -109,11 +109,11 @@ def acceptance(result: Mapping[str, Any]) -> Iterator[Section]:
     drawn = [
         Drawing("accepted_lengths", "Rounds by length; the numbers count them.",
                 partial(figures.lengths_figure, found)),
-        Drawing("acceptance_by_position", f"With 95 % intervals. {told}",
+        Drawing("acceptance_by_position", f"With +- 1.96 standard errors. {told}",
                 partial(figures.positions_figure, found, alpha)),
     ]  # fmt: skip
     if found["by_entropy"]:
-        caption = "Where a model is sure, and where it is not; with 95 % intervals."
+        caption = "Where a model is sure, and where it is not; +- 1.96 standard errors."
         drawn.append(Drawing("alpha_by_entropy", caption, partial(figures.entropy_figure, found)))
     if found["calibration"]:
         error = found["calibration"]["error"]

@@ -100,11 +100,11 @@ def draw_value(axes: Any, value: float, ci95: Sequence[float] | None, **looks: A
 
 def draw_estimates(axes: Any, places: Iterable[float], estimates: Iterable[Mapping[str, Any]], look: str, colour: str,
                    label: str) -> None:  # fmt: skip
-    """Means with 95 % intervals, of the estimates that have a mean."""
+    """Means +- 1.96 standard errors, of the estimates that have a mean; alone where there is no error."""
     known = [(x, own) for x, own in zip(places, estimates, strict=False) if own["mean"] is not None]
-    axes.errorbar([x for x, _ in known], [own["mean"] for _, own in known],
-                  yerr=[1.96 * (own["stderr"] or 0) for _, own in known], fmt=look, color=colour, label=label,
-                  markersize=5, capsize=2, linewidth=1.2)  # fmt: skip
+    errors = np.array([own["stderr"] for _, own in known], float)  # None is not a number
+    axes.errorbar([x for x, _ in known], [own["mean"] for _, own in known], yerr=1.96 * errors, fmt=look, color=colour,
+                  label=label, markersize=5, capsize=2, linewidth=1.2)  # fmt: skip
 
 
 def save_figure(make: Callable[[], Figure], path: Path) -> str:

@@ -98,8 +98,8 @@ def beta_by_position(groups: RunGroups) -> Figure:
     figure, panels = _of_settings(groups)
     for group, axes in panels:
         for run in group:
-            betas = run.result["beta_by_position"]
-            draw_estimates(axes, range(1, len(betas) + 1), betas, "o-", MEASURED, "tested positions, 95 % interval")
+            betas, told = run.result["beta_by_position"], "tested positions, +- 1.96 standard errors"
+            draw_estimates(axes, range(1, len(betas) + 1), betas, "o-", MEASURED, told)
     if len(panels) == len(panels[0][0]) == 1:
         result = panels[0][0][0].result
         for alpha, colour, dashes, name in (

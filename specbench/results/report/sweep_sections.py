@@ -103,7 +103,7 @@ def sweep_sections(runs: Sequence[StoredRun], folder: Path, heat_maps: bool) -> 
     more = _cut(len(groups), "settings")
     lines = "replay (solid) and Theorem 3.8 (dashed); dots are what was measured, with 95 % intervals."
     yield which_gamma(groups, f"{told}: {lines}{more}")
-    yield from beta_section(groups, f"{told}, with 95 % intervals.{more}")
+    yield from beta_section(groups, f"{told}, +- 1.96 standard errors.{more}")
     yield times_of_rounds(runs, "A mean round of each run.")
     yield from beam_search(runs)
     if len({run.result["config"]["lenience"] for run in runs}) > 1:

@@ -32,7 +32,7 @@ from specbench.contrib.ray.rules import FORWARDED
 from specbench.errors import ConfigError, IncompleteError
 from specbench.results.fingerprint import Identity
 from specbench.results.folder_lock import locked
-from specbench.results.loggers.none import NoLogger
+from specbench.results.loggers.base import NoLogger
 from specbench.run import signals as interrupts
 from specbench.run import sweep_summary as summary
 from specbench.run.interleave import InterleavedGroup
@@ -59,7 +59,7 @@ def rows_of(folder):
 
 def a_list(folder, jobs=3, **more) -> JobList:
     planned = [PlannedJob(n, [f"gamma={n + 1}"], folder / f"gamma={n + 1}", NOTHING, False) for n in range(jobs)]
-    given = {"name": "s", "launcher": "ray", "logger": {"_target_": "specbench.results.loggers.none.NoLogger"}, **more}
+    given = {"name": "s", "launcher": "ray", "logger": {"_target_": "specbench.results.loggers.base.NoLogger"}, **more}
     return JobList(folder, "gamma=1,2", jobs=planned, **given)
 
 
