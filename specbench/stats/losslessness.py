@@ -15,11 +15,12 @@ import numpy as np
 from specbench.decoding import processes
 from specbench.stats.estimates import AlphaOwn, DecoderTV, Detectable, Floats, Lossless, Reread
 from specbench.stats.records import Result, RunRecord
-from specbench.stats.test_statistics import OF_KIND, VERDICT_LEVEL, found_lenience, found_tv, no_sums, p_value_of_sums
+from specbench.stats.test_statistics import EVERY, VERDICT_LEVEL, found_lenience, found_tv, no_sums, p_value_of_sums
 from specbench.stats.verdict_records import DEVIATIONS, ReferenceScore
 
 LEAST_VARIANCE = 1.0  # of log p, nats^2: below it the target leaves nothing to chance that could be tested
 MOST_TV = 0.5  # of verifiers whose guesses are not looked at: if only more would have been found, nothing was shown
+HARMLESS = 1e-3  # total variation of accepting every guess: below it the drafter is the target
 MEAN_SHARE = 0.25  # of what rounding explains at most, the mean may reach this
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 DETECTABLE = {"tested": "favoured", "recovered": "recovered", "bonus": "untested", "guesses": "guess"}
@@ -120,6 +121,7 @@ def martingale(
     """The test above temperature 0, from the sums [K, SUMS] of all texts. Its statistic is a bound on the probability
     that an exact run gives so much evidence for faults."""
     statistic, fault = p_value_of_sums(sums)
+    leak, guesses = sums[EVERY, -2:]
     deviations = sum((reading.deviations for reading in readings), np.zeros((len(DEVIATIONS), 2)))
     tested, impossible = (sum(getattr(reading, name) for reading in readings) for name in ("tested", "impossible"))
     detail |= {f"z_{name}": z(*found) for name, found in zip(DEVIATIONS, deviations.tolist(), strict=True)}
@@ -132,8 +134,8 @@ def martingale(
         detail |= {"by_chance": statistic}
     elif deviations[0, 1] < LEAST_VARIANCE:
         verdict, reason = "inconclusive", "the target's distributions leave too little to chance"
-    elif sums[OF_KIND["stands"][0], -1]:  # it is known which guesses should stand
-        if detectable.lenience is None:
+    elif guesses:  # it is known which should stand
+        if detectable.lenience is None and leak > HARMLESS * guesses:
             verdict, reason = "inconclusive", "even a verifier that accepts every guess would not have been found"
     elif (detectable.by_kind["tested"] or 0.0) > MOST_TV:
         verdict, reason = "inconclusive", f"{tested} tested guesses are too few to show anything"

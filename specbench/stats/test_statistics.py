@@ -139,6 +139,7 @@ def _of_tokens() -> Iterator[Alternative]:
 
 
 ALTERNATIVES = (*_of_guesses(), *_of_tokens())
+EVERY = next(i for i, one in enumerate(ALTERNATIVES) if one.lenience == 0)  # guess accepted
 SHARES: Floats = np.array([one.share for one in ALTERNATIVES]) / sum(one.share for one in ALTERNATIVES)
 LIMITS: Floats = -np.log(VERDICT_LEVEL * SHARES)  # of the log ratio of each alternative alone
 OF_KIND = {kind: [i for i, a in enumerate(ALTERNATIVES) if a.kind == kind] for kind in {a.kind for a in ALTERNATIVES}}
