@@ -268,6 +268,8 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return MultiDrafter(models, 2, V, 5, "random" if "random" in kind else "fixed")
     if kind.startswith("under_"):  # hierarchical: this drafter under the model
         below = make_drafter(kind.removeprefix("under_"), model, text_file, another(model))
+        if kind == "under_blockwise":  # of heads that read the pair itself, not another one
+            below.heads.forward = lambda hidden: hidden[..., None, :].expand(-1, below.longest, -1)
         return HierarchicalDrafter(model, below, 2, V)
     return self_drafter(kind, target, drafter_model)
 

@@ -80,7 +80,7 @@ class Drafter(Component, ABC):
 
     @classmethod
     def stored(cls, settings: Any, gamma: int) -> int:
-        """In how many places of a draft of depth gamma p is kept, if they are more than the target reads; else 0."""
+        """How many rows of p a draft of depth gamma stores, if the target reads fewer; else 0."""
         return 0
 
     def calibrate(self, probe: Probe) -> str:

@@ -2,7 +2,8 @@
 
 So a prompt's tokens depend neither on the batch it is decoded in nor on the order of rounds, and a decode can be
 replayed. The proposal, the acceptance and the residual draw of a position use three separate streams. The bits behind a
-rejected guess are used again, unless the verdict or a later gamma may depend on them: then `renew` replaces them.
+rejected guess are used again, unless the verdict, a later gamma or a later q may depend on them: then `renew` replaces
+them.
 """
 
 import hashlib

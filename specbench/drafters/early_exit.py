@@ -1,4 +1,5 @@
-"""The target's own weights draft for it, on its cache: its first layers, or all, in 8 or 4 bits or with a window."""
+"""The target drafts for itself on its own cache: with its first layers only, with all layers in 8 or 4 bits, or with
+all layers and a window of attention."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.component import nested
+from specbench.component import Selections, nested
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Scores
-from specbench.decoding.noise import PROPOSAL, STREAM, STREAMS, sibling_bits
+from specbench.decoding.noise import PROPOSAL, STREAM, STREAMS, renew, sibling_bits
 from specbench.decoding.rows import Rows, window
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
@@ -41,9 +41,9 @@ class HierarchicalDrafter(Drafter):
 
         def check(self, prefix: str) -> None:
             super().check(prefix)
-            kind, _ = nested(self.below, f"{prefix}below", Drafter)
-            if kind.trees or kind.listens:
-                wanted = "a drafter of chains" if kind.trees else "one that needs no hidden states of prompts"
+            kind, own = nested(self.below, f"{prefix}below", Drafter)
+            if (branches := kind.branches(own)) or kind.listens:
+                wanted = "a drafter of chains" if branches else "one that needs no hidden states of prompts"
                 raise ConfigError(
                     f"{prefix}below._target_={self.below['_target_']} is not possible: it must be {wanted}"
                 )
@@ -55,6 +55,13 @@ class HierarchicalDrafter(Drafter):
         def sources(self) -> Mapping[str, str]:
             _, below = nested(self.below, "drafter.below", Drafter)
             return {**super().sources(), **{f"below.{name}": found for name, found in below.sources().items()}}
+
+    @classmethod
+    def refuses(cls, settings: Any, run: Selections) -> str | None:
+        kind, own = nested(settings.below, "drafter.below", Drafter)
+        target = replace(run["target"], settings=settings)
+        told: str | None = kind.refuses(own, replace(run, groups={**run.groups, "target": target}))
+        return told and told.replace("drafter.", "drafter.below.")
 
     @classmethod
     def nodes(cls, settings: Settings, gamma: int) -> int:
@@ -113,6 +120,10 @@ class HierarchicalDrafter(Drafter):
         tokens = window(self.inner.tokens, state.length, steps)
         q = None if self.model.sampling.greedy else laws[:, :steps]
         return Draft.chain(tokens, q, counts(tuple(gamma), tokens.device))
+
+    def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
+        """What the drafter below knows may follow from guesses that were discarded: the next ones have new noise."""
+        renew(state.noise[PROPOSAL], state.rows.done)
 
     def _copy(self, state: State, gamma: list[int]) -> None:
         """Resets the inner state to the outer one, with limit length + gamma[b] and noise of its own."""

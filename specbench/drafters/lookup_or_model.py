@@ -63,10 +63,11 @@ class _Seen:
 
 
 class LookupOrModelDrafter(Drafter):
-    """In each row the lookup of `drafter=suffix` drafts if (1 + E) (1 + g cost) >= 1 + E', where E and E' are the
-    expected numbers of accepted guesses of lookup and model, and the model would draft g guesses that each cost a
-    `cost` of the target's call. All that E and E' depend on are this request's rounds so far. A drafter that reads the
-    target's hidden states takes a step in each round: then the right side is (1 + E') (1 + cost)."""
+    """Each row drafts with the lookup if that promises more tokens per time than the model. That is where
+    (1 + E) (1 + g cost) >= 1 + E': E and E' are the expected numbers of accepted guesses of the lookup of
+    `drafter=suffix` and of the model, which would draft g guesses that each cost a `cost` of the target's call. All
+    that E and E' depend on are this request's rounds so far. A drafter that reads the target's hidden states reads
+    those of each round, which is counted as a step: then the right side is (1 + E') (1 + cost)."""
 
     reads_text = False
     with_states = False
@@ -76,6 +77,11 @@ class LookupOrModelDrafter(Drafter):
     class Settings(VocabularySettings, SuffixDrafter.Settings):
         model_gamma: int | None = setting(ge=1, le=LARGEST_GAMMA)
         cost: float = setting(ge=1e-6, le=1000, zero=True)
+
+        def check(self, prefix: str) -> None:
+            if self.nodes is not None:
+                raise ConfigError(f"{prefix}nodes={self.nodes} is not possible: drafts are chains, with null")
+            super().check(prefix)
 
     @classmethod
     def point_masses(cls, settings: Any) -> bool:

@@ -68,7 +68,7 @@ class MtpDrafter(TreeDrafter):
         path = settings.path or target.name
         module = load_mtp(path, key, target)
         model = MtpModel(module, target, f"{path}'s MTP module", settings.own(context).sampling, context.gamma)
-        return cls(model, target.vocab_size, context.gamma, settings.tree_shape(model))
+        return cls(model, target.vocab_size, context.gamma, settings.tree_shape(model, target.sampling.greedy))
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         self.was_active = list(state.active)
@@ -79,13 +79,16 @@ class MtpDrafter(TreeDrafter):
     def draft_nothing(self, state: State) -> None:
         """Reads the pending pairs all the same, so that they do not pile up."""
         given, visible = self.prepare(state, 0)
-        pairs = self.first_read(self.pairs.rows_of(state), *given)
-        self.pairs.executor.leaf(self.read, self.pairs)(*pairs, visible)
+        x, first, (pending, _) = self.first_read(self.pairs.rows_of(state), *given)
+        self.pairs.executor.leaf(self.pairs.read_pending, self.pairs)(x, pending, first - 1, visible)
 
     def prepare(self, state: State, steps: int) -> tuple[tuple[Any, ...], int]:
-        visible = self.pairs.make_room_for(state, steps)
-        B = len(self.pairs.rows_of(state).length)
-        return (self.pairs.pending[:B], self.pairs.behind[:B]), visible
+        own = self.pairs
+        rows = zip(own.cached, state.lengths, state.active, strict=True)
+        most = max((length - 1 - cached for cached, length, on in rows if on), default=1)
+        n = own.width if own.executor.fixed_shapes else max(1, most)  # pairs that are read, of each row
+        visible, B = own.make_room_for(state, steps), len(own.rows_of(state).length)
+        return (own.pending[:B, :n], own.behind[:B].clamp(max=n - 1)), visible
 
     def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
         hidden = scores.hidden_along(verdict)
@@ -95,7 +98,7 @@ class MtpDrafter(TreeDrafter):
         """As that of the base class, for pairs: the memory is hidden states, first pending [B, n, H], and up to which
         pair behind [B] of each row they reach, later the module's own [B, m, H], and None."""
         pending, behind = given
-        return *self.pairs.first_pairs(rows, behind), (pending, behind)
+        return *self.pairs.first_pairs(rows, behind, pending.shape[1]), (pending, behind)
 
     def read(
         self, x: Tensor, first: Tensor, memory: DraftMemory, visible: int, tree: Tree | None = None

@@ -4,6 +4,7 @@ The paper's copying from the context (section 3.6), for summaries, edits and cha
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from specbench.decoding.state import State
@@ -41,16 +42,15 @@ class PromptLookupDrafter(PointMassDrafter):
     def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
         last, most = len(tokens) - 1, self.max_match
         longest, start = self.min_match - 1, None
-        for end in reversed(range(last)):
-            if tokens[end] != tokens[last]:
-                continue
-            size = 1  # of the suffix that ends here too
-            while size < most and size <= end and tokens[end - size] == tokens[last - size]:
-                size += 1
-            if size > longest:
-                longest, start = size, end + 1
-            if size == most:
-                break
+        back, at = tokens[last - 1 :: -1] if last else [], -1
+        with suppress(ValueError):  # of `index`: there is no earlier one
+            while longest < most:
+                at = back.index(tokens[last], at + 1)
+                end, size = last - 1 - at, 1  # of the suffix that ends here too
+                while size < most and size <= end and tokens[end - size] == tokens[last - size]:
+                    size += 1
+                if size > longest:
+                    longest, start = size, end + 1
         if start is None:
             return []
         # A copy that reaches the end of the text goes on with its own first tokens.

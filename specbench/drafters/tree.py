@@ -71,7 +71,7 @@ class TreeDrafter(ModelDrafter):
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "TreeDrafter":
         model = load_own(settings, context, target)
-        return cls(model, target.vocab_size, context.gamma, settings.tree_shape(model))
+        return cls(model, target.vocab_size, context.gamma, settings.tree_shape(model, target.sampling.greedy))
 
     def calibrate(self, probe: Probe) -> str:
         assert isinstance(self.shape, DynamicTree)

@@ -255,8 +255,9 @@ class TreeSettings(BaseSettings):
                 f"of the tree, must be at most {MOST_LEAVES}"
             )
 
-    def tree_shape(self, model: LanguageModel) -> Shape | None:
-        """The shape of drafts of a model, None for chains. Raises ConfigError if it has too few tokens."""
+    def tree_shape(self, model: LanguageModel, greedy: bool) -> Shape | None:
+        """The shape of drafts of a model, None for chains; `greedy`: the target is at temperature 0. Raises ConfigError
+        if the model has too few tokens."""
         if self.branching is None and self.nodes is None:
             return None
         key, widest = ("branching", max(self.branching, default=0)) if self.branching else ("width", self.width)
@@ -264,10 +265,11 @@ class TreeSettings(BaseSettings):
             raise ConfigError(
                 f"drafter.{key}={getattr(self, key)} is not possible: {model.name} has {model.vocab_size} tokens"
             )
+        best = greedy or model.sampling.greedy or self.children == "best"
         if self.nodes is not None:
-            kind = DynamicTree if model.sampling.greedy or self.children == "best" else SampledTree
+            kind = DynamicTree if best else SampledTree
             return kind(self.nodes, self.width, self.calibrate)
-        return FixedTree(self.branching or [], "best" if model.sampling.greedy else self.children)
+        return FixedTree(self.branching or [], "best" if best else self.children)
 
 
 def widths(branching: list[int], gamma: int) -> list[int]:

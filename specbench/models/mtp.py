@@ -136,11 +136,11 @@ class MtpModel(LanguageModel):
         self.cached = [n - 1 if on else c for c, n, on in rows]
         return self.columns_seen(max(ends))
 
-    def first_pairs(self, rows: Rows, behind: Tensor) -> tuple[Tensor, Tensor]:
+    def first_pairs(self, rows: Rows, behind: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """The tokens [b, width] of the pending pairs, of which each row has behind[b] + 1, and the position [b] of the
         first token. The others are read too, and nobody sees them."""
         first = rows.length - 1 - behind
-        places = first[:, None] + torch.arange(self.width, device=first.device)
+        places = first[:, None] + torch.arange(width, device=first.device)
         return rows.tokens.gather(1, places.clamp(0, rows.tokens.shape[1] - 1)), first
 
     def predict(
@@ -157,6 +157,11 @@ class MtpModel(LanguageModel):
         with hidden_states(self.module, self.own_states, chosen) as found:
             logits = self.forward(self.join(tokens, hidden), first, visible, tree=tree)
         return logits if logits.shape[1] == 1 else chosen(logits), chosen(found[0])
+
+    def read_pending(self, tokens: Tensor, hidden: Tensor, first: Tensor, visible: int) -> None:
+        """Reads pairs as `predict` does; the output matrix multiplies nothing."""
+        with hidden_states(self.module, (), lambda values: values[:, :0]):
+            self.forward(self.join(tokens, self.project(hidden)), first, visible)
 
     def join(self, tokens: Tensor, hidden: Tensor) -> Tensor:
         """The input [b, N, H] of the layer for pairs of hidden states [b, N, H] and tokens [b, N]."""

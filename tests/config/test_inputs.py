@@ -81,6 +81,10 @@ REFUSED = {  # overrides: what the sentence holds
     "drafter=medusa drafter.path=./nowhere": "python -m specbench.train",
     "drafter=hierarchical drafter@drafter.below=tree":
         "drafter.below._target_=specbench.drafters.tree.TreeDrafter is not possible: it must be a drafter of chains",
+    "drafter=hierarchical drafter@drafter.below=suffix drafter.below.nodes=8": "it must be a drafter of chains",
+    "drafter=hierarchical drafter@drafter.below=suffix drafter.below.past=5 workers=2":
+        "with workers=2 and drafter.below.past=5: choose workers=1 or drafter.below.past=0",
+    "drafter=lookup_or_model +drafter.nodes=8": "drafter.nodes=8 is not possible: drafts are chains, with null",
     "drafter=hierarchical drafter.below.window=0": "drafter.below.window=0 is not allowed",
     "drafter=multi_draft drafter.paths=[]": "drafter.paths=[] is not allowed",
     "drafter=tree drafter.branching=[2,0]": "drafter.branching=0 is not allowed",

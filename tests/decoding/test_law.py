@@ -259,6 +259,16 @@ def test_a_drafter_inside_a_drafter_needs_noise_of_its_own(tables, number_text, 
     assert worst_excess(outputs, Law(tables.target)) > 1
 
 
+@pytest.mark.parametrize("renewed", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_what_the_drafter_below_remembers_needs_new_noise(renewed, tables, number_text, monkeypatch):
+    """Its heads' hidden state follows from guesses that were discarded, and so from the numbers that drew them."""
+    if not renewed:  # negative control
+        monkeypatch.setattr(HierarchicalDrafter, "settle", lambda *arguments: None)
+    last = 4 * torch.eye(V).expand(V, V, V)  # the drafter repeats the last token
+    outputs = decode(tables, number_text, "under_blockwise", drafter_table=last, trials=1_500)
+    assert (worst_excess(outputs, Law(tables.target)) > 1) != renewed
+
+
 @pytest.mark.parametrize("kind", ["under_model", pytest.param("under_under_model", marks=pytest.mark.slow)])
 def test_a_q_of_the_drafter_below_is_caught(kind, tables, number_text, monkeypatch):
     """Negative control: where a guess of the drafter below was judged, its q is kept instead of the drafter's own."""

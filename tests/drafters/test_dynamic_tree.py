@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from decoder_cases import V, make_drafter, tabular_model
-from small_runs import composed, small
+from small_runs import composed, parts_of, small
 from tabular import random_table
 
 from specbench.config import memory_estimate
@@ -125,6 +125,12 @@ def test_a_certain_guess_leaves_its_siblings_nothing():
     draft = drafter.propose(state, [4, 4])
     assert paths(draft, 0) == {(4,), (4, 5), (4, 5, 6), (4, 5, 6, 7)}
     assert draft.exists().sum(1).tolist() == [4, 5]
+
+
+@pytest.mark.parametrize("drafter", ["tree", "dynamic_tree"])
+def test_a_temperature_of_the_drafter_draws_nothing_at_temperature_0(drafter):
+    own = parts_of(f"drafter={drafter}", "temperature=0", "drafter.temperature=0.4", "executor=eager")
+    assert own.drafter.shape.point_masses
 
 
 def test_a_drawn_tree_is_not_of_independent_guesses():

@@ -275,12 +275,14 @@ def test_what_is_trained_is_what_drafts(good, tmp_path):
     states = own.target.stock_module().model(input_ids=text).last_hidden_state
     first = torch.zeros(1, dtype=torch.long)
     model.make_room([0], 4)
-    logits, _ = model.predict(text[:, 1:4], states[:, :3], first, None, 4)
+    logits, own_states = model.predict(text[:, 1:4], states[:, :3], first, None, 4)
     # The student's copy of the target was rounded to 16 bits, the target was not.
     assert torch.allclose(logits[0, -1], q[2, 0], atol=1e-2) and torch.allclose(
         own.target.stock_module()(input_ids=text).logits[0, 3], p[2, 0], atol=1e-2
     )
     assert not torch.allclose(logits[0, -1], q[1, 0], atol=1e-1)
+    second, _ = model.predict(text[:, 4:5], own_states[:, -1:], first + 3, None, 4)
+    assert torch.allclose(second[0, -1], q[2, 1], atol=1e-2) and not torch.allclose(second[0, -1], q[2, 0], atol=1e-1)
 
 
 def test_names_of_modules():

@@ -85,6 +85,7 @@ class DFlashModel:
 
     def take(self, hidden: Tensor, first: Tensor) -> None:
         """Makes the keys and values of hidden states [B, n, F] at positions from first [B] on."""
+        self.read_prompts()  # of a row that ended without a draft: the next request's columns are not overwritten
         self.executor.leaf(self._take, self)(hidden, first)
 
     def _take(self, hidden: Tensor, first: Tensor) -> None:

@@ -75,7 +75,7 @@ class EagleDrafter(MtpDrafter):
         name, sampling = f"{settings.path}'s EAGLE-{settings.version} layers", settings.own(context).sampling
         kind, made = (EagleModel, cls) if config.mask_token is None else (ParallelEagleModel, ParallelEagleDrafter)
         model = kind(module, target, name, sampling, context.gamma, readings[0], normed, targets)
-        drafter = made(model, target.vocab_size, context.gamma, settings.tree_shape(model))
+        drafter = made(model, target.vocab_size, context.gamma, settings.tree_shape(model, target.sampling.greedy))
         drafter.longest = None if config.mask_token is None else context.gamma  # no probe of costs drafts more
         requests = [render(prompt, [], target.tokenizer, target.chat_template) for prompt in context.prompts[:TEXTS]]
         texts = [request.tokens[:TEXT_TOKENS] for request in requests if len(request.tokens) > 1]

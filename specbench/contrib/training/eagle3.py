@@ -5,15 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from specbench.contrib.eagle.config import IDS, eagle_config
 from specbench.contrib.eagle.weights import EMBEDDING, HEAD, own_name, skeleton
-from specbench.contrib.training.features import FeatureStudent, last_norm, layer_sizes
+from specbench.contrib.training.features import FeatureStudent, applications, last_norm, layer_sizes
 from specbench.contrib.training.student import quoted
-from specbench.decoding.executor import cache_argument
 from specbench.models.language_model import hidden_states
 from specbench.settings import setting
 
@@ -23,8 +20,7 @@ MEASURED = 5  # guesses whose agreement is measured, at least
 class Eagle3Student(FeatureStudent):
     """A layer that reads the target's hidden states, then its own (EAGLE-3, training-time test, section 3.2).
 
-    Step k makes guess k behind every place at once. It reads the states that the layer itself made in step k - 1, and
-    attends to the pairs of the text up to the place, from step 1, and to the place's own pairs of the steps since.
+    Step k makes guess k behind every place at once, from the states that the layer itself made in step k - 1.
     """
 
     @dataclass
@@ -41,7 +37,7 @@ class Eagle3Student(FeatureStudent):
         return ["drafter=eagle3", quoted("drafter.path", folder)]
 
     def build(self, target: Any) -> None:
-        ids, total = self.settings.feature_layers, target.num_hidden_layers
+        ids, total = self.settings.feature_layers or None, target.num_hidden_layers
         if ids is None and total < 8:  # where 2, n // 2 and n - 3 are not three layers in order
             ids = [max(1, round(total * i / 3)) for i in (1, 2, 3)]
         self.layers = ids or [2, total // 2, total - 3]
@@ -61,20 +57,12 @@ class Eagle3Student(FeatureStudent):
         return self.layers
 
     def guesses(self, tokens: Tensor, features: Tensor, spans: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        pairs, at = tokens.shape[1] - 1, torch.arange(tokens.shape[1], device=tokens.device)
-        embedded = self.target.get_input_embeddings()(tokens)
-        states, seen = self.network.features(features), []
-        given = {cache_argument(self.network.forward): DynamicCache()}
-        before_norm = (self.settings.layers,)
-        for k in range(min(self.settings.steps if self.training else self.measured, pairs)):
-            rows = at[: pairs - k]  # pair j of step k + 1 stands at position j + k
-            seen.append(rows)
-            mask = torch.cat([rows[:, None] >= seen[0], *(rows[:, None] == own for own in seen[1:])], 1)
-            with hidden_states(self.network, before_norm) as found:
-                q = self.network(
-                    inputs_embeds=self.network.pair_input(embedded[:, k + 1 :], states[:, : len(rows)]),
-                    attention_mask=mask[None, None], position_ids=(rows + k)[None], **given,
-                ).logits  # fmt: skip
+        count = self.settings.steps if self.training else self.measured
+        embedded, states = self.target.get_input_embeddings()(tokens), self.network.features(features)
+        for k, (rows, given) in enumerate(applications(self.network, count, tokens), 1):
+            with hidden_states(self.network, (self.settings.layers,)) as found:  # before the norm
+                joined = self.network.pair_input(embedded[:, k:], states[:, : len(rows)])
+                q = self.network(inputs_embeds=joined, **given).logits
             states = found[0]
             yield rows[None], q
 

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from specbench.contrib.training.losses import distances
 from specbench.contrib.training.stored import Seen, unpack
 from specbench.contrib.training.student import BEST, Student, StudentSettings
+from specbench.decoding.executor import cache_argument
 from specbench.models.language_model import head_inputs, hidden_states
 from specbench.models.published import in_few_bits
 from specbench.results.atomic_files import replacing, write_json
@@ -92,8 +94,8 @@ class FeatureStudent(Student):
 
     def head_rows(self) -> Tensor:
         """The rows [V', H] of the target's output matrix that belong to the drafter's tokens."""
-        rows: Tensor = self.target.get_output_embeddings().weight.detach().float()
-        return rows[self.targets.to(rows.device)]
+        weight: Tensor = self.target.get_output_embeddings().weight.detach()
+        return weight[self.targets.to(weight.device)].float()
 
     # -- Loss and measurement --------------------------------------------------------------------
 
@@ -176,6 +178,21 @@ class FeatureStudent(Student):
                 "verifier": {"name_or_path": target._name_or_path, "architectures": target.architectures or []},
             },
         }  # fmt: skip
+
+
+def applications(layers: Any, count: int, tokens: Tensor) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    """For each of at most `count` applications of `layers` to pairs of tokens [B, T]: the places [m] whose guess it
+    makes, and what the call is given. As when decoding, a place attends to the text's pairs up to it, of the first
+    application, and to its own pairs of those since; pair j of application k + 1 stands at position j + k."""
+    pairs, seen = torch.arange(tokens.shape[1] - 1, device=tokens.device), []
+    cache = {cache_argument(layers.forward): DynamicCache()}
+    for k in range(min(count, len(pairs))):
+        rows = pairs[: len(pairs) - k]
+        seen.append(rows)
+        mask = torch.cat([rows[:, None] >= seen[0], *(rows[:, None] == own for own in seen[1:])], 1)
+        if layers.config._attn_implementation == "eager":  # which adds it
+            mask = torch.where(mask, 0.0, torch.finfo(torch.float).min)
+        yield rows, {"attention_mask": mask[None, None], "position_ids": (rows + k)[None], **cache}
 
 
 def layer_sizes(target: Any, model_type: str, own: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from specbench.contrib.training.features import applications
 from specbench.contrib.training.student import Student, StudentSettings, head_input, quoted
 from specbench.models.mtp import PairInput
 from specbench.models.mtp_weights import LAYER, one_layer
@@ -49,9 +50,9 @@ class MtpStudent(Student):
             p = output(hidden)
         width = tokens.shape[1] - count  # positions that have all guesses
         ps, qs = [], []
-        for k in range(1, count + 1):
-            hidden = self.layers(inputs_embeds=self.pair_input(embedded[:, k:], hidden[:, : tokens.shape[1] - k]),
-                                 use_cache=False).last_hidden_state  # fmt: skip
+        for k, (places, given) in enumerate(applications(self.layers, count, tokens), 1):
+            joined = self.pair_input(embedded[:, k:], hidden[:, : len(places)])
+            hidden = self.layers(inputs_embeds=joined, **given).last_hidden_state
             ps.append(p[:, k : k + width])
             qs.append(output(hidden[:, :width]))
         return torch.stack(ps, 2).flatten(0, 1), torch.stack(qs, 2).flatten(0, 1)

@@ -110,12 +110,12 @@ def pack_features(student: Any, tokens: Tensor, check: bool = False) -> Tensor:
 
 def unpack(student: Any, stored: Tensor) -> Seen:
     """What bytes [B, T, S] of `pack_features` stand for."""
-    model, width = student.target, student.head_rows().shape[1]
+    model, rows = student.target, student.head_rows()
     states = stored[..., :-8].contiguous().view(_dtype(student)).to(model.dtype)
-    features, last = states[..., :-width], states[..., -width:]
+    features, last = states[..., : -rows.shape[1]], states[..., -rows.shape[1] :]
     share = stored[..., -8:-4].contiguous().view(torch.float32)[..., 0]
     best = stored[..., -4:].contiguous().view(torch.int32)[..., 0].long()
-    return Seen(features, F.linear(last, student.head_rows().to(last)), share, best, last)
+    return Seen(features, F.linear(last, rows.to(last)), share, best, last)
 
 
 def _dtype(student: Any) -> torch.dtype:

@@ -158,6 +158,21 @@ def test_hidden_states_that_are_not_taken_are_seen(monkeypatch):
     assert farthest(found, own, "z-lab") > 1e-3
 
 
+def test_a_prompt_that_no_draft_followed_overwrites_nothing():
+    """Its request has ended, and another one in its row has decoded some tokens."""
+    model = parts("z-lab", "temperature=1").drafter.model
+    hidden, found = torch.randn(2, 1, 12, model.module.fc.in_features), []
+    for before in (True, False):
+        model.allocate(1, 32)
+        if before:
+            model.hear(0, 0, hidden[0])
+        model.hear(0, 0, hidden[1, :, :3])
+        model.take(hidden[1, :, 3:], torch.tensor([3]))
+        model.read_prompts()
+        found.append(model.context[..., :12, :].clone())
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize(("kind", "cache"), in_turn(
     ["z-lab", "speculators", "dspark"], [("static",), ("dynamic",), ("paged",)], ["z-lab"]
 ))  # fmt: skip

@@ -275,8 +275,12 @@ def test_q_is_that_of_the_whole_text(name):
 @pytest.mark.parametrize(("name", "gamma"), [("plain", 3), slow_unless(False, "parallel", 2)])
 def test_a_head_beside_a_lookup_reads_every_round(name, gamma, monkeypatch):
     """Behind rounds whose guesses were looked up, in rows of which the other one's were not, q of the head is that of
-    the whole text. Control: a head that does not read the rounds in which a row's guesses were looked up."""
+    the whole text. Control: a head that does not read the rounds in which a row's guesses were looked up. It reads
+    pairs that are there, and where it drafts for no row its output matrix multiplies nothing."""
     head = parts(name).drafter
+    read, multiplied, module = set(), set(), head.pairs.module
+    hooks = [part.register_forward_hook(lambda _, given, result, seen=seen: seen.add(result.shape[1]))
+             for part, seen in ((module.pair_input, read), (module.get_output_embeddings(), multiplied))]  # fmt: skip
     settle = type(head).settle
     both = LookupOrEagle3Drafter(SuffixDrafter(8, 1.0, 0.0, 0.1, 0, gamma=4), head, cost=9.0)
     both.gamma = gamma
@@ -284,7 +288,7 @@ def test_a_head_beside_a_lookup_reads_every_round(name, gamma, monkeypatch):
         looked_up: list[int] = []
 
         def reads(state, *others, stale=stale, looked_up=looked_up):
-            rows = [row for row in range(2) if state.kept[row] and not both.seen.of(state, row, None).by_model]
+            rows = [row for row, kept in enumerate(state.kept) if kept and not both.seen.of(state, row, None).by_model]
             looked_up.append(len(rows))
             if not (stale and rows):
                 settle(head, state, *others)
@@ -296,6 +300,10 @@ def test_a_head_beside_a_lookup_reads_every_round(name, gamma, monkeypatch):
         assert max(len(guesses) for _, guesses, _ in by_head) == gamma
         far = [(q - expected_laws(name, text, guesses)).abs().max() for text, guesses, q in by_head]
         assert max(far) > 1e-4 if stale else max(far) < 1e-5, far
+    drafts(name, gamma=4, tokens=4, batch=1, prompts=([1, 2, 3, 4] * 3,), drafter=both)
+    for hook in hooks:
+        hook.remove()
+    assert 0 in multiplied and 2 in read
 
 
 def test_a_head_beside_a_lookup_drafts_chains():

@@ -139,7 +139,8 @@ def eagle_difference(**changes) -> float:
 
 def test_training_sees_what_the_drafter_computes_step_by_step():
     """Guesses 1 to 4 behind several places: each step at once for all places, against one place after another. Negative
-    control: hidden states of the next token."""
+    control: hidden states of the next token. An empty list of layers is the usual three."""
+    assert student_of("eagle3", feature_layers=[]).layers == student_of("eagle3").layers
     assert eagle_difference() < 1e-4
     assert eagle_difference(late=1) > 1e-2
 
