@@ -159,7 +159,7 @@ def pays_to_compile(sessions: Sequence[Session], wanted: Batch, requests: int, w
         return False
     with going_on("a probe before compiling"):
         texts: list[Prefixed] = [(request, ()) for request in wanted.requests]
-        decoded = []  # with the bytes that a call reads
+        decoded: list[tuple[DecodeResult, int]] = []  # with the bytes that a call reads
         for session in sessions:
             own, jobs = session.parts, probe_jobs(session, texts, TRIAL_TOKENS)
             gamma = max(1, own.policy.largest // 2) if own.policy.constant is None else own.policy.constant
