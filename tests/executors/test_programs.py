@@ -12,6 +12,7 @@ from small_runs import parts_of
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 import specbench.executors.auto
+from specbench.decoding.component import CodeIdentity
 from specbench.decoding.draft import Draft
 from specbench.executors.auto import CompiledExecutor
 from specbench.executors.compile_cache import Programs
@@ -49,7 +50,7 @@ def growing_texts(tmp_path_factory) -> str:
 def test_what_programs_load_is_kept_with_them_unless_the_user_says_where(folder, monkeypatch, tmp_path):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", folder or default_cache_dir())
-    Programs.stored("a run")
+    Programs.stored(CodeIdentity("a run", "a machine"))
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == (folder or str(tmp_path / "inductor"))
 
 
@@ -58,7 +59,7 @@ def test_programs_that_others_could_have_written_do_not_run(mode, tmp_path):
     (tmp_path / "programs").mkdir()
     (tmp_path / "programs").chmod(mode)
     (tmp_path / "programs" / "a.result").write_bytes(pickle.dumps(Harmful(tmp_path / "sprung")))
-    assert Programs(tmp_path / "programs").find("a") is None
+    assert Programs(None).find("a", tmp_path / "programs") is None
     assert (tmp_path / "sprung").exists() == (mode == 0o700)
 
 

@@ -113,7 +113,7 @@ BROKEN = [  # the file, what is done to it, words of the sentence
     ("results.json", cut, "is not JSON"),
     ("results.json", written(b"null"), "it is None, not an object"),
     ("results.json", written(b"[]"), "it is [], not an object"),
-    ("results.json", written(b'{"a": 1}'), "it has no name"),
+    ("results.json", written(b'{"a": 1}'), "it has no alpha"),
     ("results.json", written(b"\xff\xfe{}"), "codec can't decode"),
     ("results.json", written(b"[" * 10**5), "is not JSON"),
     ("results.json", a_pipe, "it is not a file"),

@@ -257,7 +257,7 @@ def way(label, rank, ratio, speedup):
     numbers |= {"tokens_per_second": 10.0, "speedup": speedup}
     error = (None, None) if ratio == 1 else ((0.5, 0.9), 0.01)
     causes = ({}, {}) if ratio == 1 else ({"alpha": ratio}, {"alpha": (0.5, 0.9)})
-    return Compared(label, rank, numbers, {"speedup": (1.02, 2.0)}, ratio, *error, None, None, *causes)
+    return Compared(label, rank, numbers, {"speedup": (1.2, 2.0)}, ratio, *error, None, None, *causes)
 
 
 @pytest.fixture
@@ -281,7 +281,7 @@ def compared(made, tmp_path):
 def test_a_comparison_has_its_ranking(compared):
     write_report(compared, load_runs(compared))
     found = Page.of(compared)
-    lead = "At temperature 0: a is the fastest of 2 ways: 1.50x plain decoding's speed (1.02 to 2.00)."
+    lead = "At temperature 0: a is the fastest of 2 ways: 1.50x plain decoding's speed (1.20 to 2.00)."
     assert found.texts["p"][0] == lead and found.headings[:2] == ["Ranking at temperature 0", "Why at temperature 0"]
     rows = found.table("way")
     assert [(row["way"], row["rank"], row["of a"]) for row in rows] == [("a", "1", "1.000"), ("b", "2", "0.750")]
@@ -457,7 +457,7 @@ def test_a_ranking_leaves_out_what_failed(compared):
     first["result"]["lossless"] = FAILED
     assert ranking(entry) == (
         "At temperature 0: b is the fastest of 1 way (1 more FAILED the losslessness test): "
-        "1.10x plain decoding's speed (1.02 to 2.00)."
+        "1.10x plain decoding's speed (1.20 to 2.00)."
     )
     second["result"] |= {"lossless": UNTESTED, "machine": UNSTEADY}
     assert ranking(entry).endswith("; losslessness is untested; the machine was not steady in 1 of 2 runs.")
