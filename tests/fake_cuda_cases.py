@@ -31,6 +31,7 @@ from specbench.decoding.state import Job
 from specbench.decoding.timer import Timer
 from specbench.executors.auto import AutoExecutor
 from specbench.executors.eager import EagerExecutor
+from specbench.models.float_logits import with_float_logits
 from specbench.models.language_model import LanguageModel
 from specbench.models.trained_parts import Heads, HeadsConfig, LookAhead, LookAheadConfig
 from specbench.models.vocabulary import VocabMap
@@ -286,6 +287,7 @@ class Decoder:
         config = copy.copy(CONFIG)
         config.num_hidden_layers = layers
         module = self.place(weights(LlamaForCausalLM, config, seed))
+        module = module if self.device else with_float_logits(module)  # as on CUDA
         return LanguageModel(module, DigitTokenizer(), name="tiny", sampling=self.sampling,
                              new_cache=CACHES[self.case.cache], executor=self.executor,
                              attention="triton" if self.case.triton else "sdpa")  # fmt: skip

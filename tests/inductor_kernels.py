@@ -112,6 +112,9 @@ def model(layers: int, executor: Executor, attention: str = "sdpa") -> LanguageM
         tie_word_embeddings=True, attn_implementation="sdpa",
     )  # fmt: skip
     module = on_cuda(lambda given: executor.load(LlamaForCausalLM(given)), config).requires_grad_(False)
+    for layer in module.modules():
+        if isinstance(layer, packed_linear.SharedLinear | packed_linear.QuantizedLinear):
+            layer.weight = torch.empty(0, dtype=torch.bfloat16, device="cuda")  # no parameter, so it is on "meta"
     made = LanguageModel(
         module, None, name="", sampling=Sampling(), new_cache=StaticCache, executor=Executor(), attention=attention
     )
