@@ -54,9 +54,9 @@ def load_answer(load: str, own: Mapping[str, Any]) -> LoadAnswer:
         "on": on, "gain": gain, "ci95": ci95, "verdict": verdict, "fresh": True, "words": own["words"],
         "rivals": own.get("rivals", []), "units": len(race.units), "requests": requests,
         "needs": needs(ci95, requests, len(race.units)), "steady": all(map(steady, parts)),
-        "tokens_per_second": speeds(parts), "waits": waits(result),
+        "tokens_per_second": tokens_per_second(parts), "waits": waits(result),
         "goodput": goodput(result), "more": more(result) if own["rate"] is None else "",
-        "folder": stage["folders"][winner][-1], "constant": constant(own), "notes": [*answer_notes(own, parts)],
+        "folder": stage["folders"][winner][-1], "constant": best_constant(own), "notes": [*answer_notes(own, parts)],
     }  # fmt: skip
     return found | {"why": stage["reasons"][winner] if failed else _why(own, found)}
 
@@ -106,7 +106,7 @@ def answer_notes(own: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> 
     if len(gammas) > 1 and gammas[max(gammas)][1] == own["words"]:
         yield f"gamma {max(gammas)} is the largest tried"
     tokens = sum(part["counts"]["tokens"] for part in parts) / sum(part["counts"]["prompts"] for part in parts)
-    for decoder, served in speeds(parts).items():
+    for decoder, served in tokens_per_second(parts).items():
         if (offered := (own["rate"] or 0.0) * tokens) > served:
             name = decoder.replace("baseline", "plain")
             yield (f"{offered:.0f} tokens a second are asked for, and {name} decoding gives {served:.0f}: the queue "
@@ -114,7 +114,7 @@ def answer_notes(own: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> 
     yield from dict.fromkeys(note for part in parts for note in part["notes"])
 
 
-def speeds(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def tokens_per_second(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Tokens per second of both decoders, over all parts of a measurement."""
     found = {}
     for name, counted in zip(DECODERS, ("tokens", "baseline_tokens"), strict=True):
@@ -137,7 +137,7 @@ def of_gammas(own: Mapping[str, Any], words: Sequence[str]) -> dict[int, tuple[f
     return found
 
 
-def constant(own: Mapping[str, Any]) -> list[str]:
+def best_constant(own: Mapping[str, Any]) -> list[str]:
     """The overrides of the winner, or, if it has a policy or a verifier, without them and with the constant gamma that
     gained most."""
     words = [word for word in own["words"] if not word.startswith(OF_A_ROUND)]
