@@ -159,7 +159,7 @@ def pays_to_compile(sessions: Sequence[Session], wanted: Batch, requests: int, w
         return False
     with going_on("a probe before compiling"):
         texts: list[Prefixed] = [(request, ()) for request in wanted.requests]
-        decoded: list[tuple[DecodeResult, int]] = []  # with the bytes that a call reads
+        decoded: list[tuple[DecodeResult, float]] = []  # with the bytes that a call reads
         for session in sessions:
             own, jobs = session.parts, probe_jobs(session, texts, TRIAL_TOKENS)
             gamma = max(1, own.policy.largest // 2) if own.policy.constant is None else own.policy.constant
@@ -179,7 +179,7 @@ def pays_to_compile(sessions: Sequence[Session], wanted: Batch, requests: int, w
 
 
 def predicted_seconds(
-    decoded: Sequence[tuple[DecodeResult, int]], tokens: int, bytes_per_second: float
+    decoded: Sequence[tuple[DecodeResult, float]], tokens: int, bytes_per_second: float
 ) -> tuple[float, float]:
     """Seconds of decoding so many tokens in every way, and those of them that reading the weights takes, from a few
     tokens that were `decoded` in each and the bytes that a call of it reads: as if no text ended before its limit, and

@@ -74,7 +74,7 @@ class TwoWaySums:
     @property
     def clusters(self) -> int:
         """The number of clusters of prompts."""
-        return self.table.shape[2]
+        return int(self.table.shape[2])
 
     def intervals(self, formulas: Formulas) -> dict[str, Interval]:
         """The 95 % interval of each of several formulas of sums, which are numbers or arrays: ratios that do not change
