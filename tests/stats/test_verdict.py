@@ -609,10 +609,9 @@ def test_a_planted_fault_fails_at_temperature_0(fault, tmp_path, monkeypatch):
                    ["stop=['(','self']", "seed=3"])),
 ], ids=str)  # fmt: skip
 def test_a_run_without_a_fault_passes(options, tmp_path):
-    found = run(parts_of("max_new_tokens=40", *options), tmp_path)[0].lossless
-    assert found.verdict == ("inconclusive" if "accepts every guess would not" in found.reason else "passed"), found
-    assert found.alpha_own.passed, found
-    assert found.reread.texts == 2 and found.reread.seconds > 0
+    found = run(parts_of("max_new_tokens=96", *options), tmp_path)[0].lossless
+    assert found.verdict == ("inconclusive" if "seed=3" in options else "passed"), found  # it stops after 22 tokens
+    assert found.alpha_own.passed and found.reread.texts == 2 and found.reread.seconds > 0
     assert found.decoder_tv.positions == found.reread.tokens  # the logits of every kept token, at temperature 0 too
 
 
@@ -646,10 +645,8 @@ def test_a_drafter_that_is_wrong_in_decoding_is_told(fault, temperature, tmp_pat
     if fault:
         wrong = WRONG[temperature]
         monkeypatch.setattr(ModelDrafter, "guess", lambda self, logits, *more: guess(self, wrong(logits), *more))
-    found = run(parts_of("max_new_tokens=24", temperature), tmp_path)[0].lossless
-    assert found.verdict in ("passed", "inconclusive")  # of few tokens
-    found = replace(found, verdict="passed")
-    assert found.alpha_own.passed is not fault and found.alpha_own.positions > 10
+    found = run(parts_of("max_new_tokens=96", temperature), tmp_path)[0].lossless
+    assert found.verdict == "passed" and found.alpha_own.passed is not fault and found.alpha_own.positions > 10
     told, style = verdict_text(dataclasses.asdict(found))
     assert ("ALPHA IS NOT THE DRAFTER'S OWN" in told) == fault == ("red" in style)
     assert ("alpha is the drafter's own" in told) != fault
