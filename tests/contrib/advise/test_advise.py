@@ -14,7 +14,7 @@ from small_runs import LITTLE, interrupt_the_second_group, short_prompts, steady
 from small_runs import finished as finished
 
 from specbench.contrib.advise import answers, bench, driver, ways
-from specbench.contrib.advise.answers import answer_notes, answer_sentence, constant, crossings, load_answer, more
+from specbench.contrib.advise.answers import answer_notes, answer_sentence, best_constant, crossings, load_answer, more
 from specbench.contrib.advise.bench import LoadBench
 from specbench.contrib.advise.command import advise, main
 from specbench.contrib.advise.driver import Driver
@@ -338,8 +338,8 @@ def test_other_engines_get_the_same_gamma_or_say_that_they_cannot():
     pilot = {"ways": {str(gamma): ["drafter=suffix", f"gamma={gamma}"] for gamma in (2, 4, 8)},
              "gains": {"2": [1.3, None], "4": [1.2, None], "8": [1.1, None]}}  # fmt: skip
     words = ["drafter=suffix", "gamma=4", "gamma_policy=goodput"]
-    best = constant({"words": words, "stages": {"pilot": pilot}})
-    assert best == pilot["ways"]["2"] and constant({"words": best, "stages": {}}) == best
+    best = best_constant({"words": words, "stages": {"pilot": pilot}})
+    assert best == pilot["ways"]["2"] and best_constant({"words": best, "stages": {}}) == best
     (section,) = engines_section("P", [{"on": True, "words": words, "way": "a", "constant": best}])
     assert section.title == "The nearest in other engines: a"
     assert "Without gamma_policy=goodput, which was measured." in section.texts
