@@ -55,6 +55,7 @@ COMMANDS = {
     "run": ["run", *PAIR, *COMMON],
     "rows": ["run", *PAIR, "batch_size=2", *COMMON],
     "repeats": ["run", *PAIR, "repeats=2", "data.limit=2", *COMMON],
+    "workers": ["run", *PAIR, "workers=2", *COMMON],
     "advise": ["advise", "--minutes=0.05", "--only", *PAIR, "drafter=ngram,bigram", *COMMON],
 }
 
@@ -89,7 +90,7 @@ def state(folder: Path) -> list[tuple[str, int]]:
 def kill(process: int, folder: Path, chance: random.Random) -> None:
     """Kills a process and those that it has started, some moment after files have changed some times; it may have ended
     before."""
-    before, changes, limit = state(folder), chance.randrange(1, 25), time.monotonic() + 120
+    before, changes, limit = state(folder), chance.randrange(1, 80), time.monotonic() + 120
     while changes and time.monotonic() < limit:
         time.sleep(0.002)
         if not Path(f"/proc/{process}").exists():
