@@ -1,16 +1,11 @@
-"""The environment of all tests, and fixtures that several folders use."""
+"""The environment of all tests. What runs tests, and not only hands them to workers, has the fixtures of shared.py."""
 
 import atexit
-import base64
-import gc
 import os
 import shutil
 import tempfile
-from pathlib import Path
-from types import SimpleNamespace
 
-import composing
-import interpreted
+import pytest
 
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB__SERVICE_WAIT", "300")  # seconds for its process to start, on a busy machine
@@ -22,33 +17,11 @@ if "SPECBENCH_CACHE" not in os.environ:  # one for all workers, which inherit it
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # pytest -n: they share the cores
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
-import pytest
-import torch
 
-if not torch.cuda.is_available():  # before Triton is imported: its kernels run in an interpreter on the CPU
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-    interpreted.look_once()
-
-import brief
-import loading
-from checkpoints import checkpoint
-from decoder_cases import V
-from tabular import by_class, random_table
-
-brief.install()
-composing.install()
-loading.install()
-
-
-def pytest_collection_finish() -> None:
-    """What all imports have made stays: a collection, which every run begins with, need not look at it."""
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """At the end of the process all of it goes, or bindings in C++ call it leaked."""
-    gc.unfreeze()
+def pytest_configure(config):
+    """With `-n` the process that hands out tests runs none: it imports neither torch nor the package."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        config.pluginmanager.import_plugin("shared")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -58,75 +31,3 @@ def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None  # as `-n` sets it
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients():
-    with torch.inference_mode():
-        yield
-
-
-@pytest.fixture
-def traced(monkeypatch) -> list[torch.fx.GraphModule]:
-    """Programs are traced and not compiled: operations can be recorded. The list of those that were made."""
-    made: list[torch.fx.GraphModule] = []
-
-    class Artifact:
-        def __init__(self, graph, inputs):
-            self.graph = graph
-            made.append(graph)
-
-        def __call__(self, *inputs):
-            return self.graph(*inputs)
-
-    monkeypatch.setattr(torch._inductor, "standalone_compile", Artifact)
-    return made
-
-
-PICTURE = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABh6FO1AAAAABJRU5ErkJggg=="
-)
-
-
-@pytest.fixture
-def no_figures(monkeypatch) -> None:
-    """A run's page has one picture in place of its figures."""
-
-    def page(folder, runs):
-        (folder / "figures").mkdir()
-        (folder / "figures" / "one.png").write_bytes(PICTURE)
-        (folder / "report.html").write_text("<p>a page</p>")
-
-    monkeypatch.setattr("specbench.results.report.page.write_report", page)
-
-
-@pytest.fixture(scope="session")
-def good(tmp_path_factory) -> Path:
-    """A whole checkpoint of a tiny model."""
-    return checkpoint(tmp_path_factory.mktemp("good"))
-
-
-@pytest.fixture(scope="session")
-def number_text(tmp_path_factory) -> str:
-    """A text of numbers for the count models."""
-    generator = torch.Generator().manual_seed(5)
-    numbers = torch.randint(V, (4000,), generator=generator).tolist()
-    path = tmp_path_factory.mktemp("text") / "numbers.txt"
-    path.write_text(" ".join(map(str, numbers)))
-    return str(path)
-
-
-@pytest.fixture(scope="session")
-def tables() -> SimpleNamespace:
-    """A target law and an adversarial drafter: its logits are the target's, negated."""
-    table = random_table(V, seed=1)
-    return SimpleNamespace(target=table, adversarial=-table, similar=table + random_table(V, seed=2, spread=0.5))
-
-
-@pytest.fixture(scope="session")
-def few_contexts() -> SimpleNamespace:
-    """A chain with nine different laws: each is met often, so that a small error of any of them is seen. Drafters: one
-    that is often right, one with all laws turned around, and one with the same law everywhere."""
-    table, other = (by_class(random_table(V, seed, spread)) for seed, spread in ((1, 1.5), (2, 1.2)))
-    constant = random_table(V, seed=7, spread=1.0)[:1, :1].expand(V, V, V).clone()
-    return SimpleNamespace(target=table, adversarial=-table, similar=table + other, constant=constant)

@@ -211,8 +211,13 @@ def run_small(here):
 
 
 def is_short(found: Command) -> bool:
-    """The README's; but repeats are processes of their own: tests/run/test_repeats.py has them."""
-    return found in OF_README and not any(word.startswith("repeats=") for word in found.words)
+    """The README's; but repeats are processes of their own, which tests/run/test_repeats.py has, and gamma=2 alone is
+    like a sweep's job."""
+    return (
+        found in OF_README
+        and not any(word.startswith("repeats=") for word in found.words)
+        and found.words != ("gamma=2",)
+    )
 
 
 @pytest.mark.parametrize("found", [slow_unless(is_short(found), found) for found in RUNS], ids=str)
@@ -221,7 +226,9 @@ def test_every_command_runs(found, run_small):
     assert {"results.json", "rounds.parquet", "prompts.jsonl"} <= {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("found", [slow_unless(found in OF_README, found) for found in ON_A_RUN], ids=str)
+@pytest.mark.parametrize(
+    "found", [slow_unless(found in OF_README and found.module != ".report", found) for found in ON_A_RUN], ids=str
+)
 def test_every_command_on_a_finished_run_runs(found, run_small, capsys):
     main, left = COMMANDS_ON_A_RUN[found.module]
     folder = run_small(())

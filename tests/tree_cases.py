@@ -8,7 +8,7 @@ from tabular import random_table
 from specbench.decoding.draft import Draft
 from specbench.decoding.token_tree import MISSING, branching_tree, level_ranges, levels_of
 
-ROWS = 400
+ROWS = 150
 
 
 TREES = {

@@ -223,8 +223,5 @@ def test_any_template(template):
 @settings(MANY, max_examples=200)
 def test_what_is_shown_has_no_control_characters(text):
     for found in (visible(text), visible(text, layout=True).replace("\n", "").replace("\t", "")):
-        assert found.isprintable() or all(character.isprintable() or character.isspace() or character > "\xa0" for
-                                          character in found)  # fmt: skip
-        assert found.encode() is not None and not any(
-            ord(c) < 32 or 127 <= ord(c) < 160 or 0x202A <= ord(c) <= 0x202E for c in found
-        )
+        found.encode()  # no half of a surrogate pair
+        assert not any(ord(c) < 32 or 127 <= ord(c) < 160 or 0x202A <= ord(c) <= 0x202E for c in found)

@@ -167,11 +167,6 @@ def test_matching_writes_what_plain_decoding_writes(kind, code_text):
     assert found == sampled_baseline(pair_of(kind))
 
 
-def test_iterative_verification_of_a_chain_is_the_papers():
-    sampling = Sampling(temperature=1)
-    assert decode(requests(), sampling, "model", judge="iterative") == decode(requests(), sampling, "model")
-
-
 def test_options_of_the_distribution_keep_the_equality(code_text):
     """top-k, top-p and the repetition penalty reach p and q alike."""
     sampling = Sampling(temperature=0, top_k=20, top_p=0.9, repetition_penalty=1.3)

@@ -433,8 +433,8 @@ def test_a_gamma_that_depends_on_discarded_guesses_needs_new_noise(renewed, veri
     """The next guess at that position would be drawn with the numbers that the policy has seen."""
     if not renewed:  # negative control
         monkeypatch.setattr(speculative, "renew", lambda noise, done: None)
-    policy = AfterCertainGuesses(TRIALS)
-    outputs = decode(tables, number_text, verifier=verifier, policy=policy, drafter_table=tables.constant)
+    policy = AfterCertainGuesses(FEW)
+    outputs = decode(tables, number_text, verifier=verifier, policy=policy, drafter_table=tables.constant, trials=FEW)
     caught = worst_excess(outputs, Law(tables.target)) > 1
     assert caught == (not renewed and verifier is SpeculativeVerifier)
 

@@ -33,10 +33,11 @@ LIKE_OTHERS = (  # in the default run other drafts of their kind stand for these
     (None, *DRAFTERS), [(cache,) for cache in CACHES], [None, *(kind for kind in DRAFTERS if kind not in LIKE_OTHERS)]
 ))  # fmt: skip
 def test_the_batch_changes_no_token(kind, cache, tables, number_text):
-    singles = decode(jobs(), 1, tables, cache, kind, text=number_text)
-    assert [len(out) for out in singles] == [job.limit - len(job.tokens) for job in jobs()]
+    wanted = jobs() if kind in (None, "model", "ngram") else jobs(6)
+    singles = decode(wanted, 1, tables, cache, kind, text=number_text)
+    assert [len(out) for out in singles] == [job.limit - len(job.tokens) for job in wanted]
     for rows, chunk in ((3, 5),) if kind not in ("model", "ngram") else ((2, 1), (3, 5), (8, 64), (16, 7)):
-        assert decode(jobs(), rows, tables, cache, kind, chunk, text=number_text) == singles
+        assert decode(wanted, rows, tables, cache, kind, chunk, text=number_text) == singles
 
 
 @pytest.mark.parametrize("policy", [

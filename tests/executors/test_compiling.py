@@ -109,7 +109,8 @@ def test_ways_in_turn_compile_the_layers_of_all_or_none(kinds, traced, monkeypat
     monkeypatch.setattr(Programs, "keep", lambda programs, name, folder, *made: kept.append((name, folder)))
     kept, targets, made = [], Targets(), []
     for kind, drafter in zip(kinds, ("random", "prompt_lookup"), strict=True):
-        words = small(f"executor={kind}", f"drafter={drafter}", "logger=none", "verdict_tokens=0", "gamma=2")
+        words = small(f"executor={kind}", f"drafter={drafter}", "logger=none", "verdict_tokens=0", "gamma=2",
+                      "data.limit=1", "max_new_tokens=4")  # fmt: skip
         made.append(build(check(composed(*words)), targets=targets))
     runs = [(parts, tmp_path / str(number), lambda group: None) for number, parts in enumerate(made)]
     cohorts = [runs] if kinds[0] == kinds[1] else [[way] for way in runs]

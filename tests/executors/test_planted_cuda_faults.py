@@ -154,7 +154,7 @@ def splits(monkeypatch):
 def test_a_fault_makes_a_test_fail(fault, tables, splits, monkeypatch):
     owner, name, right, wrong, test = FAULTS[fault]
     monkeypatch.setattr(owner, name, planted(owner, name, right, wrong))
-    with pytest.raises((AssertionError, RuntimeError, IndexError, TypeError, ValueError)):
+    with pytest.raises((AssertionError, RuntimeError, IndexError, ValueError)):
         test(tables, monkeypatch)
 
 
@@ -164,7 +164,12 @@ def test_a_fault_makes_a_test_fail(fault, tables, splits, monkeypatch):
         "splits are merged with equal weights",
         "later tiles see the columns of the first",
         "a replay reads the arguments of its capture",
+        "a graph of rows at other addresses is replayed",
+        "columns beyond the first bucket are not read",
+        "a capture warms up on the cache itself",
+        "the calls before a capture do not wait for the stream",
         "a shared product drops its bias",
+        "garbage is collected in a capture",
     ],
 )
 def test_without_a_change_the_same_function_passes(fault, tables, splits, monkeypatch):

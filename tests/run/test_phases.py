@@ -212,6 +212,7 @@ def test_several_rows_read_their_prompts_again(tables, prefilled):
 def test_a_run_keeps_p_probes_other_gammas_and_stores_its_phases(tmp_path, monkeypatch):
     """One run with the kept p and one that reads all texts: the same betas."""
     probed, own = [], member.probe_costs
+    monkeypatch.setattr(member, "PROBES", 6)
     monkeypatch.setattr(
         member, "probe_costs", lambda *given, place: probed.append(given[3]) or own(*given, place=place)
     )
@@ -233,8 +234,9 @@ def test_a_run_keeps_p_probes_other_gammas_and_stores_its_phases(tmp_path, monke
 
 
 @pytest.mark.parametrize("fixed", [False, True])
-@pytest.mark.parametrize("overrides", only([(), ("gamma_policy=adaptive",)], [
-    (), ("drafter=tree",), ("drafter=prompt_lookup", "batch_size=2"), ("gamma_policy=adaptive",),
+@pytest.mark.parametrize("overrides", only([(), ("gamma_policy=adaptive", "gamma_policy.largest=3")], [
+    (), ("drafter=tree",), ("drafter=prompt_lookup", "batch_size=2"),
+    ("gamma_policy=adaptive", "gamma_policy.largest=3"),
 ]), ids=str)  # fmt: skip
 def test_a_warm_up_meets_both_ways_and_every_shape_that_is_fixed(overrides, fixed, monkeypatch, caplog):
     parts = parts_of("gamma=3", *overrides)

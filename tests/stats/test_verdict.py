@@ -637,7 +637,7 @@ WRONG = {  # what a drafter's logits become in decoding steps alone
 
 
 @pytest.mark.parametrize(("fault", "temperature"), [
-    slow_unless(fault and temperature == "temperature=0", fault, temperature)
+    slow_unless(fault != (temperature == "temperature=0"), fault, temperature)
     for fault in (True, False) for temperature in WRONG
 ])  # fmt: skip
 def test_a_drafter_that_is_wrong_in_decoding_is_told(fault, temperature, tmp_path, monkeypatch):

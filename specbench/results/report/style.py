@@ -135,7 +135,8 @@ def _lay_out(figure: Figure) -> None:
                 break
             except UserWarning:
                 figure.set_size_inches(*(GROWTH * figure.get_size_inches()))
-    figure.set_layout_engine("none")
+    with plt.rc_context({"figure.constrained_layout.use": False}):  # None is that setting's engine
+        figure.set_layout_engine(None)  # with an engine savefig draws once more
 
 
 def embed(svg: str, name: str) -> str:
