@@ -23,9 +23,8 @@ from specbench.stats.bootstrap import (
     time_clusters,
     units_needed,
 )
-from specbench.stats.comparison import compare
-from specbench.stats.derive import RunFacts, accounting, derive, of_one_process
-from specbench.stats.formulas import OF_ALPHA, cost_ratios
+from specbench.stats.derive import accounting
+from specbench.stats.formulas import cost_ratios
 from specbench.stats.records import DecodedRequest, Group, PerRequestSums, Result, Round, RunRecord
 from specbench.stats.request_sums import columns_of_rows, sums_of
 from specbench.stats.two_way_bootstrap import TwoWaySums
@@ -235,22 +234,6 @@ def test_sums_that_few_clusters_have_leave_no_interval():
         assert found[4] is None and source.estimate("above 4", "below 4").stderr is None
         own = source.estimate("above 5", "below 5")
         assert math.log(found[5][1] / found[5][0]) / 2 > 0.95 * student(4) * own.stderr / own.mean
-
-
-def test_of_one_prompt_that_drafts_the_drafter_is_not_known_to_an_interval():
-    """29 more decode plainly: of c, alpha and what follows from them they say nothing, and of the speedup all do."""
-    rng, names = np.random.default_rng(0), [f"p{n}" for n in range(30)]
-    results = [request(rng, constant(0.6), 4 * (name == "p0"), spread=0.2, name=name) for name in names]
-    columns = columns_of(results) | dict.fromkeys(("text_beta", "text_tested"), np.zeros(30))
-    sums = PerRequestSums(names, names, [], [*range(30)], [], columns)
-    (run,) = compare({"one": sums}, "speedup").runs
-    found = derive(lambda: [sums], of_one_process, RunFacts())
-    several = derive(lambda: [sums] * 3, TwoWaySums.of, RunFacts())
-    for costs in (run.ci95, found.cost.ci95, several.cost.ci95):
-        assert costs["c"] is None and costs["v"] and costs["o"]
-    for speedup in (found.speedup, several.speedup):
-        unknown = {name for name, factor in speedup.accounting.items() if factor.ci95 is None}
-        assert unknown == {*OF_ALPHA, "drafting"} & {*speedup.accounting} and len(unknown) == 6 and speedup.ci95
 
 
 @pytest.mark.parametrize(("prompts", "processes", "units"), [(0.3, 0.0, 30), (0.0, 0.3, 3)])
