@@ -44,7 +44,6 @@ def test_links_in_a_folder_are_not_followed_for_writing(monkeypatch, tmp_path, c
         _files_of_hydra(composed(), RunJob([], run, None), "").__enter__()
     assert call(small(f"hydra.run.dir={run}"), monkeypatch, tmp_path) == 2 and not [*(tmp_path / "folder").iterdir()]
     (run / ".hydra").unlink()
-    (run / "run.log").unlink()
     (run / "run.log").symlink_to(theirs)
     assert call(small(f"hydra.run.dir={run}"), monkeypatch, tmp_path) == 2 and "run.log" in capsys.readouterr().err
     for name in ("config.yaml", f"config.yaml.{os.getpid()}.tmp"):
