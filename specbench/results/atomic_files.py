@@ -90,7 +90,7 @@ class LogFile(logging.FileHandler):
         for path in (folder, *folder.glob("*")):
             if path.is_symlink():
                 raise OSError(errno.ELOOP, f"{path.name} is a link", str(path))
-        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=open_no_link)
+        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=open_no_link)
 
 
 class PartFile:
