@@ -78,7 +78,7 @@ VERIFIERS = {
 
 POLICIES = {
     "fixed": lambda: FixedGamma(GAMMA),
-    "adaptive": lambda: learning_policy(AdaptiveGamma, largest=GAMMA, prior=2.0, forget=0.1),
+    "adaptive": lambda: learning_policy(AdaptiveGamma, largest=GAMMA, prior=2.0, forget=0.1, probe=64),
     "heuristic": lambda: HeuristicGamma(gamma=2, largest=GAMMA),
     "entropy": lambda: learning_policy(EntropyGamma, largest=GAMMA, signal="entropy"),
     "confidence": lambda: ConfidenceGamma(largest=GAMMA, threshold=0.05),

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from specbench.contrib.dflash.config import parse_dflash
 from specbench.contrib.eagle.weights import inspect
+from specbench.contrib.replay.trace_file import load_file
 from specbench.contrib.servers.answer import read_answer
 from specbench.contrib.servers.dialects import llama_acceptance
 from specbench.contrib.servers.endpoint import Endpoint, Exchange, ServerError, split
@@ -167,7 +168,25 @@ def lines(drawn):
     assert found and all(isinstance(record, dict) for _, record in found)
 
 
-@pytest.mark.parametrize("prop", [*answers, *streams, *waves, *draft_checkpoints, *ggufs, *lines])
+COUNT_LISTS = st.lists(st.integers(0, 4), min_size=1, max_size=4) | st.lists(SMALL, max_size=3) | VALUES
+
+
+@both(st.lists(st.dictionaries(st.sampled_from(["accepted", "per_step_accepted", "per_step_drafted", "confidence"]),
+                               COUNT_LISTS, max_size=4), max_size=3))  # fmt: skip
+def traces(drawn):
+    """Guesses that are accepted stand in the text."""
+    (folder / "t.jsonl").write_text("\n".join(map(json.dumps, drawn)))
+    try:
+        found = load_file(folder / "t.jsonl")
+    except ConfigError as error:
+        assert "\n" not in str(error)
+        return
+    for text in found:
+        assert len(text.lengths) == len(text.confidence) > 0 and not text.lengths[-1]
+        assert (text.lengths >= 0).all() and (text.lengths < range(len(text.lengths), 0, -1)).all()
+
+
+@pytest.mark.parametrize("prop", [*answers, *streams, *waves, *draft_checkpoints, *ggufs, *lines, *traces])
 def test_any_text_is_read_or_one_sentence(prop):
     prop()
 

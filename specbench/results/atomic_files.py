@@ -8,7 +8,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import FileIO
+from io import FileIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,17 @@ def with_room(write: Callable[[], None]) -> None:
 def open_no_link(path: str, flags: int) -> int:
     """For `open`: the file itself, and no other that a link there names. Raises OSError."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+class LogFile(logging.FileHandler):
+    """Writes run.log. Hydra opens it before it writes `.hydra`, so it raises OSError for a link there too."""
+
+    def _open(self) -> TextIOWrapper:
+        folder = Path(self.baseFilename).with_name(".hydra")
+        for path in (folder, *folder.glob("*")):
+            if path.is_symlink():
+                raise OSError(errno.ELOOP, f"{path.name} is a link", str(path))
+        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=open_no_link)
 
 
 class PartFile:

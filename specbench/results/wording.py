@@ -60,7 +60,8 @@ def _tested(lossless: Mapping[str, Any]) -> Iterator[str]:
         yield f"{detail['ties']} text{'s' * (detail['ties'] > 1)} parted at ties{far}"
     if 0 < (tokens := detail.get("tokens", 0)) < detail.get("of_tokens", 0):
         yield f"{tokens:,} of {detail['of_tokens']:,} tokens were read again"
-    if "tested" in detail and lossless["statistic"] is not None and word(lossless) != "untested":
+    counted = lossless.get("passed") is False and "by_chance" not in detail  # a fault decided, whose number is a count
+    if "tested" in detail and not counted and lossless["statistic"] is not None and word(lossless) != "untested":
         yield f"p-value {lossless['statistic']:.2g} (below {lossless['threshold']:g} fails)"
     if (tv := lossless["decoder_tv"]) and tv["largest"] is not None:
         # p of a long run is not kept of all.
@@ -192,7 +193,7 @@ class WayNumbers:
     speedup: float
     ci95: Sequence[float] | None
     result: Mapping[str, Any]
-    units: int  # whose times are independent, in the interval
+    units: float  # 1 + the degrees of freedom of the interval
 
     def wider(self, ways: int) -> Sequence[float] | None:
         """Its interval, so wide that all those of so many ways hold the truth in 95 % of cases (Bonferroni)."""
@@ -228,9 +229,10 @@ def no_gain(ways: Sequence[WayNumbers]) -> str:
     if not fastest.drafts and (wide[0] is None or wide[0][0] > 1):
         told = f"The fastest way drafts nothing: {fastest.name}, {fastest.speedup:.2f}x"
         return f"{told}; best of those that draft: {best.name}, {best.measured}"
-    unsure = fastest.drafts and best.speedup > 1  # more prompts may show a gain
-    told = "No gain is shown: leave it off, or measure more prompts" if unsure else "None gains: leave it off"
     chance = f", which may be chance among {len(ways)} ways" if best.ci95 and best.ci95[0] > 1 else ""
+    more = "processes" if best.result.get("repeats") else "prompts"
+    unsure = chance or (fastest.drafts and best.speedup > 1)  # more of them may show a gain
+    told = f"No gain is shown: leave it off, or measure more {more}" if unsure else "None gains: leave it off"
     told += f" (best: {best.name}, {best.measured}{chance})"
     return told if fastest.drafts else f"{told}; {fastest.name} drafts nothing and measured {fastest.speedup:.2f}x"
 

@@ -179,18 +179,17 @@ def spelled(value: Any) -> str:
 @contextmanager
 def _files_of_hydra(config: DictConfig, job: RunJob, call: str) -> Iterator[None]:
     """Writes .hydra/ as the command line does, and, inside this context, what specbench logs to run.log."""
-    from specbench.results.atomic_files import open_no_link, write_text, writing
+    from specbench.results.atomic_files import LogFile, write_text, writing
 
     folder = job.folder
+    with writing(folder / "run.log"):
+        handler = LogFile(folder / "run.log")
     with writing(folder / ".hydra"):
         (folder / ".hydra").mkdir(exist_ok=True)
     own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     hydra = OmegaConf.masked_copy(config, ["hydra"])
     for name, node in (("config", own), ("hydra", hydra), ("overrides", OmegaConf.create(list(job.overrides)))):
         write_text(folder / ".hydra" / f"{name}.yaml", OmegaConf.to_yaml(node))
-    with writing(folder / "run.log"):
-        open(folder / "run.log", "a", opener=open_no_link).close()
-        handler = logging.FileHandler(folder / "run.log")
     handler.setFormatter(VisibleFormatter("[%(asctime)s][%(name)s][%(levelname)s] %(message)s"))
     logger = logging.getLogger("specbench")
     level = logger.level

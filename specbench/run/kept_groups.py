@@ -78,7 +78,7 @@ class KeptGroups:
         self.by: list[int] = []  # the process of each group that is decoded
         self.last: dict[int, KeptGroup] = {}  # of each earlier process
         self.requests = Counter[bool]()  # by whether this process has decoded them
-        self.engines: dict[int, frozenset[str]] = {}  # of each process
+        self.engines: list[frozenset[str]] = []  # of each of these groups
         self.peak_bytes = 0
 
     def close(self) -> None:
@@ -143,10 +143,11 @@ class KeptGroups:
 
     def _count(self, kept: KeptGroup) -> None:
         self.probes[kept.process].join(kept.probes)
-        self.by += [kept.process] if kept.group else []
+        if kept.group:
+            self.by.append(kept.process)
+            self.engines.append(kept.engine)
         if kept.group or kept.failure:
             self.requests[kept.process == self.process] += len(kept.requests)
-            self.engines[kept.process] = kept.engine
         self.peak_bytes = max(self.peak_bytes, kept.peak_bytes)
 
     def machines(self, watch: MachineWatch) -> Probes | Machines:
@@ -157,10 +158,13 @@ class KeptGroups:
         places: dict[int, list[int]] = {}
         for place, process in enumerate(self.by):
             places.setdefault(process, []).append(place)
-        reasons, counts = [], Counter(self.engines[process] for process in self.by)
+        reasons, counts = [], Counter(self.engines)
         if len(counts) > 1:
-            ways = ((count, sorted(engine - frozenset.intersection(*counts))) for engine, count in counts.items())
-            reasons = ["; ".join(f"{count} groups were decoded with {', '.join(way)}" for count, way in ways)]
+            ways = [(count, sorted(engine - frozenset.intersection(*counts))) for engine, count in counts.items()]
+            ways.sort(key=lambda way: not way[1])  # one that has what all have comes last
+            told = (f"{count} group{'s were' if count > 1 else ' was'} decoded with {', '.join(way) or 'none of these'}"
+                    for count, way in ways)  # fmt: skip
+            reasons = ["; ".join(told)]
         return Machines("process", self.probes, places, reasons)
 
     @property

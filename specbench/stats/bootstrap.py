@@ -3,6 +3,7 @@ are requests that have something in common beside the settings."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ MOST_UNITS = 1_000_000  # that an interval may need
 CHANGE = 1e-4  # of each sum, relative, for the slope of a formula
 SumNames = str | Sequence[str]  # of a sum, or of several that are added
 Formulas = Callable[..., Mapping[str, Any]]  # of sums by name, which are numbers or arrays
+Counted = Mapping[str, str]  # by formula, a sum: a cluster in which it is 0 tells nothing of the formula
+NOTHING: Counted = MappingProxyType({})
 
 
 class BootstrapSums:
@@ -61,14 +64,18 @@ class BootstrapSums:
         kept = np.flatnonzero(self.columns.get(counted, nothing)).tolist()
         return ratio(above[kept], below[kept], [self._prompts[i] for i in kept] if self._prompts else ())
 
-    def intervals(self, formulas: Formulas, *others: "BootstrapSums") -> dict[str, Interval]:
+    def intervals(
+        self, formulas: Formulas, *others: "BootstrapSums", counted: Counted = NOTHING
+    ) -> dict[str, Interval]:
         """The 95 % interval of each of several formulas; with `others`, over the same clusters, of these sums and
         theirs."""
         every = (self, *others)
         points = [s.point for s in every]
         table = np.concatenate([s._by_cluster for s in every])
         with np.errstate(divide="ignore", invalid="ignore"):
-            counts = {name: clusters_behind(table, slope) for name, slope in slopes(formulas, *points).items()}
+            found = slopes(formulas, *points)
+        names = [name for one in points for name in one]
+        counts = {name: clusters_behind(table, slope, names, counted.get(name)) for name, slope in found.items()}
         return intervals_of(formulas, points, [s.samples for s in every], counts)
 
     def stderr(self, samples: Floats) -> float:
@@ -91,10 +98,13 @@ def slopes(formulas: Formulas, *points: Mapping[str, Any]) -> dict[str, Floats]:
     return {name: (ends[0][name] - ends[1][name]) / (2 * CHANGE) for name in ends[0]}
 
 
-def clusters_behind(table: Floats, slope: Floats) -> int:
-    """In how many clusters of a table [sums, clusters] a sum is not 0 with which a formula changes, by its slope
-    [sums]; all if it changes with none."""
-    return int((table[slope != 0] != 0).any(0).sum()) if slope.any() else table.shape[1]
+def clusters_behind(table: Floats, slope: Floats, names: Sequence[str], counted: str | None) -> int:
+    """How many clusters of a table [sums, clusters] say something of a formula, by its slope [sums]: those in which a
+    sum is not 0 with which it changes, all if it changes with none. At most those that have the sum `counted`, of each
+    run that has any: c changes with the time of plain decoding, which all have, and is known where a drafter ran."""
+    has = table != 0
+    every = [int(has[slope != 0].any(0).sum()) if slope.any() else table.shape[1]]
+    return min(every + [int(own.sum()) for name, own in zip(names, has, strict=True) if name == counted and own.any()])
 
 
 def intervals_of(

@@ -10,12 +10,13 @@ import numpy as np
 from specbench.errors import ConfigError
 from specbench.stats.bootstrap import BootstrapSums, student_tail
 from specbench.stats.estimates import Floats, Interval
-from specbench.stats.formulas import Sums, cost_ratios, rates, round_costs, speedup_of
+from specbench.stats.formulas import OF_ALPHA, OF_STEPS, Sums, cost_ratios, rates, round_costs, speedup_of
 from specbench.stats.records import PerRequestSums
 from specbench.stats.two_way_bootstrap import places
 from specbench.theory import expected_tokens
 
 LEVEL = 0.05  # of all tests of one comparison together
+OF_TEXT = {"alpha": "text_tested"}  # what `Compared.alpha_difference` counts
 TOKENS_PER_SECOND, SPEEDUP = "tokens_per_second", "speedup"
 FORMULAS: dict[str, Callable[[Sums], Any]] = {  # of what runs are ranked by
     TOKENS_PER_SECOND: lambda s: rates(s)["speculative_tokens_per_second"],
@@ -212,12 +213,12 @@ def _compared(label: str, base: str, sums: Mapping[str, BootstrapSums], by: str,
         label=label,
         rank=1 + sum(beats(pair, label) for pair in pairs),
         numbers={name: value if np.isfinite(value) else None for name, value in numbers.items()},
-        ci95=own.intervals(_numbers),
+        ci95=own.intervals(_numbers, counted=OF_STEPS),
         ratio=ratio,
         ratio_ci95=None if same else ci95,
         p_value=tests[0] if tests else None,
         alpha_difference=alpha if np.isfinite(alpha) and not same else None,
-        alpha_difference_ci95=None if same else own.intervals(difference, reference)["alpha"],
+        alpha_difference_ci95=None if same else own.intervals(difference, reference, counted=OF_TEXT)["alpha"],
         causes={} if same else factors,
-        causes_ci95={} if same else own.intervals(against, reference),
+        causes_ci95={} if same else own.intervals(against, reference, counted=OF_ALPHA),
     )

@@ -29,8 +29,9 @@ from specbench.stats.estimates import (
     Speedup,
     SpeedupOver,
 )
+from specbench.stats.formulas import OF_ALPHA, OF_STEPS
 from specbench.stats.records import PerRequestSums
-from specbench.stats.two_way_bootstrap import Estimator
+from specbench.stats.two_way_bootstrap import Estimator, TwoWaySums
 
 LoadSums = Callable[[], Iterable[PerRequestSums]]  # the sums of each process, anew at each call
 
@@ -57,7 +58,9 @@ def derive(load: LoadSums, estimator: Callable[[LoadSums], Estimator], facts: Ru
     with np.errstate(divide="ignore", invalid="ignore"):
         source = estimator(load)
         s, alpha = source.point, source.estimate("beta", "tested")
-        cost = Cost(**_known(formulas.all_costs(s)), by_gamma=[], ci95=source.intervals(formulas.cost_ratios))
+        cost = Cost(
+            **_known(formulas.all_costs(s)), by_gamma=[], ci95=source.intervals(formulas.cost_ratios, counted=OF_STEPS)
+        )
         categories = by_category(load, estimator)
         peers = {f"{name}_tokens_per_second": rate for name, rate in formulas.peer_rates(s).items()}
         throughput, over = formulas.rates(s) | peers | formulas.user_rates(s), source.intervals(formulas.speedups_over)
@@ -112,20 +115,24 @@ def accounting(source: Estimator, gamma: int | None) -> dict[str, Factor]:
     point = formulas.factors(source.point, gamma)
     if not np.isfinite([*point.values()]).all():
         return {}
-    intervals = source.intervals(partial(formulas.factors, gamma=gamma))
+    intervals = source.intervals(partial(formulas.factors, gamma=gamma), counted=OF_ALPHA | OF_STEPS)
     return {name: Factor(float(value), intervals[name]) for name, value in point.items()}
 
 
 def _speedup(source: Estimator, gamma: int | None, cost: Cost) -> Speedup:
     """The speedup, its predictions and its causes."""
-    found, causes = speedup_of_some(source), accounting(source, gamma)
+    found, causes, s = speedup_of_some(source), accounting(source, gamma), source.point
+    g = float(s["drafted"] / s["rounds"]) if gamma is None else gamma
     return Speedup(
         **vars(found),
         theorem_3_8=causes["theorem_3_8"].factor if causes else None,
-        corrected=None if cost.v is None or cost.o is None else found.measured,
+        corrected=None
+        if cost.v is None or cost.o is None
+        else theory.corrected_improvement(float(s["tokens"] / s["rounds"]), g, cost.c or 0.0, cost.v, cost.o),
         accounting=causes,
         wall=float(formulas.wall_speedup(source.point)),
         clusters=source.clusters,
+        units=source.units(formulas.speedup_of) if isinstance(source, TwoWaySums) else None,
     )
 
 
@@ -137,7 +144,7 @@ def _bandwidth(source: Estimator, peak: float) -> Bandwidth:
         drafter_bytes_per_second=found.get("drafter_bytes_per_second"),
         measured_peak_bytes_per_second=peak,
         target_share_of_peak=target / peak if target else None,
-        ci95=source.intervals(formulas.bandwidths),
+        ci95=source.intervals(formulas.bandwidths, counted=OF_STEPS),
     )
 
 

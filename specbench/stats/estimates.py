@@ -284,12 +284,13 @@ class Speedup:
     ci95: Interval  # of one process another one may lie outside; of `repeats` it holds for another one
     end_to_end: float  # prefill of target and drafter included
     theorem_3_8: float | None  # prediction of Theorem 3.8
-    corrected: float | None  # block_efficiency / (gamma c + v + o) times `plain_rest` and `rows`, which is `measured`
+    corrected: float | None  # block_efficiency / (gamma c + v + o): Theorem 3.8 without its assumptions
     accounting: dict[str, Factor]  # Theorem 3.8 and the causes of the difference; their product is `measured`
     end_to_end_ci95: Interval = None
     geometric_mean: GeometricMean | None = None
     wall: float | None = None  # `measured`, with both times by the host's clock; on a CPU they are the same
     clusters: int | None = None  # that `ci95` resamples: prompts, or with several rows groups of them
+    units: float | None = None  # of `repeats`: 1 + the degrees of freedom of `ci95`, from the processes to the clusters
 
 
 @dataclass

@@ -11,6 +11,11 @@ import numpy as np
 from specbench.theory import expected_tokens
 
 Sums = Mapping[str, Any]
+# Without a drafter's step a request says nothing of its cost, and without a tested guess nothing of alpha.
+OF_STEPS = dict.fromkeys(("c", "drafter_bytes_per_second", "drafting"), "steps")
+OF_ALPHA = dict.fromkeys(
+    ("theorem_3_8", "short_drafts", "stops", "dependence", "luck", "alpha", "gamma", "other_tokens"), "tested"
+)
 DRAFTS = "drafts of "  # and a number of guesses: how many drafts had so many
 ACCEPTED_OF = "accepted of "  # rounds that accepted so many guesses
 BETA_AT, TESTED_AT = "beta at ", "tested at "  # and a place in the round, counted from 0

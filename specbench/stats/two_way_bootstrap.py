@@ -14,7 +14,9 @@ import numpy as np
 from specbench.stats.bootstrap import (
     FEWEST,
     MOST_CLUSTERS,
+    NOTHING,
     BootstrapSums,
+    Counted,
     Formulas,
     SumNames,
     added,
@@ -76,7 +78,7 @@ class TwoWaySums:
         """The number of clusters of prompts."""
         return int(self.table.shape[2])
 
-    def intervals(self, formulas: Formulas) -> dict[str, Interval]:
+    def intervals(self, formulas: Formulas, *, counted: Counted = NOTHING) -> dict[str, Interval]:
         """The 95 % interval of each of several formulas of sums, which are numbers or arrays: ratios that do not change
         if all sums are multiplied by one factor. Of the logarithm, if a formula's value is above 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -84,7 +86,7 @@ class TwoWaySums:
             if not self._has_intervals:
                 return dict.fromkeys(points)
             found = slopes(formulas, self.point)
-            return {name: self._interval(points[name], found[name]) for name in points}
+            return {name: self._interval(points[name], found[name], counted.get(name)) for name in points}
 
     def estimate(self, numerator: SumNames, denominator: SumNames, counted: str = "") -> Estimate:
         """The ratio of two sums, each of one name or of several that are added, with its standard error, which is None
@@ -99,6 +101,16 @@ class TwoWaySums:
                 slope = slopes(lambda s: {"": added(s, numerator) / added(s, denominator)}, self.point)[""]
                 error = np.sqrt(sum(self._variances(slope)))
         return Estimate(float(above / below), float(error) if np.isfinite(error) else None, int(below))
+
+    def units(self, formula: Callable[[Mapping[str, Any]], Any]) -> float | None:
+        """1 + the degrees of freedom of a formula's variance (Satterthwaite, 1946): between the number of processes, if
+        all of it is theirs, and that of clusters."""
+        if not self._has_intervals:
+            return None
+        with np.errstate(divide="ignore", invalid="ignore"):
+            parts = np.array(self._variances(slopes(lambda s: {"": formula(s)}, self.point)[""]))
+            units = float(parts.sum() ** 2 / (parts**2 / (np.array(self.table.shape[1:]) - 1)).sum() + 1)
+        return units if np.isfinite(units) else None
 
     @property
     def _has_intervals(self) -> bool:
@@ -142,11 +154,11 @@ class TwoWaySums:
         of_process, of_prompt, cell = self._mean_squares(slope)
         return of_process / processes, max(of_prompt / clusters - cell / (processes * clusters), 0.0)
 
-    def _interval(self, point: float, slope: Floats) -> Interval:
+    def _interval(self, point: float, slope: Floats, counted: str | None) -> Interval:
         """Half of it is sqrt(t_P^2 V_P + t_C^2 V_C)."""
         if not (np.isfinite(point) and np.isfinite(slope).all()):
             return None
-        if (behind := clusters_behind(self.table.sum(1), slope)) < FEWEST:
+        if (behind := clusters_behind(self.table.sum(1), slope, [*self.point], counted)) < FEWEST:
             return None
         variances = self._variances(slope / point if point > 0 else slope)
         quantiles = [student(size - 1) for size in (self.table.shape[1], behind)]

@@ -357,7 +357,7 @@ class OneForEachRow(GammaPolicy):
 @pytest.mark.parametrize(
     "policy",
     [
-        slow_unless(False, learning_policy(AdaptiveGamma, largest=3, prior=2.0, forget=0.1)),
+        slow_unless(False, learning_policy(AdaptiveGamma, largest=3, prior=2.0, forget=0.1, probe=64)),
         slow_unless(False, learning_policy(EntropyGamma, largest=3, signal="entropy")),
         slow_unless(False, learning_policy(EntropyGamma, largest=3, signal="confidence")),
         learning_policy(HeuristicGamma, gamma=2, largest=3),

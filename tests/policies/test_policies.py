@@ -96,11 +96,11 @@ def test_adaptive_finds_the_gamma_of_each_text():
     alphas = [0.2, 0.95] * 30
     trace = process(alphas)
     best_fixed = max(found.speedup for found in sweep(trace, draws=2).values())
-    adaptive = replay(trace, policy(AdaptiveGamma, trace, 0.6, prior=4.0, forget=0.0), draws=2)
+    adaptive = replay(trace, policy(AdaptiveGamma, trace, 0.6, prior=4.0, forget=0.0, probe=64), draws=2)
     assert adaptive.speedup > best_fixed * 1.1
     known = [max(walltime_improvement(alpha, gamma, C) for gamma in range(LARGEST + 1)) for alpha in (0.2, 0.95)]
     assert adaptive.speedup > 0.95 / np.mean([1 / k for k in known])
-    blind = replay(trace, policy(AdaptiveGamma, trace, 0.6, prior=1e9, forget=0.0), draws=2)
+    blind = replay(trace, policy(AdaptiveGamma, trace, 0.6, prior=1e9, forget=0.0, probe=64), draws=2)
     assert blind.speedup < best_fixed * 1.01  # negative control: it never learns what it sees
 
 
@@ -141,7 +141,7 @@ def test_heuristic_is_plus_two_minus_one_in_each_row():
 
 def test_adaptive_forgets_the_row_with_its_request():
     trace = process(0.5)
-    made = policy(AdaptiveGamma, trace, 0.5, prior=1.0, forget=0.0)
+    made = policy(AdaptiveGamma, trace, 0.5, prior=1.0, forget=0.0, probe=64)
     first = made.next_gamma(state(0))
     for _ in range(30):
         made.observe([4], [5])
@@ -151,7 +151,7 @@ def test_adaptive_forgets_the_row_with_its_request():
 
 def test_adaptive_chooses_one_gamma_for_what_all_active_rows_gain():
     """A call lasts as long as its longest draft, so a row beside one that drafts much gets its guesses for nothing."""
-    made = policy(AdaptiveGamma, process(0.5), 0.5, prior=1.0, forget=0.0)
+    made = policy(AdaptiveGamma, process(0.5), 0.5, prior=1.0, forget=0.0, probe=64)
     rows = state(0, 1)
     made.next_gamma(rows)
     for _ in range(50):
@@ -164,8 +164,11 @@ def test_adaptive_chooses_one_gamma_for_what_all_active_rows_gain():
     rows.active = [True, False]
     assert made.next_gamma(rows) == alone and 0 < together[0] < alone[0] < LARGEST
     rows.active = [False, True]
-    assert made.next_gamma(rows) == [0, 0]
-    assert [made.next_gamma(rows)[0] for _ in range(66)] == [0] * 63 + [1, 0, 0]  # rounds without a guess teach nothing
+    found = []
+    for number in range(67):
+        found.append(made.next_gamma(rows)[0])
+        made.observe([0, found[-1] * (number != 64)], [0, 1])  # once there was no room for the guess
+    assert found == [0] * 64 + [1, 1, 0]  # rounds without a guess teach nothing
 
 
 def test_confidence_keeps_the_guess_that_it_stops_at_and_fixed_does_not_change():

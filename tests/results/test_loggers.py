@@ -202,6 +202,8 @@ def test_a_logger_that_cannot_be_opened_stops_the_run_before_it_decodes(monkeypa
         raise OSError("log in first")
 
     monkeypatch.setattr(NoLogger, "open", fails)
+    with pytest.raises(ConfigError, match="base class"):  # as one of a user's without `log`
+        check(composed(*small("logger=none", "logger._target_=specbench.results.loggers.base.Logger")))
     with pytest.raises(ConfigError, match=r"logger=none could not be opened \(log in first\)"):  # noqa: SIM117
         with logged(RunJob([], tmp_path, check(composed(*small("logger=none"))))):
             raise AssertionError("it decoded")

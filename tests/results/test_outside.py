@@ -24,7 +24,7 @@ from specbench.run.run import run
 from specbench.run.sweep import Sweep
 
 
-def test_links_in_a_folder_are_not_followed_for_writing(tmp_path):
+def test_links_in_a_folder_are_not_followed_for_writing(monkeypatch, tmp_path, capsys):
     theirs = tmp_path / "theirs"
     theirs.write_text("theirs")
     run = tmp_path / "run"
@@ -38,6 +38,14 @@ def test_links_in_a_folder_are_not_followed_for_writing(tmp_path):
         with pytest.raises(ConfigError, match=f"{name} cannot be written"):
             write()
         (run / name).unlink()
+    (tmp_path / "folder").mkdir()
+    (run / ".hydra").symlink_to(tmp_path / "folder")
+    with pytest.raises(ConfigError, match=r"\.hydra is a link"):
+        _files_of_hydra(composed(), RunJob([], run, None), "").__enter__()
+    assert call(small(f"hydra.run.dir={run}"), monkeypatch, tmp_path) == 2 and not [*(tmp_path / "folder").iterdir()]
+    (run / ".hydra").unlink()
+    (run / "run.log").symlink_to(theirs)
+    assert call(small(f"hydra.run.dir={run}"), monkeypatch, tmp_path) == 2 and "run.log" in capsys.readouterr().err
     for name in ("config.yaml", f"config.yaml.{os.getpid()}.tmp"):
         (run / name).symlink_to(theirs)
     write_text(run / "config.yaml", "ours")

@@ -391,6 +391,9 @@ def headline(*numbers):
     ([("a", 1.05, (1.006, 1.1), 9), ("b", 0.9, (0.81, 0.998), 9)],
      "No gain is shown: leave it off, or measure more prompts (best: a, 1.05x plain decoding's speed (1.01 to 1.10), "
      "which may be chance among 2 ways)."),
+    ([("gamma 0", 1.07, (1.01, 1.1), 0), ("gamma 1", 1.05, (1.006, 1.1), 9)],
+     "No gain is shown: leave it off, or measure more prompts (best: gamma 1, 1.05x plain decoding's speed (1.01 to "
+     "1.10), which may be chance among 2 ways); gamma 0 drafts nothing and measured 1.07x."),
     ([("gamma 0", 1.07, (1.01, 1.1), 0), ("gamma 1", 1.05, (1.02, 1.08), 9)],
      "The fastest way drafts nothing: gamma 0, 1.07x; best of those that draft: gamma 1, 1.05x plain decoding's speed "
      "(1.02 to 1.08)."),

@@ -20,6 +20,7 @@ from specbench.run.execute import claimed, execute
 from specbench.run.interleave import InterleavedGroup
 from specbench.run.jobs import RunJob
 from specbench.run.kept_groups import KeptGroups
+from specbench.stats.machine_noise import Probes
 
 
 class KilledError(BaseException):
@@ -107,9 +108,20 @@ def test_a_run_that_is_killed_has_the_numbers_of_one_that_is_not(case, good, dec
     assert where(two.result) == "3 processes, one after the other" and where(one.result) == "one process"
     assert two.result["provenance"]["seconds"] > 1000 * last and two.result["seconds"]["load"] > 100 * (last + 1)
     assert facts(one) == facts(two)
-    told = f"1 groups were decoded with {threads} threads; {last} groups were decoded with 7 threads"
+    told = f"1 group was decoded with {threads} threads; {last} groups were decoded with 7 threads"
     assert told in two.result["machine"]["reasons"] and not two.result["machine"]["steady"]
     assert not any("threads" in reason for reason in one.result["machine"]["reasons"])
+
+
+def test_groups_that_were_decoded_with_less_are_told(tmp_path):
+    """A process may have decoded in several ways, and one way may be a part of another."""
+    kept, both = KeptGroups(tmp_path, {}, False), frozenset(["7 threads", "compiled programs"])
+    kept.by, kept.engines, kept.probes = [1, 1, 2], [both, frozenset(["7 threads"]), both], {1: Probes(), 2: Probes()}
+    kept.process = 2
+    found = kept.machines(SimpleNamespace(take=Probes))
+    assert found.reasons == [
+        "2 groups were decoded with compiled programs; 1 group was decoded with none of these"
+    ] and found.groups == {1: [0, 1], 2: [2]}  # fmt: skip
 
 
 @pytest.mark.slow

@@ -81,6 +81,20 @@ def test_a_run_and_a_comparison_say_alike_how_many_requests_are_needed():
     assert not told_of_requests(expected["speedup"] | {"clusters": None})  # of an earlier version
 
 
+def test_of_one_prompt_that_drafts_the_drafter_is_not_known_to_an_interval():
+    """The others decode plainly: of c, alpha and what follows from them they say nothing, and of the speedup all do."""
+    _, (sums,), facts = stored("chain")
+    for name in ("steps", "draft_seconds", "tested", "beta", "accepted"):
+        sums.columns[name] = sums.columns[name] * (np.arange(len(sums.requests)) == 0)
+    (run,) = compare({"one": sums}, "speedup").runs
+    found = [derive(lambda: [sums], of_one_process, facts), derive(lambda: [sums] * 3, TwoWaySums.of, facts)]
+    for costs in (run.ci95, *(each.cost.ci95 for each in found)):
+        assert costs["c"] is None and costs["v"] and costs["o"]
+    for speedup in (each.speedup for each in found):
+        unknown = {name for name, factor in speedup.accounting.items() if factor.ci95 is None}
+        assert unknown == {"theorem_3_8", "short_drafts", "stops", "dependence", "luck", "drafting"} and speedup.ci95
+
+
 def test_another_second_gives_other_numbers():
     """Negative control: a ten-millionth more of one request's time is seen."""
     expected, (sums,), facts = stored("chain")

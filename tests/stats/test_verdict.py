@@ -325,6 +325,8 @@ def test_numbers_that_are_not_finite_fail(kind, tables, number_text):
     written = dataclasses.asdict(found) | {"statistic": None}  # as results.json has what is not finite
     told, style = verdict_text(written)
     assert told.startswith("FAILED: a probability of the target or the drafter is not finite") and "red" in style
+    told = [verdict_text(written | {"statistic": 2.0, "passed": passed})[0] for passed in (False, True)]
+    assert ["p-value" in each for each in told] == [False, True]  # a fault's number is a count
 
 
 def test_a_table_without_chance_is_inconclusive(tables, number_text):

@@ -9,8 +9,6 @@ from specbench.policies.gamma.per_request_state import PerRow
 from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
 from specbench.theory import expected_tokens
 
-PROBE = 64  # rounds without a guess, which teach nothing, before one drafts a single guess
-
 
 class AdaptiveGamma(GammaPolicy):
     """Chooses the gamma that maximises equation 1, summed over the active rows at each row's own estimate of beta, over
@@ -18,7 +16,8 @@ class AdaptiveGamma(GammaPolicy):
     its longest draft, so a row that drafted less would save nothing.
 
     A row's estimate is accepted over tested guesses of the row. It starts from the mean of all rows so far, which
-    counts as `prior` guesses; each tested guess takes the share `forget` off the weight of those before it.
+    counts as `prior` guesses; each tested guess takes the share `forget` off the weight of those before it. Rounds
+    without a draft teach nothing: after `probe` of them one guess is drafted.
     """
 
     @dataclass
@@ -26,11 +25,12 @@ class AdaptiveGamma(GammaPolicy):
         largest: int = setting(ge=1, le=LARGEST_GAMMA)
         prior: float = setting(ge=1e-3, le=1e9)
         forget: float = setting(ge=0, le=1)
+        probe: int = setting(ge=1, le=10**9)
 
     calibrated = True
 
-    def __init__(self, largest: int, prior: float, forget: float):
-        self.largest, self.prior, self.forget = largest, prior, forget
+    def __init__(self, largest: int, prior: float, forget: float, probe: int):
+        self.largest, self.prior, self.forget, self.probe = largest, prior, forget, probe
         self.widths = tuple(range(1, largest + 1))
         self.rows: PerRow[tuple[float, float]] = PerRow()  # accepted, tested
         self.everyone = (0.0, 0)
@@ -45,14 +45,15 @@ class AdaptiveGamma(GammaPolicy):
         for row in (row for row, on in enumerate(state.active) if on):
             accepted, tested = self.rows.of(state, row, (self._mean() * self.prior, self.prior))
             tokens += expected_tokens(accepted / tested, np.arange(self.largest + 1))
-        gamma = int(np.argmax(tokens / self.seconds)) or int(self.idle >= PROBE)
-        self.idle = 0 if gamma else self.idle + 1
+        gamma = int(np.argmax(tokens / self.seconds)) or int(self.idle >= self.probe)
         return [gamma] * state.batch_size
 
     def observe(self, drafted: list[int], kept: list[int]) -> None:
+        self.idle += 1
         for row, (guesses, new) in enumerate(zip(drafted, kept, strict=True)):
             if not new or not guesses:
                 continue
+            self.idle = 0
             accepted, tested = new - 1, min(new, guesses)
             old_accepted, old_tested = self.rows[row][1]
             keep = (1 - self.forget) ** tested

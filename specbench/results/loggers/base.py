@@ -1,5 +1,6 @@
 """Base class of loggers: they follow a run and mirror its files, and never hold the only copy."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,9 @@ class Opening:
     overrides: Sequence[str] = ()
 
 
-class Logger(Component):
-    """Told of a run as it goes on. All methods do nothing by default. An error in `open` stops the run before it
-    decodes; one in any other method never loses results."""
+class Logger(Component, ABC):
+    """Told of a run as it goes on. Only `log` has to be written; the other methods do nothing by default. An error in
+    `open` stops the run before it decodes; one in any other method never loses results."""
 
     @classmethod
     def from_settings(cls, settings: Any) -> "Logger":
@@ -39,6 +40,7 @@ class Logger(Component):
     def progress(self, group: "Group") -> None:
         """Called when a group of prompts is decoded in all ways and written, outside of everything that is timed."""
 
+    @abstractmethod
     def log(self, result: "RunResult", record: "RunRecord", out_dir: Path) -> None:
         """Mirrors a run, whose files are in `out_dir`. Called once, after all of them were written."""
 
@@ -55,3 +57,6 @@ class Logger(Component):
 
 class NoLogger(Logger):
     """The logger `none`, for runs that leave only their files."""
+
+    def log(self, result: "RunResult", record: "RunRecord", out_dir: Path) -> None:
+        """Does nothing."""

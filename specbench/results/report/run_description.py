@@ -245,11 +245,10 @@ def _name(run: StoredRun, common: Mapping[str, str]) -> str:
     return label({k: v for k, v in way.items() if k.partition(".")[0] not in SAME_WORK}) or label(way) or run.label
 
 
-def _units(result: ResultDict) -> int:
-    """What the interval of a run's speedup is of: processes, or else clusters of prompts."""
-    if result["repeats"]:
-        return int(result["repeats"]["processes"])
-    return int(result["speedup"]["clusters"] or result["counts"]["prompts"])
+def _units(result: ResultDict) -> float:
+    """1 + the degrees of freedom of a run's speedup; of an earlier version's `repeats` the number of processes."""
+    own, repeats = result["speedup"], result["repeats"] or {}
+    return float(own.get("units") or repeats.get("processes") or own["clusters"] or result["counts"]["prompts"])
 
 
 def _overlap(a: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
