@@ -6,18 +6,20 @@ from string import Template
 
 import yaml
 
+from specbench.config.compose import compose
+from specbench.models.checkpoint import source_of
+
+UNKNOWN = "no setting for it is known here"
 ENGINES: Mapping[str, Mapping[str, str]] = yaml.safe_load((Path(__file__).parent / "engines.yaml").read_text("utf-8"))
 
 
 def configurations(target: str, words: Sequence[str]) -> dict[str, str]:
-    """What to paste into each engine for a way of a constant gamma, by the engine's name."""
-    own = dict(word.split("=", 1) for word in words)
-    gamma, drafter = own.get("gamma", "4"), own.get("drafter", "").replace("stdlib", "model")
-    names = {"target": target, "path": own.get("drafter.path", "DRAFTER"), "gamma": gamma, "more": int(gamma) + 1}
-    found = {}
-    for engine, known in ENGINES.items():
-        told = known.get(drafter)
-        found[engine] = (
-            Template(f"{known['begins']} {told}").substitute(names) if told else f"{engine} has no such drafter"
-        )
-    return found
+    """What to paste into each engine for a way of a constant gamma, by the engine's name. The class of its drafter
+    decides, since several names of `drafter=` share one."""
+    config = compose(words)
+    kind, path = config.drafter["_target_"].rpartition(".")[2], config.drafter.get("path", "DRAFTER")
+    names = {"target": source_of(target), "path": source_of(path), "gamma": config.gamma, "more": config.gamma + 1}
+    return {
+        engine: Template(f"{known['begins']} {known[kind]}").substitute(names) if kind in known else UNKNOWN
+        for engine, known in ENGINES.items()
+    }
