@@ -137,8 +137,8 @@ class Driver:
     def _stage(
         self, bench: LoadBench, stages: dict[str, Stage], name: str, ways: Ways, race: Race, limits: tuple[int, float]
     ) -> Stage:
-        """Goes on with a stage from where it was; with other ways than before (a new one, or fewer after a longer pilot)
-        it begins anew, and so do those that followed a wrong text."""
+        """Goes on with a stage from where it was. With other ways than before (a new one, or others after a longer
+        pilot) it begins anew, and what followed a wrong text of it is forgotten."""
         begin = max((stage["next"] for stage in stages.values()), default=0)
         if name not in stages or stages[name]["ways"] != ways:
             for later in [other for other in stages if other.startswith(f"{name}-")]:
@@ -160,8 +160,8 @@ def trial_lines(tried: Trial, minutes: float) -> Sequence[str]:
     ]
     lines += [f"not {name}: {reason}" for name, reason in tried.refused.items()]
     lines.append(
-        f"At most {minutes:g} minutes (--minutes), beside loading the models and ending the unit that is decoded then. "
-        "That is the limit, no estimate. A pilot drops ways that cannot win, then the winner is measured on other prompts."
+        f"At most {minutes:g} minutes (--minutes), beside loading models and ending the unit that is decoded then: the "
+        "limit, no estimate. A pilot drops ways that cannot win; then the winner is measured on other prompts."
     )
     lines.append(ERROR)
     return lines

@@ -17,9 +17,9 @@ from specbench.stats.estimates import Floats, Interval
 
 LEVEL = 0.05  # probability that the fastest way leaves
 ERROR = (
-    f"A pilot drops the fastest way with a probability of {50 * LEVEL:g} % at most, and so does the race of its variants: "
-    f"{100 * LEVEL:g} % together, if times vary like a normal distribution. A pilot that begins anew, without a way whose "
-    "text is wrong, spends its share again."
+    f"The fastest way is dropped with a probability of {100 * LEVEL:g} % at most, if times vary like a normal "
+    f"distribution: {50 * LEVEL:g} % in the pilot, {50 * LEVEL:g} % among variants. A pilot or a race of variants that "
+    "begins anew, without a way whose text is wrong (as pilot-2), may err by its share again."
 )
 WORTH = 0.02  # ways that differ by less are equally good
 FIRST, GROWTH = 5, 1.4  # units at the first look, and from one look to the next
