@@ -17,7 +17,7 @@ def configurations(target: str, words: Sequence[str]) -> dict[str, str]:
     """What to paste into each engine for a way of a constant gamma, by the engine's name. The class of its drafter
     decides, since several names of `drafter=` share one."""
     config = compose(words)
-    kind, path = config.drafter["_target_"].rpartition(".")[2], config.drafter.get("path", "DRAFTER")
+    kind, path = config.drafter["_target_"].rpartition(".")[2], config.drafter.get("path") or "DRAFTER"
     names = {"target": source_of(target), "path": source_of(path), "gamma": config.gamma, "more": config.gamma + 1}
     return {
         engine: Template(f"{known['begins']} {known[kind]}").substitute(names) if kind in known else UNKNOWN

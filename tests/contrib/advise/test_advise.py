@@ -67,7 +67,14 @@ def test_it_goes_from_pilot_to_measurement_on_other_prompts_and_writes_its_page(
     assert found["on"] == (found["ci95"][0] > 1) and found["requests"] == 5
     page, out = (folder / "report.html").read_text(), " ".join(capsys.readouterr().out.split())
     assert answer_sentence(found).split(":")[0] in page and "gamma" in page
-    told = ("2 ways of decoding", "At most 10 minutes", "2.5 % in the pilot", "loading", "ways: 2, about", "Advice")
+    told = (
+        "2 ways of decoding",
+        "At most 10 minutes",
+        "2.5 % in the pilot",
+        "loading drafter",
+        "ways: 2, about",
+        "Advice",
+    )
     assert [*map(out.index, told)] == sorted(map(out.index, told)) and told[2] in page
     assert found["waits"]["per_token"]["p50"]["baseline"] > 0
     result["latency"]["speculative"]["per_token"]["p50"] = None  # each request ended in its first round
