@@ -58,6 +58,7 @@ def load_answer(load: str, own: Mapping[str, Any]) -> LoadAnswer:
         "tokens_per_second": tokens_per_second(parts), "waits": waits(result),
         "goodput": goodput(result), "more": more(result) if own["rate"] is None else "",
         "folder": stage["folders"][winner][-1], "constant": best_constant(own), "notes": [*answer_notes(own, parts)],
+        "models": {role: result["config"][role] for role in ("target", "drafter")},
     }  # fmt: skip
     return found | {"why": stage["reasons"][winner] if failed else _why(own, found)}
 

@@ -91,11 +91,12 @@ def pilot_runs(state: Mapping[str, Any]) -> list[StoredRun]:
     )
 
 
-def engines_section(target: str, found: Sequence[LoadAnswer]) -> Iterator[Section]:
+def engines_section(found: Sequence[LoadAnswer]) -> Iterator[Section]:
     """What to paste."""
     advised = {tuple(each["words"]): each for each in found if each["on"]}
     for words, each in advised.items():
-        told = configurations(target, each["constant"])
+        constant, models = dict(word.split("=", 1) for word in each["constant"]), each["models"]
+        told = configurations(models["target"].get("path", "TARGET"), models["drafter"], int(constant["gamma"]))
         rows = [
             {"engine": name, "paste": Cell(text), "what differs": ENGINES[name]["differs"]}
             for name, text in told.items()
@@ -115,8 +116,7 @@ def write_advice(folder: Path, state: Mapping[str, Any], leads: Sequence[str], t
         sections.append(Section("Load and gamma", figures=[maps]))
     if more:
         sections.append(Section("What it would take to gain more", more))
-    target = next((run.result["config"]["target"].get("path") for run in runs), "TARGET")
-    sections += engines_section(str(target), found)
+    sections += engines_section(found)
     sections.append(
         Section("The pilot", [ERROR], tables=[pilot_table(load, own["stages"]) for load, own in state["loads"].items()])
     )

@@ -9,10 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 from published_cases import target, written
 from small_runs import LITTLE, interrupt_the_second_group, short_prompts, steady
 from small_runs import finished as finished
 
+from specbench.config.paths import conf_dir
 from specbench.contrib.advise import answers, bench, driver, ways
 from specbench.contrib.advise.answers import answer_notes, answer_sentence, best_constant, crossings, load_answer, more
 from specbench.contrib.advise.bench import LoadBench
@@ -354,27 +356,31 @@ def test_minutes_are_above_zero(monkeypatch, capsys):
     assert ended.value.code == 2 and "--minutes 0 is not allowed" in capsys.readouterr().err
 
 
+def engines_of(name, path="Q"):
+    """What to paste for a drafter of conf/drafter, at this path if it has one, of gamma 5."""
+    own = OmegaConf.to_container(OmegaConf.load(conf_dir() / "drafter" / f"{name}.yaml"))
+    return configurations("shipped:target", own | ({"path": path} if path and own.get("path") else {}), 5)
+
+
 def test_other_engines_get_the_same_gamma_or_say_that_they_cannot():
     for drafter in ("model", "suffix", "prompt_lookup", "self_quantized", "mtp"):
-        told = configurations("P", [f"drafter={drafter}", *["drafter.path=Q"] * (drafter == "model"), "gamma=5"])
+        told = engines_of(drafter)
         assert told.keys() == ENGINES.keys() and '"num_speculative_tokens": 5' in told["vLLM"]
-        assert "--speculative-num-draft-tokens 6" in told["SGLang"]
+        assert "--speculative-num-draft-tokens 6" in told["SGLang"] and "shipped:" not in str(told)
     names = ("medusa", "eagle", "mlp_speculator", "dflash", "llama1b", "llama8b_eagle3", "stdlib_tv")
-    told = {name: configurations("P", [f"drafter={name}", "drafter.path=Q", "gamma=5"]) for name in names}
-    methods = [json.loads(text["vLLM"].split("'")[1])["method"] for text in told.values()]
+    methods = [json.loads(engines_of(name)["vLLM"].split("'")[1])["method"] for name in names]
     assert methods == ["medusa", "eagle", "mlp_speculator", "dflash", "draft_model", "eagle3", "draft_model"]
-    assert told["medusa"]["SGLang"] == UNKNOWN and "EAGLE --" in told["eagle"]["SGLang"]
-    assert '"meta-llama/Llama-3.2-1B-Instruct"' in configurations("P", ["drafter=llama1b"])["vLLM"]
-    assert "shipped:" not in str(configurations("shipped:target", ["drafter=stdlib"]))
+    assert engines_of("medusa")["SGLang"] == UNKNOWN and "EAGLE --" in engines_of("eagle")["SGLang"]
+    assert '"meta-llama/Llama-3.2-1B-Instruct"' in engines_of("llama1b", "")["vLLM"]
     for drafter in ("token_recycling", "lookup_or_model"):  # no engine chooses between a lookup and a model
-        path = ["drafter.path=Q"] * (drafter == "lookup_or_model")
-        assert {*configurations("P", [f"drafter={drafter}", *path]).values()} == {UNKNOWN}
+        assert {*engines_of(drafter).values()} == {UNKNOWN}
     pilot = {"ways": {str(gamma): ["drafter=suffix", f"gamma={gamma}"] for gamma in (2, 4, 8)},
              "gains": {"2": [1.3, None], "4": [1.2, None], "8": [1.1, None]}}  # fmt: skip
     words = ["drafter=suffix", "gamma=4", "gamma_policy=goodput"]
     best = best_constant({"words": words, "stages": {"pilot": pilot}})
     assert best == pilot["ways"]["2"] and best_constant({"words": best, "stages": {}}) == best
-    (section,) = engines_section("P", [{"on": True, "words": words, "way": "a", "constant": best}])
+    models = {"target": {"path": "P"}, "drafter": {"_target_": "specbench.drafters.suffix.SuffixDrafter"}}
+    (section,) = engines_section([{"on": True, "words": words, "way": "a", "constant": best, "models": models}])
     assert section.title == "The nearest in other engines: a"
     assert "Without gamma_policy=goodput, which was measured." in section.texts
 
