@@ -10,6 +10,7 @@ import numpy as np
 from specbench.contrib.advise.race import PLAIN, Race
 from specbench.results.reader import read_result
 from specbench.results.wording import needs, steady, times, unsteady, within
+from specbench.stats.estimates import Interval
 from specbench.stats.latency import DECODERS
 
 RECITES = 0.25  # share of new tokens that stand earlier in prompt or text: the data are easily guessed
@@ -57,6 +58,7 @@ def load_answer(load: str, own: Mapping[str, Any]) -> LoadAnswer:
         "tokens_per_second": tokens_per_second(parts), "waits": waits(result),
         "goodput": goodput(result), "more": more(result) if own["rate"] is None else "",
         "folder": stage["folders"][winner][-1], "constant": best_constant(own), "notes": [*answer_notes(own, parts)],
+        "models": {role: result["config"][role] for role in ("target", "drafter")},
     }  # fmt: skip
     return found | {"why": stage["reasons"][winner] if failed else _why(own, found)}
 
@@ -96,6 +98,8 @@ def _why(own: Mapping[str, Any], found: LoadAnswer) -> str:
 
 def answer_notes(own: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What makes the numbers doubtful, of all parts of a measurement."""
+    if len(parts) > 1:
+        yield f"waiting times and goodput are of the largest of {len(parts)} parts, tokens/s of all of them"
     if reasons := dict.fromkeys(reason for part in parts for reason in unsteady(part)):
         yield f"the machine was not steady: {'; '.join(reasons)}"
     if (recited := max(part.get("recited") or 0 for part in parts)) >= RECITES:
@@ -148,12 +152,12 @@ def best_constant(own: Mapping[str, Any]) -> list[str]:
 
 def waits(result: Mapping[str, Any]) -> dict[str, Any]:
     """Percentiles of both decoders and their ratios (ours over plain decoding's); with intervals if requests arrive
-    over time."""
+    over time. None of a delay that a decoder has not, as where each request ends in its first round."""
     of_rate, found = [served["ratio"] for served in result["latency_by_rate"]], dict[str, Any]()
     for delay, p in product(DELAYS, PERCENTILES):
         ours, plain = (result["latency"][decoder][delay][p] for decoder in DECODERS)
         ci95 = [ratio[delay][p]["ci95"] for ratio in of_rate if ratio[delay][p]]
-        if plain:
+        if plain and ours is not None:
             entry = {"speculative": ours, "baseline": plain, "ratio": ours / plain, "ci95": ci95[0] if ci95 else None}
             found.setdefault(delay, {})[p] = entry
     return found
@@ -187,7 +191,8 @@ def more(result: Mapping[str, Any]) -> str:
 def answer_sentence(found: LoadAnswer) -> str:
     """An answer as one line."""
     of_time, plain = ("time from arrival to last token: ", "") if found["rate"] else ("", " plain decoding")
-    gain = "" if found["gain"] is None else f": {of_time}{gain_text(found)}{plain}{within(found['ci95'])}"
+    told, ci95 = gain_text(found)
+    gain = "" if found["gain"] is None else f": {of_time}{told}{plain}{within(ci95)}"
     gain += " in the pilot" if gain and not found["fresh"] else ""
     verdict = f", verdict {found['verdict']}" if found["verdict"] else ""
     others = found.get("rivals") or []
@@ -197,9 +202,15 @@ def answer_sentence(found: LoadAnswer) -> str:
     return f"{found['load']}: {'ON' if found['on'] else 'OFF'}{way}{gain}{verdict}; {found['why']}{rivals}."
 
 
-def gain_text(found: LoadAnswer) -> str:
-    """The gain at a load; of requests that arrive over time it is one of waiting."""
-    return times(found["gain"]) + " shorter" * bool(found["rate"] and found["gain"])
+def gain_text(found: LoadAnswer) -> tuple[str, Interval]:
+    """The gain at a load and its interval; of requests that arrive over time it is one of waiting, and below 1 both are
+    told as their inverses."""
+    gain, ci95 = found["gain"], found["ci95"]
+    if not (found["rate"] and gain):
+        return times(gain), ci95
+    if gain >= 1:
+        return f"{times(gain)} shorter", ci95
+    return f"{times(1 / gain)} longer", ci95 and (1 / ci95[1], 1 / ci95[0])
 
 
 def crossings(found: Sequence[LoadAnswer]) -> Iterator[str]:

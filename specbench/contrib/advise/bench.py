@@ -21,12 +21,12 @@ from specbench.results.terminal import show
 from specbench.results.wording import duration, word
 from specbench.run.execute import save
 from specbench.run.jobs import RunJob
+from specbench.run.pooled import WORST
 from specbench.run.run import run_in_turn
 from specbench.stats.records import DecodedRequest, Group, RunRecord
 
 log = logging.getLogger(__name__)
 PART = 8  # units of a part, if they are of several requests
-VERDICTS = ("failed", "inconclusive", "untested", "lossy", "passed")  # the worst one first
 Stage = dict[str, Any]  # what advice.json holds of a stage
 
 
@@ -74,20 +74,12 @@ class LoadBench:
         second of the clock. `state` keeps the units. Raises KeyboardInterrupt after a signal, with everything kept."""
         for unit in state["units"]:
             race.add(unit)
-        size, begun, before = self.unit_of(self.load), time.monotonic(), len(race.units)
+        size = self.unit_of(self.load)
         while not race.over and time.monotonic() < until:
             skip = state["next"]
             units = min(race.most - len(race.units), (last - skip) // size, PART if size > 1 else race.most)
             if units < 1:
                 break
-            if len(race.units) > before:
-                pace = (time.monotonic() - begun) / (len(race.units) - before)
-                told = duration(min(until - time.monotonic(), pace * (race.most - len(race.units))))
-                show(
-                    Text(
-                        f"{self.load.label}, {name}: ways left: {len(race.drafting)}, at most {told} more", style="dim"
-                    )
-                )
             left = {way: ways[way] for way in race.drafting}
             interrupted = self._part(f"{name}-{len(race.units)}", left, race, state, units * size, until)
             self.save_state()
@@ -98,7 +90,7 @@ class LoadBench:
 
     def _part(self, name: str, ways: Ways, race: Race, state: Stage, take: int, until: float) -> bool:
         """One run of each way on the next prompts. Returns whether a signal has ended it."""
-        labels, skip, seen, stopped = list(ways), state["next"], [0], set[int]()
+        labels, skip, seen, stopped, clock = list(ways), state["next"], [0], set[int](), list[float]()
         place = self.folder / self.load.label.replace(", ", "-").replace(" ", "_") / name
         built = [self.built[" ".join(ways[way])] for way in labels]
         first = skip + built[0].config["skip"]  # which the command may have given
@@ -126,6 +118,11 @@ class LoadBench:
                         self._tell(name, race)
             over = race.over or time.monotonic() >= until
             stopped.update(number for number, way in enumerate(labels) if over or way not in race.left)
+            clock.append(time.monotonic())
+            if len(clock) == 2 and not over:  # the first unit's time has loading and warming up in it
+                seconds = (clock[1] - clock[0]) * (race.most - len(race.units))
+                told = duration(min(until - clock[1], seconds))
+                show(Text(f"{self.load.label}, {name}: ways: {len(race.drafting)}, about {told} more", style="dim"))
             return stopped
 
         segments = skip // self.unit_of(self.load)
@@ -151,8 +148,8 @@ class LoadBench:
             if len(jobs) > 1:
                 result.in_turn = {"started": result.provenance["started"], "runs": [j.checked.digest for j in jobs]}
             save(job, self.example.target.tokenizer, result, record)
-            found = word(result.as_dict()["lossless"]), state["verdicts"].get(way, VERDICTS[-1])
-            state["verdicts"][way] = min(found, key=VERDICTS.index)
+            found = word(result.as_dict()["lossless"]), state["verdicts"].get(way, WORST[-1])
+            state["verdicts"][way] = min(found, key=WORST.index)
             state["folders"].setdefault(way, []).append(str(job.folder))
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from specbench.config.build import Targets
 from specbench.contrib.advise.bench import LoadBench, Stage
-from specbench.contrib.advise.race import FIRST, FIRST_ALONE, LEVEL, PLAIN, Race
+from specbench.contrib.advise.race import ERROR, FIRST, FIRST_ALONE, LEVEL, PLAIN, Race
 from specbench.contrib.advise.ways import Load, Trial, Ways, variants
 from specbench.errors import ConfigError
 from specbench.results.atomic_files import file_text, parse_json, write_json
@@ -23,7 +23,7 @@ PILOT_UNITS = 64, 16  # at most: of one request, of several
 PILOT, VARIANTS = 0.35, 0.6  # of a load's time, when the pilot ends, and when variants of its best have been tried
 BEST = 2  # ways of the pilot whose variants are tried
 WANTED = 0.03  # +- of the measured gain
-MEASURED = {1: (12, 64)}  # units of a measurement at least and at most, by requests of a unit
+MEASURED = {1: (FIRST_ALONE, 64)}  # units of a measurement at least and at most, by requests of a unit
 MEASURED_TOGETHER = (FIRST, 8)
 
 
@@ -82,8 +82,8 @@ class Driver:
                 )
         own |= {"unit": (unit := bench.unit_of(load)), "first_turns": any(p.turns[1:] for p in bench.example.prompts)}
         several, last = unit > 1, total - FIRST * unit  # the measurement has FIRST units at least
-        stages, most = own["stages"], PILOT_UNITS[several] if len(ways) > 1 else FIRST
-        first = FIRST if several else FIRST_ALONE
+        stages, first = own["stages"], FIRST if several else FIRST_ALONE
+        most = PILOT_UNITS[several] if len(ways) > 1 else first
         limits = min(total // 2, last), now + PILOT * share, most, first
         winner, race = self._race(bench, stages, "pilot", ways, limits)
         unraced: list[str] = []  # ways that the pilot left, whose variants are not tried
@@ -137,14 +137,15 @@ class Driver:
     def _stage(
         self, bench: LoadBench, stages: dict[str, Stage], name: str, ways: Ways, race: Race, limits: tuple[int, float]
     ) -> Stage:
-        """Goes on with a stage from where it was."""
+        """Goes on with a stage from where it was. With other ways than before (a new one, or others after a longer
+        pilot) it begins anew, and what followed a wrong text of it is forgotten."""
         begin = max((stage["next"] for stage in stages.values()), default=0)
-        empty: Stage = {"next": begin, "units": [], "verdicts": {}, "folders": {}, "ways": {}}
-        state = stages.setdefault(name, empty)
+        if name not in stages or stages[name]["ways"] != ways:
+            for later in [other for other in stages if other.startswith(f"{name}-")]:
+                del stages[later]
+            stages[name] = {"units": [], "verdicts": {}, "folders": {}, "ways": dict(ways)}
+        state = stages[name]
         state["next"] = begin  # no stage sees the prompts of another one
-        state["ways"] |= ways
-        if set(state["ways"]) != set(ways):  # after a longer pilot
-            state |= empty | {"ways": dict(ways)}
         bench.run(name, ways, race, state, *limits)
         return state
 
@@ -159,7 +160,8 @@ def trial_lines(tried: Trial, minutes: float) -> Sequence[str]:
     ]
     lines += [f"not {name}: {reason}" for name, reason in tried.refused.items()]
     lines.append(
-        f"It takes at most about {minutes:g} minutes (--minutes), and the time to load the models: a pilot, which "
-        "drops ways that cannot win, then a measurement of the winner on other prompts."
+        f"At most {minutes:g} minutes (--minutes), beside loading models and ending the unit that is decoded then: the "
+        "limit, no estimate. A pilot drops ways that cannot win; then the winner is measured on other prompts."
     )
+    lines.append(ERROR)
     return lines

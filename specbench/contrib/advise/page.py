@@ -7,6 +7,7 @@ from typing import Any
 
 from specbench.contrib.advise.answers import OF_A_ROUND, LoadAnswer, gain_text
 from specbench.contrib.advise.engines import ENGINES, configurations
+from specbench.contrib.advise.race import ERROR
 from specbench.errors import ConfigError
 from specbench.results.reader import StoredRun, load_run
 from specbench.results.report import run_description as description
@@ -28,11 +29,11 @@ def answers_table(found: Sequence[LoadAnswer]) -> Table:
     """A row for each load."""
     rows = []
     for each in found:
-        speeds = each.get("tokens_per_second") or dict.fromkeys(DECODERS)
+        speeds, (gain, ci95) = each.get("tokens_per_second") or dict.fromkeys(DECODERS), gain_text(each)
         rows.append({
             "load": each["load"], "advice": Cell("ON", kind="good") if each["on"] else Cell("OFF", kind="dim"),
-            "way": each["way"] or "-", "gain": gain_text(each),
-            "95 %": interval(each["ci95"]), "verdict": each["verdict"] or "-",
+            "way": each["way"] or "-", "gain": gain,
+            "95 %": interval(ci95), "verdict": each["verdict"] or "-",
             "tokens/s": _pair(speeds["speculative"], speeds["baseline"]),
         })  # fmt: skip
     return Table.of(rows, "Advice; in brackets plain decoding's tokens/s")
@@ -90,11 +91,12 @@ def pilot_runs(state: Mapping[str, Any]) -> list[StoredRun]:
     )
 
 
-def engines_section(target: str, found: Sequence[LoadAnswer]) -> Iterator[Section]:
+def engines_section(found: Sequence[LoadAnswer]) -> Iterator[Section]:
     """What to paste."""
     advised = {tuple(each["words"]): each for each in found if each["on"]}
     for words, each in advised.items():
-        told = configurations(target, each["constant"])
+        constant, models = dict(word.split("=", 1) for word in each["constant"]), each["models"]
+        told = configurations(models["target"].get("path", "TARGET"), models["drafter"], int(constant["gamma"]))
         rows = [
             {"engine": name, "paste": Cell(text), "what differs": ENGINES[name]["differs"]}
             for name, text in told.items()
@@ -114,10 +116,9 @@ def write_advice(folder: Path, state: Mapping[str, Any], leads: Sequence[str], t
         sections.append(Section("Load and gamma", figures=[maps]))
     if more:
         sections.append(Section("What it would take to gain more", more))
-    target = next((run.result["config"]["target"].get("path") for run in runs), "TARGET")
-    sections += engines_section(str(target), found)
+    sections += engines_section(found)
     sections.append(
-        Section("The pilot", tables=[pilot_table(load, own["stages"]) for load, own in state["loads"].items()])
+        Section("The pilot", [ERROR], tables=[pilot_table(load, own["stages"]) for load, own in state["loads"].items()])
     )
     notes = [("bad", f"{each['load']}: {note}") for each in found for note in each.get("notes") or ()]
     notes += [("dim", f"not tried: {name} ({reason})") for own in list(state["loads"].values())[:1]

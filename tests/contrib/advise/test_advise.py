@@ -9,16 +9,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 from published_cases import target, written
 from small_runs import LITTLE, interrupt_the_second_group, short_prompts, steady
 from small_runs import finished as finished
 
+from specbench.config.paths import conf_dir
 from specbench.contrib.advise import answers, bench, driver, ways
 from specbench.contrib.advise.answers import answer_notes, answer_sentence, best_constant, crossings, load_answer, more
 from specbench.contrib.advise.bench import LoadBench
 from specbench.contrib.advise.command import advise, main
 from specbench.contrib.advise.driver import Driver
-from specbench.contrib.advise.engines import ENGINES, configurations
+from specbench.contrib.advise.engines import ENGINES, UNKNOWN, configurations
 from specbench.contrib.advise.page import engines_section
 from specbench.contrib.advise.race import FIRST, PLAIN, Race
 from specbench.contrib.advise.ways import Load, Trial, heads_beside, trial, variants
@@ -65,10 +67,20 @@ def test_it_goes_from_pilot_to_measurement_on_other_prompts_and_writes_its_page(
     result = json.loads((few / found["folder"] / "results.json").read_text())
     assert found["gain"] == pytest.approx(result["speedup"]["measured"]) and found["verdict"] == "passed"
     assert found["on"] == (found["ci95"][0] > 1) and found["requests"] == 5
-    page, out = (folder / "report.html").read_text(), capsys.readouterr().out
+    page, out = (folder / "report.html").read_text(), " ".join(capsys.readouterr().out.split())
     assert answer_sentence(found).split(":")[0] in page and "gamma" in page
-    assert out.index("2 ways of decoding") < out.index("loading") < out.index("Advice")
+    told = (
+        "2 ways of decoding",
+        "At most 10 minutes",
+        "2.5 % in the pilot",
+        "loading drafter",
+        "ways: 2, about",
+        "Advice",
+    )
+    assert [*map(out.index, told)] == sorted(map(out.index, told)) and told[2] in page
     assert found["waits"]["per_token"]["p50"]["baseline"] > 0
+    result["latency"]["speculative"]["per_token"]["p50"] = None  # each request ended in its first round
+    assert {*answers.waits(result)["per_token"]} == {"p99"}
     assert not found["on"] or f"skip={measured['next']} " in found["command"]
 
     before = (folder / "advice.json").read_text()  # a finished advice is not measured again
@@ -200,10 +212,11 @@ def test_ways_that_the_pilot_left_and_no_stage_raced_again_are_rivals(monkeypatc
             return 1
 
     def race(self, bench, stages, name, ways, limits):
+        begins.append(limits[2:])
         stages[name] = {"folders": {way: ["run"] for way in ways}}
-        return ("a", left("a", "b", "c", "d")) if name == "pilot" else ("a2", left("a2", "b"))
+        return ("a", left(*ways)) if name == "pilot" else ("a2", left("a2", "b"))
 
-    tried = Trial([], {way: ["drafter=ngram"] for way in "abcd"}, [Load(1, None)], {})
+    tried, begins = Trial([], {way: ["drafter=ngram"] for way in "abcd"}, [Load(1, None)], {}), []
     own, found = {"stages": {}, "refused": {}}, {"a": [], "a2": [], "b": [], "c": []}
     monkeypatch.setattr(driver, "LoadBench", Bench)
     monkeypatch.setattr(driver, "read_result", lambda folder: {})
@@ -213,7 +226,22 @@ def test_ways_that_the_pilot_left_and_no_stage_raced_again_are_rivals(monkeypatc
     advised = Driver.__new__(Driver)
     advised.tried, advised.folder, advised.targets, advised.until = tried, None, None, time.monotonic() + 60
     advised._load(tried.loads[0], own, 1)
-    assert own["winner"] == "a2" and own["rivals"] == ["d", "b"]
+    assert own["winner"] == "a2" and own["rivals"] == ["d", "b"] and begins[0] == (64, 17)
+    advised.tried = Trial([], {"a": ["drafter=ngram"]}, tried.loads, {})  # one way is dropped no earlier than others
+    advised._load(tried.loads[0], {"stages": {}, "refused": {}}, 1)
+    assert begins[2] == (17, 17) and driver.MEASURED[1][0] >= 17
+
+
+def test_a_stage_with_other_ways_than_before_begins_anew():
+    """On other prompts. The control: with the same ways it goes on."""
+    ways, seen, race = {"a": ["drafter=a"], "b": ["drafter=b"]}, [], Race([PLAIN], 5)
+    begun = SimpleNamespace(run=lambda name, ways, race, state, *limits: seen.append([*state["units"]]))
+    old = {"next": 3, "units": [{"a": [1.0, 1.0]}], "verdicts": {}, "folders": {}}
+    for before, again in ((ways, False), ({"a": ways["a"]}, True), (ways | {"c": ["drafter=c"]}, True)):
+        stages = {"pilot": old | {"ways": before}, "pilot-2": old | {"next": 7}}
+        state = Driver._stage(None, begun, stages, "pilot", ways, race, (0, 0.0))
+        assert seen.pop() == ([] if again else old["units"]) and state is stages["pilot"] and state["ways"] == ways
+        assert state["next"] == 7 and ("pilot-2" in stages) != again
 
 
 def test_no_way_that_fits_is_one_sentence(few, monkeypatch):
@@ -286,10 +314,10 @@ def test_trained_heads_in_the_targets_folder_are_found(tmp_path):
     shutil.copytree(target(), folder / "another")
     given = ["target=model", f"target.path={folder}", "device=cpu"]
     assert heads_beside(given) == {}
-    for kind in ("eagle3", "medusa"):
+    for kind in ("eagle3", "medusa", "dflash"):
         written(kind, folder / kind)
     assert heads_beside(given) == {kind: [f"drafter={kind}", f"drafter.path={folder / kind}"]
-                                   for kind in ("medusa", "eagle3")}  # fmt: skip
+                                   for kind in ("medusa", "eagle3", "dflash")}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -328,21 +356,43 @@ def test_minutes_are_above_zero(monkeypatch, capsys):
     assert ended.value.code == 2 and "--minutes 0 is not allowed" in capsys.readouterr().err
 
 
+def engines_of(name, path="Q"):
+    """What to paste for a drafter of conf/drafter, at this path if it has one, of gamma 5."""
+    own = OmegaConf.to_container(OmegaConf.load(conf_dir() / "drafter" / f"{name}.yaml"))
+    return configurations("shipped:target", own | ({"path": path} if path and own.get("path") else {}), 5)
+
+
 def test_other_engines_get_the_same_gamma_or_say_that_they_cannot():
     for drafter in ("model", "suffix", "prompt_lookup", "self_quantized", "mtp"):
-        told = configurations("P", [f"drafter={drafter}", "drafter.path=Q", "gamma=5"])
+        told = engines_of(drafter)
         assert told.keys() == ENGINES.keys() and '"num_speculative_tokens": 5' in told["vLLM"]
-        assert "--speculative-num-draft-tokens 6" in told["SGLang"]
+        assert "--speculative-num-draft-tokens 6" in told["SGLang"] and "shipped:" not in str(told)
+    names = ("medusa", "eagle", "mlp_speculator", "dflash", "llama1b", "llama8b_eagle3", "stdlib_tv")
+    methods = [json.loads(engines_of(name)["vLLM"].split("'")[1])["method"] for name in names]
+    assert methods == ["medusa", "eagle", "mlp_speculator", "dflash", "draft_model", "eagle3", "draft_model"]
+    assert engines_of("medusa")["SGLang"] == UNKNOWN and "EAGLE --" in engines_of("eagle")["SGLang"]
+    assert '"meta-llama/Llama-3.2-1B-Instruct"' in engines_of("llama1b", "")["vLLM"]
     for drafter in ("token_recycling", "lookup_or_model"):  # no engine chooses between a lookup and a model
-        assert all("has no such drafter" in text for text in configurations("P", [f"drafter={drafter}"]).values())
+        assert {*engines_of(drafter).values()} == {UNKNOWN}
     pilot = {"ways": {str(gamma): ["drafter=suffix", f"gamma={gamma}"] for gamma in (2, 4, 8)},
              "gains": {"2": [1.3, None], "4": [1.2, None], "8": [1.1, None]}}  # fmt: skip
     words = ["drafter=suffix", "gamma=4", "gamma_policy=goodput"]
     best = best_constant({"words": words, "stages": {"pilot": pilot}})
     assert best == pilot["ways"]["2"] and best_constant({"words": best, "stages": {}}) == best
-    (section,) = engines_section("P", [{"on": True, "words": words, "way": "a", "constant": best}])
+    models = {"target": {"path": "P"}, "drafter": {"_target_": "specbench.drafters.suffix.SuffixDrafter"}}
+    (section,) = engines_section([{"on": True, "words": words, "way": "a", "constant": best, "models": models}])
     assert section.title == "The nearest in other engines: a"
     assert "Without gamma_policy=goodput, which was measured." in section.texts
+
+
+@pytest.mark.parametrize(("gain", "rate", "told"), [
+    (0.8, None, "0.80x plain decoding (0.64 to 0.96)"), (0.8, 2.0, "1.25x longer (1.04 to 1.56)"),
+    (2.0, 2.0, "2.00x shorter (1.60 to 2.40)"),
+])  # fmt: skip
+def test_a_gain_below_one_is_a_longer_wait(gain, rate, told):
+    found = {"load": "batch 1", "rate": rate, "gain": gain, "ci95": [0.8 * gain, 1.2 * gain], "fresh": True,
+             "on": False, "verdict": None, "way": "a", "why": ""}  # fmt: skip
+    assert told in answer_sentence(found)
 
 
 @pytest.mark.parametrize(("loads", "told"), [
@@ -391,6 +441,7 @@ def test_of_several_parts_the_worst_verdict_and_all_of_their_numbers_count(finis
     assert not found["steady"] and "the machine was not steady: slower" in found["notes"]
     rate = parts["b"]["throughput"]["speculative_tokens_per_second"]
     assert found["tokens_per_second"]["speculative"] == pytest.approx(rate / 2)
+    assert "waiting times and goodput are of the largest of 2 parts, tokens/s of all of them" in found["notes"]
 
 
 def test_a_race_needs_no_unit_without_a_way():

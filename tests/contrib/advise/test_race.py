@@ -113,4 +113,4 @@ def test_the_units_that_are_needed_give_that_interval():
 
 
 def test_looks():
-    assert looks(24) == [5, 8, 12, 17, 24] and looks(3) == [3] and looks(64, FIRST_ALONE) == [17, 24, 34, 48, 64]
+    assert looks(24) == [5, 8, 12, 17, 24] and looks(3) == [5] and looks(64, FIRST_ALONE) == [17, 24, 34, 48, 64]
