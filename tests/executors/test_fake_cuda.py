@@ -18,7 +18,7 @@ import torch
 from choosing import slow_unless
 from cuda_on_cpu import cuda_on_cpu
 from decoder_cases import CACHES, CHAINS, DRAFTERS
-from fake_cuda_cases import EXECUTORS, POLICIES, PUBLISHED, VERIFIERS, WAITS, Case, Decoder, violations
+from fake_cuda_cases import POLICIES, PUBLISHED, VERIFIERS, WAITS, Case, Decoder, violations
 
 from specbench.config.paths import conf_dir
 from specbench.executors.packed_linear import SharedLinear
@@ -76,7 +76,7 @@ def slow(case: Case) -> bool:
         return True
     if case == Case("tree_distinct", "traversal", executor="cudagraph"):
         return True
-    if case.drafter == "model" and case.policy in ("heuristic", "entropy"):  # `confidence` and `adaptive` stand for them
+    if case.policy in ("heuristic", "entropy"):  # `confidence` and `adaptive` stand for them
         return True
     return case.temperature == 0 and case.drafter not in (None, "model") and case.verifier != "greedy_tree"
 
