@@ -35,7 +35,7 @@ from specbench.executors.packed_linear import SharedLinear, packed
 from specbench.models.language_model import LanguageModel
 from specbench.run.run import run
 
-MOST_KERNELS = {"score": 10, "step": 9, "kernel": 9, "kernel step": 8, "int4": 9}  # of one layer, by leaf
+MOST_KERNELS = {"score": 10, "step": 10, "kernel": 9, "kernel step": 9, "int4": 9}  # of one layer, by leaf
 OF_TWO = ("specbench.softmax", "specbench.race")  # operators that launch two kernels
 
 
@@ -83,7 +83,7 @@ def test_a_round_is_few_kernels(kernels):
         return two + (layers - 2) * (three - two)
 
     print(nodes("kernel step", 16), nodes("kernel", 28))
-    assert 4 * nodes("kernel step", 16) + nodes("kernel", 28) <= 830  # and some 10 for the verdict
+    assert 4 * nodes("kernel step", 16) + nodes("kernel", 28) <= 890  # and some 10 for the verdict
 
 
 @pytest.mark.slow
