@@ -1,6 +1,6 @@
 """The kernels that TorchInductor makes of a model on CUDA, counted on a machine without a GPU.
 
-    python tests/inductor_kernels.py
+    python tests/inductor_kernels.py 1b
 
 Inductor writes its Triton code from shapes alone. Only what it asks of the device is answered here in its place, and it
 is stopped before the code is compiled. Run it in a process of its own: the answers hold for all of it. Prints one JSON
@@ -40,7 +40,14 @@ from specbench.models.language_model import LanguageModel
 
 aten = torch.ops.aten
 COLUMNS, VOCABULARY = 1024, 128256
+SHAPES = {  # of Llama's layers
+    "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "head_dim": 64},
+    "3b": {"hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 24, "head_dim": 128},
+    "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "head_dim": 128},
+    "70b": {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "head_dim": 128},
+}
 CALL = re.compile(r"^\s+(?:\w+ = )?(triton_\w+\.run|extern_kernels\.\w+|torch\.ops\.[\w.]+)\(", re.MULTILINE)
+SOURCE = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)'''", re.DOTALL)
 H100 = SimpleNamespace(
     name="NVIDIA H100", major=9, minor=0, multi_processor_count=132, regs_per_multiprocessor=65536,
     max_threads_per_multi_processor=2048, max_threads_per_block=1024, warp_size=32, total_memory=80 << 30,
@@ -104,12 +111,11 @@ def empty(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
     return torch.empty(*shape, dtype=dtype, device="cuda")
 
 
-def model(layers: int, executor: Executor, attention: str = "sdpa") -> LanguageModel:
-    """A model with layers as those of Llama-3.2-1B, with an empty cache of one row."""
+def model(layers: int, executor: Executor, attention: str = "sdpa", shape: str = "1b") -> LanguageModel:
+    """A model with layers of a shape, with an empty cache of one row."""
     config = LlamaConfig(
-        hidden_size=2048, intermediate_size=8192, num_hidden_layers=layers, num_attention_heads=32,
-        num_key_value_heads=8, head_dim=64, vocab_size=VOCABULARY, max_position_embeddings=131072,
-        tie_word_embeddings=True, attn_implementation="sdpa",
+        **SHAPES[shape], num_hidden_layers=layers, num_key_value_heads=8, vocab_size=VOCABULARY,
+        max_position_embeddings=131072, tie_word_embeddings=shape in ("1b", "3b"), attn_implementation="sdpa",
     )  # fmt: skip
     module = on_cuda(lambda given: executor.load(LlamaForCausalLM(given)), config).requires_grad_(False)
     for layer in module.modules():
@@ -155,27 +161,38 @@ def calls(code: str) -> list[str]:
     return CALL.findall(code[code.index("def call(") :])
 
 
-def main() -> dict[str, dict[int, list[str]]]:
-    """The calls by leaf and number of layers. "unpacked" is the target's call without shared products, "kernel" and
-    "kernel step" are with the attention kernel, "int4" is the target's call with it and weights in 4 bits."""
+def silu_of(code: str) -> list[str]:
+    """The kernels that compute silu, in the order of calls: no other operation of a step has exp or sigmoid in it."""
+    with_silu = {name for name, source in SOURCE.findall(code) if re.search(r"sigmoid\(|exp\(", source)}
+    return [call for call in calls(code) if call.removesuffix(".run") in with_silu]
+
+
+def main(shape: str) -> dict[str, dict[int, list[str]]]:
+    """The calls by leaf and number of layers. "kernel" and "kernel step" are with the attention kernel. Of the shape
+    "1b" also "unpacked", the target's call without shared products, "score" and "step", which are without the kernel,
+    and "int4", the target's call with it and weights in 4 bits. "silu" are kernels of a step that compute silu."""
     written = answer_for_the_device()
-    names = ("score", "step", "unpacked", "kernel", "kernel step", "int4")
+    names = ("score", "step", "unpacked", "kernel", "kernel step", "int4", "silu")
     found: dict[str, dict[int, list[str]]] = {name: {} for name in names}
     with fake_cuda(), OneKernelAttention(), torch._inductor.config.patch(SETTINGS):
         for layers in (2, 3):
+            of = model(layers, CudaGraphExecutor(), "triton", shape)
+            found["kernel"][layers] = calls(program(of, *score(of, 4), written))
+            code = program(of, *step(of), written)
+            found["kernel step"][layers], found["silu"][layers] = calls(code), silu_of(code)
+            if shape != "1b":
+                continue
             of = model(layers, CudaGraphExecutor())
             found["score"][layers] = calls(program(of, *score(of, 5), written))
             found["step"][layers] = calls(program(of, *step(of), written))
-            of = model(layers, CudaGraphExecutor(), "triton")
-            found["kernel"][layers] = calls(program(of, *score(of, 4), written))
-            found["kernel step"][layers] = calls(program(of, *step(of), written))
             with mock.patch.object(packed_linear, "grid_of", lambda weight: INT4):
                 of = model(layers, CudaGraphExecutor(), "triton")
             found["int4"][layers] = calls(program(of, *score(of, 4), written))
-        of = model(2, Executor())
-        found["unpacked"][2] = calls(program(of, *score(of, 5), written))
+        if shape == "1b":
+            of = model(2, Executor())
+            found["unpacked"][2] = calls(program(of, *score(of, 5), written))
     return found
 
 
 if __name__ == "__main__":
-    json.dump(main(), sys.stdout)
+    json.dump(main(sys.argv[1]), sys.stdout)

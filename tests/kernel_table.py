@@ -1,7 +1,9 @@
-"""What the kernels of attention take of a GPU that is not here, for the shapes of all named models.
+"""What Triton kernels take of a GPU that is not here: those of attention for the shapes of all named models.
 
-`attend` is called as a forward calls it, and Triton's own launch path chooses what each kernel is compiled for; only
-the launch is left out. A process of its own compiles, as in `compile_triton`.
+    python tests/kernel_table.py
+
+prints the table of docs/gpu.md. `attend` is called as a forward calls it, and Triton's own launch path chooses what
+each kernel is compiled for; only the launch is left out. A process of its own compiles, as in `compile_triton`.
 """
 
 import json
@@ -40,7 +42,7 @@ class Call:
     tree: bool = False
 
     def __str__(self) -> str:
-        return f"tree of {self.tokens - 1}" if self.tree else f"{self.tokens} tokens"
+        return f"tree of {self.tokens - 1}" if self.tree else f"{self.tokens} token{'s' * (self.tokens > 1)}"
 
 
 CALLS = (Call(1), Call(6), Call(512), Call(6, True), Call(17, True), Call(65, True))
@@ -100,13 +102,60 @@ def alike(shapes: dict[Shape, list[str]]) -> dict[Shape, list[str]]:
 def measured(shapes: list[Shape], capabilities: tuple[int, ...] = CAPABILITIES, change: str = "") -> list[Made]:
     """What the kernels of these shapes take, behind a `change` in Python. Raises AssertionError with the compiler's
     message if it fails."""
-    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    given = json.dumps([[asdict(shape) for shape in shapes], capabilities])
-    script = f"import kernel_table\n{change}\nkernel_table.main_of_process()"
-    done = subprocess.run([sys.executable, "-c", script], input=given, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    rows = (json.loads(line) for line in done.stdout.splitlines())
+    rows = in_a_process(change, "main_of_process", [[asdict(shape) for shape in shapes], capabilities])
     return [Made(**row | {"shape": Shape(**row["shape"]), "call": Call(**row["call"])}) for row in rows]
+
+
+def in_a_process(change: str, function: str, given: Any) -> list[Any]:
+    """What a function of this module prints in a process without the interpreter, which gets `given`."""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    command = [sys.executable, "-c", f"import kernel_table\n{change}\nkernel_table.{function}()"]
+    done = subprocess.run(command, input=json.dumps(given), env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def main() -> None:
+    """Prints registers of a thread, bytes of its stack and of a program's shared memory, on both GPUs; of attention the
+    most over all named models."""
+    found: dict[tuple[str, str], dict[int, list[int]]] = {}
+    taken = [(f"`{m.kernel}`", f"{m.call}, `{'paged' if m.paged else 'static'}`", m.capability, m.registers, m.stack,
+              m.shared) for m in measured([*alike(named_shapes())])]  # fmt: skip
+    for kernel, what, capability, *used in [*taken, *in_a_process("", "others_of_process", CAPABILITIES)]:
+        of = found.setdefault((kernel, what), {}).setdefault(capability, used)
+        of[:] = map(max, of, used)
+    print("| kernel | call |", *(f"sm_{c}: registers | stack | shared |" for c in CAPABILITIES))
+    print("|---|---|" + "---|---|---|" * len(CAPABILITIES))
+    for (kernel, what), by in found.items():
+        print(f"| {kernel} | {what} |", *(f"{number:,} |" for c in CAPABILITIES for number in by[c]))
+
+
+def others_of_process() -> None:
+    """Compiles the kernels of sampling and of few bits, for a round of 5 guesses, a vocabulary of 128,256 and a weight
+    [4096, 4096]; prints a line for each."""
+    import torch
+
+    from specbench.executors.quant_grids import GRIDS
+    from specbench.executors.quantized_linear import packed_weight
+    from specbench.kernels import few_bits, race, softmax, verdict
+
+    launched, (N, V, K) = listen(), (5, 128_256, 4096)
+    p, x, weight = torch.empty(1, N + 1, V), torch.empty(1, K, dtype=torch.bfloat16), torch.zeros(K, K)
+    ids, r = torch.empty(1, N + 1, dtype=torch.long), torch.empty(1, N, dtype=torch.float64)
+    calls = {"softmax": lambda: softmax.triton_softmax(p), "draw": lambda: race.triton_race(p, ids),
+             "verdict": lambda: verdict.triton_verdict(p, p[:, :N], ids[:, :N], r, ids, ids[:, 0])}  # fmt: skip
+    for grid in GRIDS.values():
+        parts = packed_weight(grid, weight)
+        calls[f"product of {grid.name}"] = lambda parts=parts, name=grid.name: few_bits.multiply(
+            x, *parts, name == "fp8"
+        )
+    for capability in json.load(sys.stdin):
+        torch.cuda.get_device_capability = lambda device, of=capability: divmod(of, 10)  # type: ignore[assignment]
+        for name, call in calls.items():
+            launched.clear()
+            call()
+            for kernel, source, options in launched:
+                print(json.dumps([f"`{kernel}`", name, capability, *compiled_for(capability, source, options)]))
 
 
 def main_of_process() -> None:
@@ -135,24 +184,27 @@ def listen() -> list[tuple[str, Any, Any]]:
 
 
 def compile_all(shape: Shape, capability: int, launched: list[tuple[str, Any, Any]]) -> Iterator[Made]:
-    """The kernels of a shape, each once."""
-    import triton
-    from compile_triton import resources
-    from triton.backends.compiler import GPUTarget
-
-    done: set[str] = set()
+    """The kernels of a shape, by call."""
+    done: dict[str, tuple[int, int, int]] = {}
     for call in CALLS:
         for paged in (False, True):
             launched.clear()
             attend_once(shape, call, paged)
             for name, source, options in launched:
-                if (key := f"{source.hash()} {options['num_warps']}") in done:
-                    continue
-                done.add(key)
-                options = {"num_warps": options["num_warps"], "num_stages": options["num_stages"]}
-                made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-                used = resources(made.asm["cubin"])
-                yield Made(name, shape, call, paged, capability, options["num_warps"], *used, made.metadata.shared)
+                if (key := f"{source.hash()} {options['num_warps']}") not in done:
+                    done[key] = compiled_for(capability, source, options)
+                yield Made(name, shape, call, paged, capability, options["num_warps"], *done[key])
+
+
+def compiled_for(capability: int, source: Any, options: Any) -> tuple[int, int, int]:
+    """Registers of a thread, bytes of its stack and of a program's shared memory."""
+    import triton
+    from compile_triton import resources
+    from triton.backends.compiler import GPUTarget
+
+    options = {"num_warps": options["num_warps"], "num_stages": options["num_stages"]}
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return *resources(made.asm["cubin"]), made.metadata.shared
 
 
 def attend_once(shape: Shape, call: Call, paged: bool) -> None:
@@ -172,3 +224,7 @@ def attend_once(shape: Shape, call: Call, paged: bool) -> None:
     tree = static_tree((-1,) * (N - 1), torch.device("cpu")) if call.tree else None
     sees, depth = (None, None) if tree is None else (tree.sees, tree.depth)
     attend(q, stored, stored, table, torch.zeros(1, dtype=torch.long), sees, depth, D**-0.5, shape.window)
+
+
+if __name__ == "__main__":
+    main()

@@ -72,9 +72,11 @@ class AutoExecutor(Executor):
         table: ProductTable | None = None,
         programs: Programs | None = None,
         compile: str = "false",
+        layers: bool = True,
     ):
         """Tries these kinds of product. `table` holds what was measured, `programs` what was compiled. `compile` says
-        whether missing programs are made: "true", "false", or "auto", where that pays within the run."""
+        whether missing programs are made: "true", "false", or "auto", where that pays within the run. `layers`
+        says whether those of single layers can serve the run."""
         self.kinds = [NAMES[name] for name in products]
         self.table, self.programs = table or ProductTable(None, ""), programs or Programs(None)
         self.chosen: dict[str, list[str]] = {}  # by shape, the kind, alone in a list; "rounded": inputs are, too
@@ -82,7 +84,9 @@ class AutoExecutor(Executor):
         self.compiles = type(self).compiles or compile == "true"
         self.falls_back = not self.compiles
         self.may_compile = compile == "auto" and self.programs.folder is not None
-        self.layers = LayerPrograms(self.programs)
+        self.layers, self.serves = LayerPrograms(self.programs), layers
+        self.starts_layers = self.compiles and layers and not type(self).compiles
+        self.attaches = self.starts_layers or (self.programs.folder is not None and not self.compiles)
         self.decided, self.incomplete = False, 0  # calls of the first warm-up that had no program
         self.decision: str | None = None
         self.left_out: str | None = None  # why programs that were there are not used
@@ -104,7 +108,8 @@ class AutoExecutor(Executor):
         programs = Programs.stored(identity, machine) if keeps else Programs(None)
         known = device.type == "cpu"  # what programs save
         makes = settings.compile if known or settings.compile != "auto" else "false"
-        return cls(settings.products, ProductTable.of(settings.choices, machine), programs, makes)
+        layers = run.batch_size == 1 and run["cache"].kind.in_place
+        return cls(settings.products, ProductTable.of(settings.choices, machine), programs, makes, layers)
 
     @classmethod
     def refuses(cls, settings: Any, run: Selections) -> str | None:
@@ -167,7 +172,7 @@ class AutoExecutor(Executor):
 
     def without_programs(self, why: str = "") -> None:
         self.programs, self.leaves, self.left_out = Programs(None), {}, why or None
-        self.layers.used = False
+        self.layers.used = self.attaches = self.starts_layers = False
         self.compiles = self.may_compile = self.fixed_shapes = False
 
     def run_eagerly(self, why: str) -> None:
@@ -188,10 +193,13 @@ class AutoExecutor(Executor):
 
     def columns(self, needed: int, capacity: int | None = None) -> int:
         """With programs a power of two is allocated, so that few shapes occur, and a multiple of STEP is attended to,
-        for which one program serves. Programs of layers serve any number, and are made for what is allocated."""
-        if not self.fixed_shapes:
-            return -(-needed // CAPACITY) * CAPACITY if capacity is None and self.layers.attached else needed
-        return bucket(needed) if capacity is None else Columns(min(capacity, -(-needed // STEP) * STEP))
+        for which one program serves. Programs of layers serve any number, and are made for what is allocated: a
+        multiple of CAPACITY, also before it is known whether the models have such layers."""
+        if capacity is not None:
+            return Columns(min(capacity, -(-needed // STEP) * STEP)) if self.fixed_shapes else needed
+        layers = self.attaches and self.serves and self.layers.attached is not False
+        least = -(-needed // CAPACITY) * CAPACITY if layers else needed
+        return max(least, bucket(needed)) if self.fixed_shapes else least
 
     # -- Products -------------------------------------------------------------------------------
 
@@ -207,9 +215,19 @@ class AutoExecutor(Executor):
         for group in groups:  # one after the other, so that no more than one exists twice meanwhile
             replace(group, self._product(*stacked(group), exact))
         pack_embedding(module)
-        if self.programs.folder is not None and not self.compiles:
+        if self.attaches:
             self.layers.attach(module)
+            self._start_layers()
         return module
+
+    def _start_layers(self) -> None:
+        """Once the target is there: with `compile` "true", programs of its layers, where they can have such, are made
+        instead of those of whole models, in one more warm-up than so far: each of several ways has its own."""
+        if self.starts_layers:
+            self.starts_layers, self.attaches = False, bool(self.layers.attached)
+            if self.attaches:
+                self.compiles = self.fixed_shapes = False
+                self.layers.start(self.layers.warm_ups + 1)
 
     def loaded(self) -> tuple[dict[str, list[str]], LayerPrograms]:
         return dict(self.chosen), self.layers
@@ -217,6 +235,7 @@ class AutoExecutor(Executor):
     def share(self, loaded: tuple[dict[str, list[str]], LayerPrograms]) -> None:
         chosen, self.layers = loaded
         self.chosen |= chosen
+        self._start_layers()
 
     def _sample(self, groups: Sequence[LinearGroup], exact: bool) -> autotune.Weights:
         """Weights and biases to time, in the order of a forward: up to SAMPLE_BYTES, and one at least of every shape

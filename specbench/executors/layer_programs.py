@@ -5,8 +5,11 @@ minutes, compiling one takes seconds. Caches are those of `specbench.cache`. b r
 """
 
 import contextlib
+import hashlib
+import inspect
 import logging
 import operator
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -34,6 +37,7 @@ SECONDS = 24.0  # to make the programs of a model: an assumption
 ROUNDING = 1e-3  # of the largest result: what a program may differ by from the layer as it is written
 MOST_SIZE = 10**6
 PLAIN = (bool, int, float, str, tuple, torch.dtype)
+KNOWN = {"specbench", "torch", "transformers", *sys.stdlib_module_names}  # versions are in the machine's identity
 
 
 class LayerPrograms:
@@ -41,7 +45,8 @@ class LayerPrograms:
 
     def __init__(self, kept: Programs):
         """Programs are found in `kept`; those that are missing are made while `compiles` is set."""
-        self.kept, self.used, self.compiles, self.attached = kept, True, False, False
+        self.kept, self.used, self.compiles = kept, True, False
+        self.attached: bool | None = None  # whether there are layers that may run as programs; None: nothing is loaded
         self.warm_ups = 0  # that are left of those in which programs are made
         self.missed = 0  # calls without a program
         self.found: dict[Any, tuple[Callable[[list[Tensor]], Sequence[Tensor]], Any] | None] = {}
@@ -49,6 +54,7 @@ class LayerPrograms:
 
     def attach(self, module: nn.Module) -> None:
         """From now on the layers of a causal module of transformers run as programs, if there are enough."""
+        self.attached = bool(self.attached)
         for layers in module.modules() if isinstance(module, PreTrainedModel) else ():
             if isinstance(layers, nn.ModuleList) and len(layers) >= LEAST_LAYERS and len({*map(type, layers)}) == 1:
                 places = [_place(layer) for layer in layers]
@@ -279,16 +285,29 @@ def _place(layer: nn.Module) -> Any:
 
 
 def _described(layer: nn.Module) -> tuple[Any, ...]:
-    """What the code of a layer may depend on besides tensors: the plain attributes of its parts, and which class
-    or function the others are."""
+    """What the code of a layer may depend on besides tensors: the classes of its parts, their plain attributes, and
+    which class or function the others are."""
     parts = []
     for name, part in layer.named_modules():
         own = {
-            key: value if isinstance(value, PLAIN) else getattr(value, "__qualname__", type(value).__qualname__)
+            key: value if isinstance(value, PLAIN) else _code(value if hasattr(value, "__qualname__") else type(value))
             for key, value in vars(part).items()
             if key != "layer_idx" and not isinstance(value, LayerCall)
         }
         shared = getattr(part, "shared", None)
         own |= {} if shared is None else {"widths": (*shared.widths,)}
-        parts.append((name, type(part).__qualname__, str(sorted(own.items()))))
+        parts.append((name, *_code(type(part)), str(sorted(own.items()))))
     return tuple(parts)
+
+
+def _code(of: Any) -> tuple[str, ...]:
+    """Which class or function it is, and the digest of its module's source unless the machine's identity knows that,
+    as of code that came with a checkpoint."""
+    module = getattr(of, "__module__", None) or "builtins"
+    if module.partition(".")[0] in KNOWN:
+        return module, of.__qualname__
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except (KeyError, OSError, TypeError):  # typed in, say: no other process finds its programs
+        source = str(os.urandom(16))
+    return module, of.__qualname__, hashlib.sha256(source.encode()).hexdigest()

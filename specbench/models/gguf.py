@@ -3,6 +3,7 @@
 From then on it is a checkpoint like any other. Quantised weights become their values, rounded to float16.
 """
 
+import logging
 import os
 import shutil
 from importlib.util import find_spec
@@ -24,11 +25,12 @@ from specbench.models.architecture import loader_of
 from specbench.models.checkpoint import LFS_POINTER, WHOLE, local_path, reading, short_message, weight_files
 from specbench.models.checkpoint_checks import refuse_incomplete
 
+log = logging.getLogger(__name__)
 NEEDED = ("gguf", "accelerate", "psutil")  # accelerate needs the last one
 TRANSFORMERS = (5, 18)  # the one before takes a file's begin of text for its end
 # GGUF's names of tensors that are stored as transformers has them, and the ends of transformers' names.
 AS_STORED = {"token_embd": "embed_tokens", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-             "ffn_down": "mlp.down_proj", "attn_v": "self_attn.v_proj"}  # fmt: skip
+             "ffn_down": "mlp.down_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj"}  # fmt: skip
 REORDERED = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj"}  # the same rows, in another order
 ROPE = "rope_freqs.weight"  # what Llama 3's rotary frequencies are divided by; transformers does not read it
 LLAMA_3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -86,8 +88,10 @@ def convert(key: str, path: str) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"), TemporaryDirectory(dir=folder.parent) as temporary:
             if not folder.is_dir():  # another process may have made it meanwhile
+                log.info("converting %s of %.3g GB, once", file, file.stat().st_size / 1e9)
                 _write(file, Path(temporary, "model"), f"{key}={path}")
                 os.replace(Path(temporary, "model"), folder)
+                log.info("converted it to %s", folder)
 
 
 def _write(file: Path, folder: Path, named: str) -> None:

@@ -119,15 +119,15 @@ def arguments(model: Any, first: Tensor, places: TokenPlaces) -> dict[str, Any]:
 def plain_attention(
     query: Tensor, keys: Tensor, values: Tensor, seen: SeenColumns, scale: float, window: int | None
 ) -> Tensor:
-    """What the kernel computes, with a mask, copies and float32: [b, N, heads, head size]."""
+    """What the kernel computes, with a mask, copies and float64: [b, N, heads, head size]."""
     heads = query.shape[1]
-    blocks = (stored[seen.table].transpose(1, 2).flatten(2, 3).float() for stored in (keys, values))
+    blocks = (stored[seen.table].transpose(1, 2).flatten(2, 3).double() for stored in (keys, values))
     k, v = (found.repeat_interleave(heads // found.shape[1], 1) for found in blocks)  # [b, heads, T, head size]
     places = seen.places._replace(visible=k.shape[2])
     mask = places.seen
     if window is not None:
         mask = mask & (torch.arange(k.shape[2], device=query.device) > places.positions[:, :, None] - window)
-    scores = (query.float() @ k.mT * scale).masked_fill(~mask[:, None], -torch.inf)
+    scores = (query.double() @ k.mT * scale).masked_fill(~mask[:, None], -torch.inf)
     return (scores.softmax(-1) @ v).transpose(1, 2)
 
 

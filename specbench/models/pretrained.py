@@ -4,6 +4,7 @@ weights in a model's shape."""
 import copy
 import dataclasses
 import functools
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ from specbench.models.shared_cache import with_first_tokens
 from specbench.models.vocabulary import FirstTokens
 from specbench.settings import MOST_RANKS, BaseSettings, setting
 
+log = logging.getLogger(__name__)
 # Of a shape, which transformers reads but has no field for.
 OTHER_NAMES = ("rope_theta", "rope_scaling", "decoder_start_token_id", "tie_word_embeddings")
 ATTENTION = ("sdpa", "eager")  # where transformers has no SDPA for an architecture, it takes its eager attention
@@ -341,7 +343,11 @@ def _refuse_quantiser(quantized: Any, device_map: Any, key: str) -> None:
 def placed_on(device: torch.device) -> dict[str, Any]:
     """Arguments of `from_pretrained` with which weights go to a GPU one by one, instead of passing whole through the
     host. They need accelerate."""
-    return {"device_map": {"": device}} if device.type == "cuda" and find_spec("accelerate") else {}
+    if device.type == "cuda" and find_spec("accelerate"):
+        return {"device_map": {"": device}}
+    if device.type == "cuda":
+        log.info("all weights pass through the host's memory at once: with accelerate they go to the GPU one by one")
+    return {}
 
 
 def options_of(settings: PretrainedModel.Settings) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from specbench.config.components import CALIBRATION_TOKENS, SHORT, Components, new_tokens
+from specbench.config.components import CALIBRATION_TOKENS, EVERY_GAMMA, SHORT, Components, new_tokens
 from specbench.data.prompts import Request
 from specbench.decoding import processes
 from specbench.decoding.encoder_input import EncoderInput
@@ -23,30 +23,32 @@ from specbench.stats.records import DecodeResult
 
 log = logging.getLogger(__name__)
 Prefixed = tuple[Request, Sequence[int]]  # a request, and the text that was decoded for it so far
+WIDTHS = EVERY_GAMMA  # gammas below the largest whose first calls a warm-up makes without programs, at most
 PROBE_TOKENS = 16  # of a decode that only times rounds with one gamma
 ROOM = 4  # or so many more than its gamma
 TRIAL_TOKENS, TRIAL_READS = 16, 3  # of a trial before compiling: tokens of each row, each way, and memory probes
 
 
 def warm_up(session: Session, wanted: Batch) -> None:
-    """Makes the first calls, which pay for allocation, thread pools and compilation. On a CPU without programs of fixed
-    shapes these are one decode with the largest draft and one with none; elsewhere all gammas, at every text length at
-    which the executor uses other shapes."""
+    """Makes the first calls, which pay for allocation, thread pools and compilation: with all gammas, at every text
+    length at which the executor uses other shapes. On a CPU without programs of fixed shapes these are whole decodes
+    with the largest draft and with none, and one draft of every other gamma that is timed."""
     parts, columns, first = session.parts, wanted.columns, list(wanted.requests[0].tokens)
     end, rows, plain = columns - parts.spare, session.rows, [0] * parts.decoding.samples
-    every = parts.target.executor.fixed_shapes or parts.target.device.type != "cpu"
+    all_shapes = parts.target.executor.fixed_shapes or parts.target.device.type != "cpu"
     lengths = parts.target.executor.lengths(columns) or [len(first)]
     lengths += [length for model in (parts.target, *parts.drafter.models) for length in model.kernel_lengths]
     # A length close to the end of the columns is tried once more with room for a whole draft.
-    rooms = (0, parts.policy.largest) if every else (parts.policy.largest,)
+    rooms = (0, parts.policy.largest) if all_shapes else (parts.policy.largest,)
     lengths = list(dict.fromkeys(max(1, min(length, end - 1 - room)) for length in lengths for room in rooms))
     jobs: list[Job] = []
     parts.target.executor.prepare()
     # The largest first: others use its memory.
-    gammas = list(dict.fromkeys((*(reversed(parts.gammas) if every else [parts.policy.largest]), *plain)))
+    gammas = list(dict.fromkeys((*(reversed(parts.gammas) if all_shapes else [parts.policy.largest]), *plain)))
     for length in lengths:
         prompt = (first * length)[:length]
-        jobs = _jobs(prompt, SHORT, end, rows, wanted.longest_input, every)  # room for the longest input is made once
+        # Room for the longest input is made once.
+        jobs = _jobs(prompt, SHORT, end, rows, wanted.longest_input, all_shapes)
         # Texts that are not read again leave less behind, which is once the same for all lengths.
         evidences = {session.to_read > 0, length != lengths[-1] and session.to_read > 0}
         with going_on(f"warm-up at {length} tokens"):
@@ -54,10 +56,14 @@ def warm_up(session: Session, wanted: Batch) -> None:
                 session.decode(jobs, False, columns, verifier=level)
                 for gamma in gammas:
                     policy = WatchedGamma(gamma, parts.policy.signal)
-                    drafted = _jobs(prompt, gamma, end, rows, wanted.longest_input, every)
+                    drafted = _jobs(prompt, gamma, end, rows, wanted.longest_input, all_shapes)
                     for evidence in evidences:
                         session.decode(drafted, True, columns, policy=policy, verifier=level, evidence=evidence,
                                        again=True)  # fmt: skip
+            others = [] if all_shapes or not plain else [g for g in parts.gammas if g not in gammas][:WIDTHS]
+            for gamma in others:
+                job = Job(prompt, min(length + gamma + 1, end), 0, wanted.longest_input)  # room for one whole draft
+                session.decode([job], True, columns, policy=WatchedGamma(gamma, parts.policy.signal), again=True)
     if parts.target.executor.ready():
         warm_up(session, wanted)
         return
@@ -79,11 +85,11 @@ def going_on(what: str) -> Iterator[None]:
 
 
 def _jobs(
-    prompt: list[int], gamma: int, end: int, rows: int, encoder_input: EncoderInput | None, every: bool
+    prompt: list[int], gamma: int, end: int, rows: int, encoder_input: EncoderInput | None, all_shapes: bool
 ) -> list[Job]:  # fmt: skip
-    """Some jobs with whole drafts; of `every` shape some whose limit cuts the first draft by much, by one guess, or
-    leaves no room for one."""
-    limits = {min(len(prompt) + new, end) for new in new_tokens(gamma)[: None if every else 1]}
+    """For each row a job whose limit, which is at most `end`, has room for a whole draft. With `all_shapes` three more,
+    whose limits leave room for drafts of two, gamma - 1 and no tokens."""
+    limits = {min(len(prompt) + new, end) for new in new_tokens(gamma)[: None if all_shapes else 1]}
     return [Job(prompt, limit, key, encoder_input) for limit in limits for key in range(rows)]
 
 

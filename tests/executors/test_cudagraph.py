@@ -12,6 +12,7 @@ from graph_memory import SimulatedGraphs
 from law_cases import learning_policy
 from queue_cases import decode, jobs
 
+from specbench.component import Selections
 from specbench.config.devices import pick_device
 from specbench.decoding import verify_tree
 from specbench.decoding.component import CodeIdentity
@@ -195,12 +196,13 @@ def test_a_missing_compiler_is_told_and_functions_run_uncompiled(monkeypatch, tm
     assert "no C compiler" in note and "Python.h" in note and executor.graphs == 1
 
 
-def selections(**changes):
+def selections(rows=1, **changes):
     """What the executor is told of a run: a target of one device, a static cache, sampling."""
-    kinds = {"cache": {"fixed_shapes": True}, "decoding": {"samples": True}, **changes}
+    kinds = {"cache": {"fixed_shapes": True, "in_place": True}, "decoding": {"samples": True}}
+    kinds = {group: of | changes.get(group, {}) for group, of in kinds.items()}
     groups = {group: SimpleNamespace(name=group, kind=SimpleNamespace(**of)) for group, of in kinds.items()}
     groups["target"] = SimpleNamespace(settings=SimpleNamespace(divided=lambda: ""))
-    return groups
+    return Selections(groups, temperature=1.0, lenience=1.0, device="", scalars={"batch_size": rows})
 
 
 def test_auto_is_graphs_on_cuda_where_the_cache_has_fixed_shapes(monkeypatch, tmp_path):
@@ -215,6 +217,10 @@ def test_auto_is_graphs_on_cuda_where_the_cache_has_fixed_shapes(monkeypatch, tm
     assert kind(cuda) is CudaGraphExecutor and kind(cpu) is AutoExecutor
     assert kind(cuda, cache={"fixed_shapes": False}) is kind(cuda, decoding={"samples": False}) is AutoExecutor
     assert kind(cuda, CompiledExecutor) is CompiledExecutor
+    for rows, in_place, columns in ((1, True, 512), (2, True, 300), (1, False, 300)):  # as programs of layers need them
+        chosen = selections(rows, cache={"in_place": in_place})
+        own = AutoExecutor.from_settings(settings, cpu, chosen, CodeIdentity("a run", "a machine"))
+        assert own.columns(300) == columns  # the estimate of memory asks before the target is loaded
     executor = AutoExecutor.from_settings(settings, cuda, selections(), CodeIdentity("a run", "a machine"))
     assert executor.falls_back and executor.captures_graphs and not executor.compiles and executor.programs is None
     assert executor.columns(90) == 128 and executor.lengths(90)

@@ -1,6 +1,8 @@
 """One program for all layers: found or made once, compared with each layer, and left out where calls would differ."""
 
 import copy
+import importlib.util
+import sys
 
 import pytest
 import torch
@@ -184,6 +186,20 @@ def test_it_pays_only_where_it_saves_more_than_it_takes(module, tmp_path):
     assert not executor.fixed_shapes and not executor.compiles
 
 
+def test_compile_true_makes_programs_of_layers_where_these_can_have_such(module, tmp_path, monkeypatch):
+    monkeypatch.setattr(LayerCall, "_compile", fake(1.0, module))
+    executor = AutoExecutor(["plain"], programs=Programs(tmp_path / "programs"), compile="true")
+    assert executor.compiles and executor.columns(100) == 256
+    steps = Steps(executor.load(module))
+    assert not executor.compiles and not executor.fixed_shapes and executor.columns(100) == 256
+    steps(0, 20), steps(20, 1)
+    executor.ready()
+    assert executor.layers.running and not executor.layers.compiles and executor.facts()["programs"]["used"]
+    few = AutoExecutor(["plain"], programs=Programs(tmp_path / "programs"), compile="true")
+    few.load(GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50)))
+    assert few.compiles and few.columns(100) == 128  # the whole model, and columns of its programs
+
+
 def test_layers_whose_code_differs_share_no_program(module, tmp_path):
     layers = LayerPrograms(Programs(tmp_path / "programs"))
     layers.attach(module)
@@ -191,6 +207,22 @@ def test_layers_whose_code_differs_share_no_program(module, tmp_path):
     assert len({call.kind for call in calls}) == 1
     module.model.layers[3].self_attn.sliding_window = 4
     assert LayerCall(module.model.layers[3], 3, layers).kind != calls[0].kind
+
+
+def test_a_layer_whose_code_came_with_a_checkpoint_is_known_by_its_source(tmp_path, monkeypatch):
+    """As with trust_remote_code: a revised file has the names of the one before."""
+
+    def kind(number: int, source: str) -> str:
+        (file := tmp_path / f"{number}.py").write_text(source)
+        spec = importlib.util.spec_from_file_location("modeling_of_a_checkpoint", file)
+        made = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, made)
+        spec.loader.exec_module(made)
+        return LayerCall(made.Layer(), 0, LayerPrograms(Programs(tmp_path))).kind
+
+    code = "from torch import nn\nclass Layer(nn.Module):\n    def forward(self, x, cache=None):\n        return {}"
+    one, same, revised = (kind(n, code.format(result)) for n, result in enumerate(("x", "x", "-x")))
+    assert one == same != revised
 
 
 def test_a_view_of_a_layer_runs_itself(module, tmp_path):

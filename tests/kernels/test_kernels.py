@@ -285,7 +285,11 @@ def test_the_kernel_is_checked_on_the_model_that_uses_it(one_tile, monkeypatch, 
     config = MistralConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
                            num_key_value_heads=1, vocab_size=64, sliding_window=12)  # fmt: skip
     model = language_model(MistralForCausalLM(config).eval().to(DEVICE), "triton")
-    assert kernel_attention.worst_error(model) < 1e-5 and kernel_attention.check_kernel("triton", model)
+    plain, kinds = kernel_attention.plain_attention, []
+    with monkeypatch.context() as spying:
+        spying.setattr(kernel_attention, "plain_attention", lambda *g: kinds.append((y := plain(*g)).dtype) or y)
+        assert kernel_attention.worst_error(model) < 1e-5
+    assert {*kinds} == {torch.float64} and kernel_attention.check_kernel("triton", model)
     attend = attention.attend
     monkeypatch.setattr(attention, "attend", lambda *given: attend(*given[:-1], None))  # without the window
     assert not kernel_attention.check_kernel("auto", model)

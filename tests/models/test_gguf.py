@@ -88,8 +88,10 @@ def test_a_converted_file_computes_the_logits_of_the_checkpoint_that_it_was_writ
     assert not torch.allclose(ours(TEXT).logits, own(TEXT).logits, atol=1e-3)
 
 
-def test_the_tokenizer_and_its_chat_template_come_with_the_file(file, source):
+def test_the_tokenizer_and_its_chat_template_come_with_the_file(file, source, caplog):
+    caplog.set_level("INFO", logger=conversion.__name__)
     folder = converted(file)
+    assert [text.partition(" ")[0] for text in caplog.messages] == ["converting", "converted"]
     ours, own = AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(source)
     text = "def f(x):\n    return 'naïve', 2024\n<|endoftext|>"
     assert ours(text)["input_ids"] == own(text)["input_ids"]
@@ -177,8 +179,9 @@ def test_a_file_without_all_weights_is_refused(source, tmp_path):
 def test_a_wrong_conversion_is_found(source, tmp_path, monkeypatch):
     file = write(tmp_path / "tiny.gguf", source, "Q8_0")
     values = conversion._values
-    monkeypatch.setattr(conversion, "_values", lambda tensor: values(tensor) * 1.01)
-    assert "converted to other values" in refusal(file)
+    wrong = "blk.0.attn_output.weight"
+    monkeypatch.setattr(conversion, "_values", lambda tensor: values(tensor) * (1 + 0.01 * (tensor.name == wrong)))
+    assert f"{wrong} was converted to other values" in refusal(file)
 
 
 @pytest.mark.slow  # test_a_wrong_conversion_is_found

@@ -203,11 +203,12 @@ def test_the_estimate_of_a_quantised_checkpoint_is_what_its_files_hold(tmp_path)
     assert not found.halves  # its layers are no linear ones that an executor would store in 16 bits
 
 
-def test_weights_go_to_a_gpu_one_by_one_where_accelerate_is_there(monkeypatch):
+def test_weights_go_to_a_gpu_one_by_one_where_accelerate_is_there(monkeypatch, caplog):
+    caplog.set_level("INFO", logger=pretrained.__name__)
     cuda, cpu = torch.device("cuda", 0), torch.device("cpu")
     assert placed_on(cuda) == {"device_map": {"": cuda}} and placed_on(cpu) == {}
     monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
-    assert placed_on(cuda) == {}
+    assert not caplog.messages and placed_on(cuda) == {} and "with accelerate" in caplog.text
 
 
 def conv1d(folder):

@@ -241,8 +241,8 @@ def test_a_run_keeps_p_probes_other_gammas_and_stores_its_phases(tmp_path, monke
 def test_a_warm_up_meets_both_ways_and_every_shape_that_is_fixed(overrides, fixed, monkeypatch, caplog):
     parts = parts_of("gamma=3", *overrides)
     parts.target.executor.fixed_shapes = fixed
-    expected = {None, 0, *(parts.gammas if fixed else [parts.policy.largest])}
-    gammas, plain = [], Session.decode
+    monkeypatch.setattr("specbench.run.warm_up.WIDTHS", 9)
+    expected, gammas, plain = {None, 0, *parts.gammas}, [], Session.decode
 
     def decode(self, jobs, speculative, *others, policy=None, **options):
         gammas.append(policy.largest if speculative else None)

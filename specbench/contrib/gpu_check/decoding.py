@@ -17,7 +17,7 @@ from specbench.stats.records import DecodeResult
 from specbench.stats.reference_distribution import largest_tv
 
 EAGER, AUTO, PEERS = ("executor=eager",), ("executor=auto",), ("baseline=transformers",)
-ROWS, PROMPT, NEW = (1, 8), 64, 96  # rows decoded together; tokens of a prompt, and new ones
+ROWS, PROMPT, NEW = (1, 8, 32), 64, 96  # rows decoded together; tokens of a prompt, and new ones
 LONGEST = 30  # kernels that are named
 SHAPES = {"qkv": (5120, 3072), "o": (3072, 3072), "gate and up": (16384, 3072), "down": (3072, 8192),
           "head": (128_256, 3072)}  # of the 3B's products  # fmt: skip
@@ -29,7 +29,8 @@ QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
 def speeds(bench: Bench) -> Iterator[Measured]:
     """Tokens per second of every executor, plain and speculative, and of transformers' generate() and its assisted
-    generation, on the same prompts."""
+    generation, on the same prompts; and the weights that rounds read, in share of the memory's read roof."""
+    roof = cuda_roofs(bench.device).read
     for rows in ROWS:
         for way in (AUTO, (GRAPHS,), EAGER) if rows == 1 else (AUTO,):
             peers = PEERS if rows == 1 and way is AUTO else ()
@@ -43,6 +44,9 @@ def speeds(bench: Bench) -> Iterator[Measured]:
                 captures = captures_of(parts) - before
                 name = f"{'speculative' if speculative else 'plain'}, {where}"
                 yield Measured(f"tokens/s, {name}", tokens_per_second(found), "", None, f"{found.calls} calls")
+                drafts = parts.policy.largest * sum(model.step_bytes for model in parts.drafter.models)
+                read = (parts.target.step_bytes + speculative * drafts) * found.calls / found.decode_seconds
+                yield Measured(f"share of the read roof of a round, {name}", read / roof)
                 yield Measured(f"captures in the timed part, {name}", captures, "", ("<=", 0.0))
             seconds = parts.target.executor.facts().get("capture_seconds")
             yield Measured(f"captures and compilations, {where}", seconds, "s")
