@@ -1,13 +1,20 @@
-"""What each drafter without a network guesses, on texts small enough to do by hand."""
+"""What each drafter without a network guesses, on texts small enough to do by hand, and the keys of named drafters."""
+
+from collections import defaultdict
 
 import numpy as np
+import pytest
 import torch
+import yaml
 from decoder_cases import DigitTokenizer, V, make_drafter, tabular_model
+from small_runs import parts_of
 
+from specbench.config.paths import conf_dir
 from specbench.data.prompts import Prompt, render
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
 from specbench.drafters.ngram import NgramTable
+from specbench.errors import ConfigError
 
 
 def table_of(tokens, window=512, min_order=2, max_order=4) -> NgramTable:
@@ -98,3 +105,22 @@ def test_chat_turns_are_rendered_with_their_answers():
     assert render(prompt, [], ChatTokenizer(), chat=True).tokens == [0, 5, 1]
     later = render(prompt, ["7"], ChatTokenizer(), chat=True)
     assert later.tokens == [0, 5, 1, 7, 0, 6, 1] and later.id == "a/2"
+
+
+def test_a_named_drafter_has_the_keys_of_its_kind():
+    keys = defaultdict(set)
+    for file in (conf_dir() / "drafter").glob("*.yaml"):
+        own = yaml.safe_load(file.read_text())
+        kind = file.stem if "tree" in file.stem else own["_target_"]  # one class drafts both kinds of trees
+        keys[kind].add(frozenset(own) - {"defaults", "shape", "wheel"})
+    assert all(len(found) == 1 for found in keys.values()) and len(keys) > 20, keys
+
+
+def test_errors_of_the_drafter_below_name_its_keys():
+    """Before its model is loaded, and when it is."""
+    for below, told in (
+        ("blockwise", "path=shipped:heads is for hidden states of 640"),
+        ("early_exit", "layers=1 is not"),
+    ):
+        with pytest.raises(ConfigError, match=f"^drafter.below.{told}"):
+            parts_of("drafter=hierarchical", f"drafter@drafter.below={below}")
