@@ -1,4 +1,4 @@
-"""The number of nodes of a dynamic tree: chances against plain Python, the choice, and the law of what was chosen."""
+"""The size of a dynamic tree: chances against plain Python, the choice, and the law of what was chosen."""
 
 import math
 
@@ -128,6 +128,7 @@ def test_a_run_chooses_before_its_first_prompt(temperature, tmp_path, monkeypatc
         return found
 
     monkeypatch.setattr(warm_up, "prompt_key", key)
+    monkeypatch.setattr(warm_up, "CALIBRATION_TOKENS", 8)
     parts = parts_of("drafter=dynamic_tree", "drafter.path=shipped:drafter_tv", "target.path=shipped:drafter",
                      "drafter.nodes=8", "drafter.calibrate=true", f"temperature={temperature}", "gamma=2")  # fmt: skip
     result, _ = run(parts, tmp_path)
