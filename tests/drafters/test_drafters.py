@@ -111,11 +111,8 @@ def test_a_named_drafter_has_the_keys_of_its_kind():
     files = [file.read_text() for file in (conf_dir() / "drafter").glob("*.yaml") if file.stem != "tree"]
     kinds = re.findall("^_target_: (.*)$", "\n".join(files), re.M)
     assert len(set(kinds)) == len(kinds) < len(files)
-    for words in (
-        ["drafter=llama1b", "drafter.head_tokens=1000"],
-        ["drafter=llama8b_eagle3", "drafter.calibrate=true"],
-    ):
-        assert composed(*words).drafter[words[1].split(".")[1].split("=")[0]]
+    for name, own in (("llama1b", "head_tokens=1000"), ("llama8b_eagle3", "calibrate=true")):
+        assert composed(f"drafter={name}", f"drafter.{own}").drafter[own.partition("=")[0]]
 
 
 def test_errors_of_the_drafter_below_name_its_keys():
