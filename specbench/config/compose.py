@@ -142,8 +142,10 @@ def known_keys(overrides: Sequence[str]) -> list[str]:
 def written(file: Path) -> dict[str, Any]:
     """What an option's file says, the files of its group that it begins with included; empty if there is none."""
     own: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
-    first = [name for name in own.get("defaults", ()) if isinstance(name, str) and name != "_self_"]
-    return {key: value for name in first for key, value in written(file.with_name(f"{name}.yaml")).items()} | own
+    found: dict[str, Any] = {}
+    for name in own.get("defaults", ()):
+        found |= own if name == "_self_" else written(file.with_name(f"{name}.yaml")) if isinstance(name, str) else {}
+    return found | own
 
 
 def base_of(group: str) -> type[Component]:

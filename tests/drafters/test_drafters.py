@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 from decoder_cases import DigitTokenizer, V, make_drafter, tabular_model
-from small_runs import composed, parts_of
+from small_runs import composed, small
 
 from specbench.config.paths import conf_dir
+from specbench.config.validate import check
 from specbench.data.prompts import Prompt, render
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
@@ -116,10 +117,5 @@ def test_a_named_drafter_has_the_keys_of_its_kind():
 
 
 def test_errors_of_the_drafter_below_name_its_keys():
-    """Before its model is loaded, and when it is."""
-    for below, told in (
-        ("blockwise", "path=shipped:heads is for hidden states of 640"),
-        ("early_exit", "layers=1 is not"),
-    ):
-        with pytest.raises(ConfigError, match=f"^drafter.below.{told}"):
-            parts_of("drafter=hierarchical", f"drafter@drafter.below={below}")
+    with pytest.raises(ConfigError, match=r"^drafter\.below\.path=shipped:heads is for hidden states of 640"):
+        check(composed(*small("drafter=hierarchical", "drafter@drafter.below=blockwise")), here=False)
