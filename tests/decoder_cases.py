@@ -12,11 +12,13 @@ from specbench.cache.dynamic import DynamicCache
 from specbench.cache.paged import PagedCache
 from specbench.cache.slots import SlotCache
 from specbench.cache.static import StaticCache
+from specbench.contrib.dflash.drafter import DFlashDrafter
+from specbench.contrib.dflash.model import DFlashModel
 from specbench.contrib.draft_heads.drafter import SpeculatorDrafter
 from specbench.contrib.draft_heads.speculator import LstmSpeculator, SpeculatorConfig
-from specbench.contrib.eagle.drafter import EagleDrafter
+from specbench.contrib.eagle.drafter import EagleDrafter, ParallelEagleDrafter
 from specbench.contrib.eagle.lookup_or_eagle3 import LookupOrEagle3Drafter
-from specbench.contrib.eagle.model import EagleModel
+from specbench.contrib.eagle.model import EagleModel, ParallelEagleModel
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
@@ -92,6 +94,7 @@ TREES = (
 
 
 DRAFTERS = CHAINS + TREES
+TABULAR = ("dflash", "dspark", "peagle")  # chains too, of which there is a stand-in for a tabular target alone
 
 
 VERIFIERS = {
@@ -329,6 +332,14 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
         setattr(module, "output" if tabular else "lm_head", tokens)
         model = EagleModel(module, target, kind, target.sampling, 4, (), normed=True, targets=targets)
         return EagleDrafter(model, target.vocab_size, 4, shape)
+    if kind in ("dflash", "dspark"):
+        network = PairBlocks(target.module, markov=kind == "dspark")
+        return DFlashDrafter(DFlashModel(network, BLOCKS, target.vocabulary, target), target.sampling, V)
+    if kind == "peagle":
+        module = pair_table(drafter_model.module)
+        module.features, module.mask_token, module.mask_hidden = torch.nn.Identity(), 9, torch.full((1, 1, 1), 3.0)
+        model = ParallelEagleModel(module, target, kind, target.sampling, 4, (), normed=True, targets=None)
+        return ParallelEagleDrafter(model, V, 4)
     own = kind == "non_autoregressive"
     model = drafter_model if own else BorrowedCache(target.module, target, "ahead", target.sampling)
     ahead = PairAhead() if tabular else extras(LookAhead, "drafter_lookahead" if own else "lookahead", model)
@@ -388,6 +399,29 @@ class PairSpeculator(torch.nn.Module):
         pair = (state[0][:, 0].long() * 7 + 31 * number + 5 * last) % (V * V)
         after = pair[:, None].to(state[0].dtype)
         return self.target[0].get_output_embeddings()(after), (after,)
+
+
+class PairBlocks(torch.nn.Module):
+    """A DFlash network of a tabular target. The keys of its one layer are hidden states, the numbers of pairs; the
+    state of row j of a block follows from the last pair before the block, the block's token and j. `markov` is a bias
+    by the token before."""
+
+    def __init__(self, module: TabularMarkov, markov: bool):
+        super().__init__()
+        self.fc, self.embed_tokens = torch.nn.Linear(1, 1), module.get_input_embeddings()
+        self.lm_head = module.get_output_embeddings()
+        self.markov_head = torch.nn.Embedding.from_pretrained(random_table(V, 8)[0]) if markov else None
+
+    def context(self, features, first):
+        return features[None, None, :, None].expand(1, 2, -1, -1, -1, -1)
+
+    def forward(self, block, context, first):
+        last = context[0, 0, :, 0].gather(1, first[:, None, None] - 1)
+        return (last * 7 + 31 * torch.arange(block.shape[1])[:, None] + 5 * block[:, :1]) % (V * V)
+
+
+LAYER = SimpleNamespace(num_hidden_layers=1, num_key_value_heads=1, head_dim=1, hidden_size=1)
+BLOCKS = SimpleNamespace(longest=4, options=SimpleNamespace(block_size=5, mask_token_id=0), layers=LAYER)
 
 
 def small_speculator(target: LanguageModel) -> LstmSpeculator:

@@ -135,9 +135,17 @@ def known_keys(overrides: Sequence[str]) -> list[str]:
     keys = [field.name for field in fields(RunConfig)]
     for group in GROUPS:
         file = conf_dir() / group / f"{chosen[group]}.yaml"
-        own: Iterable[Any] = OmegaConf.load(file) if file.is_file() else ()
-        keys += [f"{group}.{key}" for key in map(str, own) if key not in ("_target_", "defaults")]
+        keys += [f"{group}.{key}" for key in written(file) if key not in ("_target_", "defaults")]
     return [*keys, *GROUPS, "metric", "experiment"]
+
+
+def written(file: Path) -> dict[str, Any]:
+    """What an option's file says, the files of its group that it begins with included; empty if there is none."""
+    own: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
+    found: dict[str, Any] = {}
+    for name in own.get("defaults", ()):
+        found |= own if name == "_self_" else written(file.with_name(f"{name}.yaml")) if isinstance(name, str) else {}
+    return found | own
 
 
 def base_of(group: str) -> type[Component]:

@@ -1,7 +1,8 @@
 """A drafter that is itself decoded speculatively, with a cheaper drafter below it, to any depth (section 6)."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +27,15 @@ from specbench.models.language_model import LanguageModel
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
 from specbench.verifiers.speculative import SpeculativeVerifier
+
+
+@contextmanager
+def named_below() -> Iterator[None]:
+    """Inside, a ConfigError of the drafter below names its keys as they are given."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("drafter.", "drafter.below.")) from error
 
 
 class HierarchicalDrafter(Drafter):
@@ -60,7 +70,8 @@ class HierarchicalDrafter(Drafter):
     def refuses(cls, settings: Any, run: Selections) -> str | None:
         kind, own = nested(settings.below, "drafter.below", Drafter)
         target = replace(run["target"], settings=settings)
-        told: str | None = kind.refuses(own, replace(run, groups={**run.groups, "target": target}))
+        with named_below():
+            told: str | None = kind.refuses(own, replace(run, groups={**run.groups, "target": target}))
         return told and told.replace("drafter.", "drafter.below.")
 
     @classmethod
@@ -81,7 +92,8 @@ class HierarchicalDrafter(Drafter):
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "HierarchicalDrafter":
         model = load_drafter(settings, context, target)
         kind, own = nested(settings.below, "drafter.below", Drafter)
-        below = kind.from_settings(own, replace(settings.own(context), gamma=settings.below_gamma), model)
+        with named_below():
+            below = kind.from_settings(own, replace(settings.own(context), gamma=settings.below_gamma), model)
         return cls(model, below, settings.below_gamma, target.vocab_size)
 
     @classmethod

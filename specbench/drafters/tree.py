@@ -86,15 +86,15 @@ class TreeDrafter(ModelDrafter):
         rows = zip(self.model.cached, state.reach, state.active, strict=True)
         self.model.cached = [min(cached, n + depth - 1) if on else cached for cached, n, on in rows]
         phase = self.model.executor.phase(self._draft_tree, self.model, usual=depth == self.gamma)
-        found = phase(self.model.rows_of(state), given, depth, visible, self.shape.most)
+        found = phase(self.model.rows_of(state), given, depth, visible, self.shape.most, self.shape.width)
         grown = [None if part is None else all_rows(part, state.batch_size) for part in found]
         draft, self.place = self.shape.draft(grown, gamma, depth)
         return draft
 
     def _draft_tree(
-        self, rows: Rows, given: tuple[Any, ...], depth: int, visible: int, most: int | None
-    ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        """What `grow` of the shape returns, whose size is `most`."""
+        self, rows: Rows, given: tuple[Any, ...], depth: int, visible: int, most: int | None, width: int | None
+    ) -> tuple[Tensor | None, ...]:
+        """What `grow` of the shape returns, whose `most` and `width` these are."""
         assert self.shape is not None
         level, (x, first, memory) = self.model.executor.leaf(self._level, self.model), self.first_read(rows, *given)
         penalised = self.model.sampling.repetition_penalty != 1
@@ -108,7 +108,7 @@ class TreeDrafter(ModelDrafter):
                 first = rows.length + tree.sees.shape[2] - 1 - x.shape[1]
                 memory = tuple(None if part is None else take_rows(part, up) for part in memory)
                 seen = None if seen is None else take_rows(seen, up).scatter(2, x[..., None], True)
-            found: tuple[Tensor, Tensor | None, DraftMemory] = level(x, first, memory, bits, seen, visible, tree)
+            found: tuple[Tensor, Tensor | None, DraftMemory] = level(x, first, memory, bits, seen, visible, tree, width)
             guesses, law, memory = found
             return guesses, law
 
@@ -116,10 +116,10 @@ class TreeDrafter(ModelDrafter):
 
     def _level(
         self, x: Tensor, first: Tensor, memory: DraftMemory, bits: Tensor | None, seen: Tensor | None, visible: int,
-        tree: Tree | None,
+        tree: Tree | None, width: int | None,
     ) -> tuple[Tensor, Tensor | None, DraftMemory]:  # fmt: skip
         """The `children` of the nodes that `read` reads, and the memory of the next step. seen [B, m, V] bool or
-        None."""
+        None; `width` is the shape's."""
         assert self.shape is not None
         logits, memory = self.read(x, first, memory, visible, tree)
         return *self.shape.children(self.model.sampling, logits, bits, seen), memory

@@ -59,7 +59,7 @@ class FixedTree:
         """Drafters that draft side by side need different numbers `stream`, for independent noise."""
         self.branching, self.kind, self.stream = branching, kind, stream
         self.point_masses = kind == "best"
-        self.most, self.calibrated = None, False
+        self.most, self.width, self.calibrated = None, None, False
 
     def parent(self, depth: int) -> tuple[int, ...]:
         """The parent of each guess of a draft."""
@@ -117,8 +117,8 @@ class DynamicTree:
     heard: Callable[..., Any] | None = None  # is told of every draft while its size is chosen
 
     def __init__(self, nodes: int, width: int, calibrated: bool = False):
-        """`calibrated`: `nodes` is the most, and what is chosen, `most`, may be fewer."""
-        self.nodes, self.most, self.width, self.calibrated = nodes, nodes, width, calibrated
+        """`calibrated`: both are the most, and what is chosen, `most` and `width`, may be fewer."""
+        self.nodes, self.most, self.widest, self.width, self.calibrated = nodes, nodes, width, width, calibrated
 
     def start(self) -> float:
         """The value of the end of the text."""

@@ -1,4 +1,4 @@
-"""How many nodes a dynamic tree has: as many as give the most tokens per second, by what rounds with so many take."""
+"""How large a dynamic tree is: what gives the most tokens per second, by what rounds with such trees take."""
 
 import numpy as np
 import torch
@@ -19,43 +19,46 @@ def sizes(most: int) -> list[int]:
 
 
 def choose_size(tree: DynamicTree, probe: Probe) -> str:
-    """Gives the tree the size with the most expected tokens per second, and says which it is. A round with N nodes has
-    1 + k S_N expected tokens: S_N is the mean, over the drafts of N and more nodes, of the sum of the N largest
-    `chances`, and k the number of guesses that were accepted over the sum of what their chances promised.
+    """Gives the tree the number of nodes N and the width K, its own or half of it, with the most expected tokens per
+    second, and says which they are. A round has 1 + k S expected tokens: S is the mean, over the drafts of N and more
+    nodes of this width, of the sum of the N largest `chances`, and k the number of guesses that were accepted over the
+    sum of what their chances promised.
 
     The size follows from probes, whose noise is not that of the run, and stays: no guess of the run is left out for
     what it is, and given the size the law of its texts is p, with drawn guesses too."""
-    numbers = sizes(tree.nodes)
-    promised: dict[int, list[Tensor]] = {n: [] for n in numbers}
-    seconds: dict[int, list[float]] = {n: [] for n in numbers}
+    numbers, widths = sizes(tree.nodes), dict.fromkeys((tree.widest, max(1, tree.widest // 2)))
+    every = [(n, width) for width in widths for n in numbers]
+    promised: dict[tuple[int, int], list[Tensor]] = {size: [] for size in every}
+    seconds: dict[tuple[int, int], list[float]] = {size: [] for size in every}
     accepted, hoped = 0, 0.0
     for repeat in range(REPEATS):
-        for n in numbers if repeat % 2 == 0 else numbers[::-1]:
-            count, taken, sums = measured(tree, n, probe, repeat)
+        for n, width in every if repeat % 2 == 0 else every[::-1]:
+            count, taken, sums = measured(tree, n, width, probe, repeat)
             accepted, hoped = accepted + count, hoped + float(sums[:, -1].sum())
-            seconds[n].append(taken)
+            seconds[n, width].append(taken)
             for fewer in (m for m in numbers if m <= n):
-                promised[fewer].append(sums[:, fewer - 1])
+                promised[fewer, width].append(sums[:, fewer - 1])
     k = accepted / hoped if hoped else 0.0
-    tokens = np.array([1 + k * float(torch.cat(promised[n]).mean()) for n in numbers])
-    rates = tokens / np.array([np.mean(seconds[n]) for n in numbers])
+    tokens = np.array([1 + k * float(torch.cat(promised[size]).mean()) for size in every])
+    rates = tokens / np.array([np.mean(seconds[size]) for size in every])
     if not np.isfinite(rates).all():
-        tree.most = tree.nodes
+        tree.most, tree.width = tree.nodes, tree.widest
         return f"drafts have {tree.most} guesses, since too few rounds were measured to choose (drafter.calibrate)"
-    tree.most = processes.current.broadcast(numbers[int(rates.argmax())])
-    told = ", ".join(f"{rate:.4g} with {n}" for n, rate in zip(numbers, rates, strict=True))
-    return f"drafts have {tree.most} guesses: expected tokens per second and row were {told} (drafter.calibrate)"
+    tree.most, tree.width = every[processes.current.broadcast(int(rates.argmax()))]
+    told = ", ".join(f"{rate:.4g} with {n} of width {width}" for (n, width), rate in zip(every, rates, strict=True))
+    return (f"drafts have {tree.most} guesses of width {tree.width}: expected tokens per second and row were {told} "
+            "(drafter.calibrate)")  # fmt: skip
 
 
-def measured(tree: DynamicTree, size: int, probe: Probe, number: int) -> tuple[int, float, Tensor]:
+def measured(tree: DynamicTree, nodes: int, width: int, probe: Probe, number: int) -> tuple[int, float, Tensor]:
     """What a probe with trees of this size returns, and the `sums_of_chances` of each row that drafted, [rows, N]."""
-    before, drafts = tree.most, list[Tensor]()
-    tree.most, tree.heard = size, lambda *draft: drafts.append(sums_of_chances(*draft))
+    before, drafts = (tree.most, tree.width), list[Tensor]()
+    tree.most, tree.width, tree.heard = nodes, width, lambda *draft: drafts.append(sums_of_chances(*draft))
     try:
         count, seconds = probe(number)
     finally:
-        tree.most, tree.heard = before, None
-    sums = torch.cat(drafts).cpu() if drafts else torch.zeros(0, size)
+        (tree.most, tree.width), tree.heard = before, None
+    sums = torch.cat(drafts).cpu() if drafts else torch.zeros(0, nodes)
     return count, seconds, sums[sums[:, 0] > 0]
 
 

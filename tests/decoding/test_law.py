@@ -18,7 +18,7 @@ import pytest
 import reference
 import torch
 from choosing import only, slow_unless
-from decoder_cases import CACHES, DRAFTERS, TREES, VERIFIERS, V, make_drafter, tabular_model
+from decoder_cases import CACHES, DRAFTERS, TABULAR, TREES, VERIFIERS, V, make_drafter, tabular_model
 from law_cases import (
     FEW,
     PROMPT,
@@ -90,7 +90,7 @@ LIKE_OTHERS = (  # in the default run other drafts of their kind stand for these
     "ngram", "ngram_sample", "prompt_lookup", "suffix", "suffix_tree", "rest", "lookahead", "lookup_or_model",
     "lookup_or_eagle3", "bigram", "non_autoregressive", "early_exit", "self_quantized", "layer_skip", "mtp",
     "mtp_distinct", "eagle", "eagle_dynamic", "blockwise", "mlp_speculator", "under_ngram", "under_under_model",
-    "tree_independent", "tree_distinct", "tree_best", "tree_dynamic", "multi_draft_two",
+    "tree_independent", "tree_distinct", "tree_best", "tree_dynamic", "multi_draft_two", "dflash", "peagle",
 )  # fmt: skip
 MORE = {("model", "block"), ("model", "rejection"), ("model", "traversal"), ("mtp_distinct", "traversal")}
 MANY = ("model", "tree_distinct", "multi_draft_two")
@@ -110,7 +110,7 @@ def covering():
     take turns as the caches do, and `MORE`, so that it has every verifier but `match`, whose text does not depend on q:
     a wrong q passes it. Trees and drafters below drafters have their usual verifier. The paged cache works row by row
     on the host: of the drafters whose turn it is one in three has it."""
-    for place, kind in enumerate(DRAFTERS):
+    for place, kind in enumerate((*DRAFTERS, *TABULAR)):
         able = [name for name in VERIFIERS if possible(kind, name)]
         reading, cache = [name for name in able if name != "match"], [*CACHES][place % len(CACHES)]
         own = "iterative" if kind in TREES else reading[place % len(reading)]

@@ -1,13 +1,20 @@
-"""What each drafter without a network guesses, on texts small enough to do by hand."""
+"""What each drafter without a network guesses, on texts small enough to do by hand, and the keys of named drafters."""
+
+import re
 
 import numpy as np
+import pytest
 import torch
 from decoder_cases import DigitTokenizer, V, make_drafter, tabular_model
+from small_runs import composed, small
 
+from specbench.config.paths import conf_dir
+from specbench.config.validate import check
 from specbench.data.prompts import Prompt, render
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
 from specbench.drafters.ngram import NgramTable
+from specbench.errors import ConfigError
 
 
 def table_of(tokens, window=512, min_order=2, max_order=4) -> NgramTable:
@@ -98,3 +105,17 @@ def test_chat_turns_are_rendered_with_their_answers():
     assert render(prompt, [], ChatTokenizer(), chat=True).tokens == [0, 5, 1]
     later = render(prompt, ["7"], ChatTokenizer(), chat=True)
     assert later.tokens == [0, 5, 1, 7, 0, 6, 1] and later.id == "a/2"
+
+
+def test_a_named_drafter_has_the_keys_of_its_kind():
+    """Its file begins with that of its kind, which alone names the class; one class drafts both kinds of trees."""
+    files = [file.read_text() for file in (conf_dir() / "drafter").glob("*.yaml") if file.stem != "tree"]
+    kinds = re.findall("^_target_: (.*)$", "\n".join(files), re.M)
+    assert len(set(kinds)) == len(kinds) < len(files)
+    for name, own in (("llama1b", "head_tokens=1000"), ("llama8b_eagle3", "calibrate=true")):
+        assert composed(f"drafter={name}", f"drafter.{own}").drafter[own.partition("=")[0]]
+
+
+def test_errors_of_the_drafter_below_name_its_keys():
+    with pytest.raises(ConfigError, match=r"^drafter\.below\.path=shipped:heads is for hidden states of 640"):
+        check(composed(*small("drafter=hierarchical", "drafter@drafter.below=blockwise")), here=False)

@@ -253,9 +253,15 @@ def test_a_run_with_the_module_is_exact(kind, tmp_path):
     assert result.lossless.passed and result.counts.drafted > 0 and not result.counts.failed
 
 
-def test_hidden_states_of_another_round_are_seen(monkeypatch):
-    """Negative control of the comparison with transformers: pairs that were rejected stay pending."""
-    monkeypatch.setattr(MtpModel, "take", lambda *given: None)
+def one_late(self, tokens, hidden, first, last, *others, predict=MtpModel.predict):
+    return predict(self, tokens, hidden, first + 1 if last is None else first, last, *others)
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("take", lambda *given: None), ("predict", one_late)])
+def test_hidden_states_and_positions_that_are_wrong_are_seen(name, wrong, monkeypatch):
+    """Negative controls of the comparison with transformers: pairs that were rejected stay pending, and pairs of the
+    module's own states stand one position too late."""
+    monkeypatch.setattr(MtpModel, name, wrong)
     found, own = drafts("glm4_moe", gamma=2)
     module = transformers_module("glm4_moe", own.target)
     expected = [stock_laws(module, own.target, text, guesses) for text, guesses, _ in found]

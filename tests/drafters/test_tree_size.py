@@ -1,4 +1,4 @@
-"""The number of nodes of a dynamic tree: chances against plain Python, the choice, and the law of what was chosen."""
+"""The size of a dynamic tree: chances against plain Python, the choice, and the law of what was chosen."""
 
 import math
 
@@ -17,7 +17,7 @@ from specbench.decoding.noise import prompt_key
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
 from specbench.decoding.token_tree import MISSING
-from specbench.drafters.tree_shapes import DynamicTree, SampledTree
+from specbench.drafters.tree_shapes import DynamicTree, SampledTree, pool
 from specbench.drafters.tree_size import choose_size, sizes, sums_of_chances
 from specbench.errors import ConfigError
 from specbench.run import warm_up
@@ -57,34 +57,37 @@ def test_chances_are_those_of_plain_python(kind):
 
 
 @pytest.mark.parametrize(("seconds", "chosen"), [
-    (lambda n: 1.0, 32),
-    (lambda n: 1 + n, 4),
-    (lambda n: 8 + n, 8),
-    (lambda n: 6 + n, 4),  # a quarter of what the chances promise is accepted: with them as they are it would be 8
-    (lambda n: math.nan, 32),
+    (lambda n, width: 1.0, (32, 4)),
+    (lambda n, width: 1 + n, (4, 4)),
+    (lambda n, width: 8 + n, (8, 4)),
+    (lambda n, width: 6 + n, (4, 4)),  # a quarter of what chances promise is accepted: with them as they are 8
+    (lambda n, width: 8 + n + 2 * width, (8, 2)),
+    (lambda n, width: math.nan, (32, 4)),
 ])  # fmt: skip
 def test_the_size_with_the_most_tokens_per_second_is_chosen(seconds, chosen):
+    """Guesses of half the width have chances that are .9 of the others."""
     tree, tried = DynamicTree(32, 4), []
-    value = torch.linspace(0, -4, 52)[None]
-    grown = torch.zeros(1, 52), None, value, None, None
 
     def probe(number):
-        kept = torch.arange(52)[None] < tree.most
-        tree.heard(tree, grown, kept, 4)
-        tried.append((number, tree.most))
-        return 0.25 * float(value.exp()[kept].sum()), seconds(tree.most)
+        P = sum(pool(tree.width, 4))
+        value = torch.linspace(0, -4, 52)[None, :P] + math.log(1 if tree.width == 4 else 0.9)
+        kept = torch.arange(P)[None] < tree.most
+        tree.heard(tree, (torch.zeros(1, P), None, value, None, None), kept, 4)
+        tried.append((number, tree.most, tree.width))
+        return 0.25 * float(value.exp()[kept].sum()), seconds(tree.most, tree.width)
 
-    tree.most = 4  # what an earlier run with the same parts has chosen
+    tree.most, tree.width = 4, 2  # what an earlier run with the same parts has chosen
     told = choose_size(tree, probe)
-    assert tree.most == chosen and f"drafts have {chosen} guesses" in told and tree.heard is None
-    assert tried == [*((0, n) for n in (4, 8, 16, 32)), *((1, n) for n in (32, 16, 8, 4))]
+    assert (tree.most, tree.width) == chosen and f"drafts have {chosen[0]} guesses" in told and tree.heard is None
+    every = [(n, width) for width in (4, 2) for n in (4, 8, 16, 32)]
+    assert tried == [*((0, *size) for size in every), *((1, *size) for size in every[::-1])]
 
 
 def test_an_interrupted_probe_leaves_the_size():
     tree = DynamicTree(20, 4)
     with pytest.raises(RuntimeError):
         choose_size(tree, lambda number: exec("raise RuntimeError"))
-    assert tree.most == 20 and tree.heard is None and sizes(20) == [4, 8, 16, 20] and sizes(3) == [3]
+    assert (tree.most, tree.width, tree.heard) == (20, 4, None) and sizes(20) == [4, 8, 16, 20] and sizes(3) == [3]
 
 
 class Chosen(SampledTree):
@@ -125,11 +128,12 @@ def test_a_run_chooses_before_its_first_prompt(temperature, tmp_path, monkeypatc
         return found
 
     monkeypatch.setattr(warm_up, "prompt_key", key)
+    monkeypatch.setattr(warm_up, "CALIBRATION_TOKENS", 8)
     parts = parts_of("drafter=dynamic_tree", "drafter.path=shipped:drafter_tv", "target.path=shipped:drafter",
                      "drafter.nodes=8", "drafter.calibrate=true", f"temperature={temperature}", "gamma=2")  # fmt: skip
     result, _ = run(parts, tmp_path)
     (told,) = [note for note in result.notes if "(drafter.calibrate)" in note]
-    assert f"drafts have {parts.drafter.shape.most} guesses: expected tokens per second and row were" in told
+    assert told.startswith(f"drafts have {parts.drafter.shape.most} guesses of width {parts.drafter.shape.width}: ")
     assert result.lossless.passed is not False and result.counts.verified <= result.counts.rounds * 9
     requests = {prompt_key(parts.seed, prompt.id) for prompt in parts.prompts}
     assert keys[False] and not keys[True] and not keys[False] & requests

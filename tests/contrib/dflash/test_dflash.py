@@ -10,7 +10,8 @@ import pytest
 import torch
 from checkpoints import checkpoint, shutil
 from choosing import in_turn, only
-from dflash_cases import BLOCK, HEADS, KEYS, KINDS, MASK, SIZE, TOTAL, WINDOW, V, folder_of, random_weights
+from dflash_cases import BLOCK, HEADS, HIDDEN, KEYS, KINDS, MASK, SIZE, TOTAL, WINDOW, V, folder_of, random_weights
+from eagle_cases import numbers
 from safetensors.torch import load_file, save_file
 from small_runs import composed, parts_of, small
 
@@ -138,16 +139,31 @@ def farthest(found, own, kind, **spoilt):
     return worst
 
 
-@pytest.mark.parametrize("kind", only(["dspark"], KINDS))
+@pytest.mark.parametrize("kind", only(["speculators", "dspark"], KINDS))
 def test_q_is_that_of_a_plain_forward_over_the_whole_text(kind):
     """In ragged rows, after every number of accepted guesses. Controls: hidden states of the layer before, keys of the
     block one position off, and differences of ids taken for ids."""
     found, own = drafts(kind, "temperature=1")
     assert len(found) > 6 and farthest(found, own, kind) < 1e-5
-    assert farthest(found[:3], own, kind, layers=(0, 3)) > 1e-3
-    assert farthest(found[:3], own, kind, shift=1) > 1e-3
+    assert farthest(found[:1], own, kind, layers=(0, 3)) > 1e-3
+    assert farthest(found[:1], own, kind, shift=1) > 1e-3
     if KINDS[kind][1]:
-        assert farthest(found[:3], own, kind, plain_ids=True) > 1e-3
+        assert farthest(found[:1], own, kind, plain_ids=True) > 1e-3
+
+
+# The first four numbers of row 2 of a block behind five positions, by a forward pass that was bit-equal to z-lab's
+# dflash/model.py (float32, eager attention), with the tensors of "z-lab" and the numbers below.
+STORED = [-0.093398, -0.156479, -0.11799, 0.046858]
+
+
+@torch.inference_mode()
+def test_states_are_those_of_z_lab():
+    """Control: a context that lacks its last position."""
+    network, first = parts("z-lab", "temperature=1").drafter.model.module, torch.zeros(1, dtype=torch.long)
+    features, block = numbers("features", 1, 5, 2 * HIDDEN), numbers("block", 1, BLOCK, HIDDEN)
+    for count, close in ((5, True), (4, False)):
+        states = network(block, network.context(features[:, :count], first), first + 5)
+        assert torch.allclose(states[0, 2, :4], torch.tensor(STORED), atol=1e-5, rtol=0) == close
 
 
 @pytest.mark.slow  # test_q_is_that_of_a_plain_forward_over_the_whole_text has three controls

@@ -242,7 +242,7 @@ def test_logits_are_those_of_speculators(name):
     student, features = with_numbers(name)
     logits = guesses_of(student, TEXT, features)
     found = torch.stack([logits[k, 4][:4] for k in (1, 2, 3)])
-    torch.testing.assert_close(found, torch.tensor(STORED[name]), atol=3e-5, rtol=0)
+    torch.testing.assert_close(found, torch.tensor(STORED[name]), atol={"dflash": 1e-5, "eagle3": 3e-5}[name], rtol=0)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -255,6 +255,18 @@ def test_speculators_reads_what_was_written(name, tmp_path):
     both = ours.keys() & other.keys()
     assert len(both) >= 12
     assert max((ours[at] - other[at]).abs().max().item() for at in both) < 1e-5
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_speculators_wrote_is_read(name, tmp_path):
+    """A folder of its own `save_pretrained`: the drafter's tensors are those of the student's folder."""
+    speculators = pytest.importorskip("speculators")
+    speculators.SpeculatorModel.from_pretrained(saved(name)).save_pretrained(tmp_path)
+    ours, _ = drafter(name)
+    read = parts_of("target=model", f"target.path={target_folder()}", f"drafter={name}", f"drafter.path={tmp_path}",
+                    "executor=eager", "gamma=3").drafter  # fmt: skip
+    pairs = [(own.pairs if name == "eagle3" else own.model).module.state_dict() for own in (ours, read)]
+    torch.testing.assert_close(*pairs, rtol=0, atol=0)
 
 
 # -- Small files -------------------------------------------------------------------------------------------
