@@ -144,8 +144,9 @@ def written(file: Path) -> dict[str, Any]:
     own: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
     found: dict[str, Any] = {}
     for name in own.get("defaults", ()):
-        found |= own if name == "_self_" else written(file.with_name(f"{name}.yaml")) if isinstance(name, str) else {}
-    return found | own
+        if isinstance(name, str) and name != "_self_":
+            found |= written(file.with_name(f"{name}.yaml"))
+    return {**found, **own}
 
 
 def base_of(group: str) -> type[Component]:
