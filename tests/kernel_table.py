@@ -1,6 +1,6 @@
 """What Triton kernels take of a GPU that is not here: those of attention for the shapes of all named models.
 
-    python tests/kernel_table.py
+    python tests/kernel_table.py llama3b
 
 prints the table of docs/gpu.md. `attend` is called as a forward calls it, and Triton's own launch path chooses what
 each kernel is compiled for; only the launch is left out. A process of its own compiles, as in `compile_triton`.
@@ -117,10 +117,11 @@ def in_a_process(change: str, function: str, given: Any) -> list[Any]:
 
 def main() -> None:
     """Prints registers of a thread, bytes of its stack and of a program's shared memory, on both GPUs; of attention the
-    most over all named models."""
+    most over the models that are named on the command line, and both caches."""
     found: dict[tuple[str, str], dict[int, list[int]]] = {}
-    taken = [(f"`{m.kernel}`", f"{m.call}, `{'paged' if m.paged else 'static'}`", m.capability, m.registers, m.stack,
-              m.shared) for m in measured([*alike(named_shapes())])]  # fmt: skip
+    wanted = {*sys.argv[1:]}  # models; none are all
+    shapes = [shape for shape, names in alike(named_shapes()).items() if not wanted or wanted & {*names}]
+    taken = [(f"`{m.kernel}`", str(m.call), m.capability, m.registers, m.stack, m.shared) for m in measured(shapes)]
     for kernel, what, capability, *used in [*taken, *in_a_process("", "others_of_process", CAPABILITIES)]:
         of = found.setdefault((kernel, what), {}).setdefault(capability, used)
         of[:] = map(max, of, used)
