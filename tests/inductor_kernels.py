@@ -47,7 +47,6 @@ SHAPES = {  # of Llama's layers
     "70b": {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "head_dim": 128},
 }
 CALL = re.compile(r"^\s+(?:\w+ = )?(triton_\w+\.run|extern_kernels\.\w+|torch\.ops\.[\w.]+)\(", re.MULTILINE)
-SOURCE = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)'''", re.DOTALL)
 H100 = SimpleNamespace(
     name="NVIDIA H100", major=9, minor=0, multi_processor_count=132, regs_per_multiprocessor=65536,
     max_threads_per_multi_processor=2048, max_threads_per_block=1024, warp_size=32, total_memory=80 << 30,
@@ -161,25 +160,18 @@ def calls(code: str) -> list[str]:
     return CALL.findall(code[code.index("def call(") :])
 
 
-def silu_of(code: str) -> list[str]:
-    """The kernels that compute silu, in the order of calls: no other operation of a step has exp or sigmoid in it."""
-    with_silu = {name for name, source in SOURCE.findall(code) if re.search(r"sigmoid\(|exp\(", source)}
-    return [call for call in calls(code) if call.removesuffix(".run") in with_silu]
-
-
 def main(shape: str) -> dict[str, dict[int, list[str]]]:
     """The calls by leaf and number of layers. "kernel" and "kernel step" are with the attention kernel. Of the shape
     "1b" also "unpacked", the target's call without shared products, "score" and "step", which are without the kernel,
-    and "int4", the target's call with it and weights in 4 bits. "silu" are kernels of a step that compute silu."""
+    and "int4", the target's call with it and weights in 4 bits."""
     written = answer_for_the_device()
-    names = ("score", "step", "unpacked", "kernel", "kernel step", "int4", "silu")
+    names = ("score", "step", "unpacked", "kernel", "kernel step", "int4")
     found: dict[str, dict[int, list[str]]] = {name: {} for name in names}
     with fake_cuda(), OneKernelAttention(), torch._inductor.config.patch(SETTINGS):
         for layers in (2, 3):
             of = model(layers, CudaGraphExecutor(), "triton", shape)
             found["kernel"][layers] = calls(program(of, *score(of, 4), written))
-            code = program(of, *step(of), written)
-            found["kernel step"][layers], found["silu"][layers] = calls(code), silu_of(code)
+            found["kernel step"][layers] = calls(program(of, *step(of), written))
             if shape != "1b":
                 continue
             of = model(layers, CudaGraphExecutor())

@@ -21,8 +21,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cpu": {"cpp.threads": 1},  # OpenMP threads of compiled loops would slow down those of the products
     # Tuning also turns the products of a single row into reductions, which fuse with what follows. Padding would time
     # each product, though its long sides are aligned. `executor=cudagraph` captures programs itself. Kernels that do
-    # not depend on each other are one: those that rotate q and k and write k and v. What takes more operations than the
-    # threshold is stored before a product reads it: a reduction would compute silu anew for each tile of its outputs.
+    # not depend on each other are one: those that rotate q and k and write k and v.
     "cuda": {
         "coordinate_descent_tuning": True,
         "shape_padding": False,
@@ -30,7 +29,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "combo_kernels": True,
         "combo_kernels_autotune": 0,
         "benchmark_combo_kernel": False,
-        "realize_opcount_threshold": 12,
     },
 }
 

@@ -35,7 +35,7 @@ from specbench.executors.packed_linear import SharedLinear, packed
 from specbench.models.language_model import LanguageModel
 from specbench.run.run import run
 
-MOST_KERNELS = {"score": 10, "step": 10, "kernel": 9, "kernel step": 9, "int4": 9}  # of one layer, by leaf
+MOST_KERNELS = {"score": 10, "step": 9, "kernel": 9, "kernel step": 8, "int4": 9}  # of one layer, by leaf
 OF_TWO = ("specbench.softmax", "specbench.race")  # operators that launch two kernels
 
 
@@ -68,13 +68,6 @@ def test_a_layer_is_few_kernels(shape, leaf):
 
 
 @pytest.mark.slow
-def test_silu_is_stored_before_the_product_that_reads_it(kernels):
-    """Of one row that product is a reduction: it would compute silu anew for each of its outputs."""
-    for layers in "23":
-        assert [name.partition("_fused")[0] for name in kernels["silu"][layers]] == ["triton_poi"] * int(layers)
-
-
-@pytest.mark.slow
 def test_a_round_is_few_kernels(kernels):
     """Four steps of 16 layers and a target's call of 28, as Llama 1B drafts for 3B."""
 
@@ -83,7 +76,7 @@ def test_a_round_is_few_kernels(kernels):
         return two + (layers - 2) * (three - two)
 
     print(nodes("kernel step", 16), nodes("kernel", 28))
-    assert 4 * nodes("kernel step", 16) + nodes("kernel", 28) <= 890  # and some 10 for the verdict
+    assert 4 * nodes("kernel step", 16) + nodes("kernel", 28) <= 830  # and some 10 for the verdict
 
 
 @pytest.mark.slow
