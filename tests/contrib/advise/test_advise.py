@@ -13,7 +13,7 @@ from published_cases import target, written
 from small_runs import LITTLE, interrupt_the_second_group, short_prompts, steady
 from small_runs import finished as finished
 
-from specbench.config.compose import written
+from specbench.config import compose
 from specbench.config.paths import conf_dir
 from specbench.contrib.advise import answers, bench, driver, ways
 from specbench.contrib.advise.answers import answer_notes, answer_sentence, best_constant, crossings, load_answer, more
@@ -358,7 +358,7 @@ def test_minutes_are_above_zero(monkeypatch, capsys):
 
 def engines_of(name, path="Q"):
     """What to paste for a drafter of conf/drafter, at this path if it has one, of gamma 5."""
-    own = written(conf_dir() / "drafter" / f"{name}.yaml")
+    own = compose.written(conf_dir() / "drafter" / f"{name}.yaml")
     return configurations("shipped:target", own | ({"path": path} if path and own.get("path") else {}), 5)
 
 
