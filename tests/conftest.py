@@ -20,7 +20,8 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):  # pytest -n:
 
 def pytest_configure(config):
     """With `-n` the process that hands out tests runs none: it imports neither torch nor the package."""
-    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+    alone = config.getoption("collectonly") or not config.getoption("numprocesses", None)
+    if alone or hasattr(config, "workerinput"):
         config.pluginmanager.import_plugin("shared")
 
 

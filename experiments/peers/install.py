@@ -134,7 +134,7 @@ def llama(at: Installer) -> None:
 def openvino(at: Installer) -> None:
     """openvino-genai, and the checkpoints as OpenVINO's IR, whose converter needs an older transformers."""
     at.environment("openvino", "openvino-genai==2026.4.1.0")
-    tools = at.environment("openvino_convert", "optimum-intel[openvino]==2.2.0", "transformers<5.6")
+    tools = at.environment("openvino_convert", "optimum-intel[openvino]==2.2.0", "transformers<5.6", "scipy")
     for model in at.models:
         out = at.folder / "openvino" / name_of(model)
         export = (tools / "optimum-cli", "export", "openvino", "-m", model)

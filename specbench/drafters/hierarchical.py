@@ -1,6 +1,7 @@
 """A drafter that is itself decoded speculatively, with a cheaper drafter below it, to any depth (section 6)."""
 
 import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -35,7 +36,12 @@ def named_below() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(str(error).replace("drafter.", "drafter.below.")) from error
+        raise ConfigError(below(str(error))) from error
+
+
+def below(told: str) -> str:
+    """A sentence on settings of a drafter, with their keys as those of the one below; values, as paths, stay."""
+    return re.sub(r"(?<![\w./-])drafter\.(?=[a-z_]+)", "drafter.below.", told)
 
 
 class HierarchicalDrafter(Drafter):
@@ -72,7 +78,7 @@ class HierarchicalDrafter(Drafter):
         target = replace(run["target"], settings=settings)
         with named_below():
             told: str | None = kind.refuses(own, replace(run, groups={**run.groups, "target": target}))
-        return told and told.replace("drafter.", "drafter.below.")
+        return told and below(told)
 
     @classmethod
     def nodes(cls, settings: Settings, gamma: int) -> int:

@@ -75,7 +75,7 @@ class TreeDrafter(ModelDrafter):
 
     def calibrate(self, probe: Probe) -> str:
         assert isinstance(self.shape, DynamicTree)
-        return choose_size(self.shape, probe)
+        return choose_size(self.shape, self.gamma, probe)
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         depth = self.steps(gamma)

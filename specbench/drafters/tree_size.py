@@ -18,7 +18,7 @@ def sizes(most: int) -> list[int]:
     return [*(FEWEST << k for k in range(10) if FEWEST << k < most), most]
 
 
-def choose_size(tree: DynamicTree, probe: Probe) -> str:
+def choose_size(tree: DynamicTree, depth: int, probe: Probe) -> str:
     """Gives the tree the number of nodes N and the width K, its own or half of it, with the most expected tokens per
     second, and says which they are. A round has 1 + k S expected tokens: S is the mean, over the drafts of N and more
     nodes of this width, of the sum of the N largest `chances`, and k the number of guesses that were accepted over the
@@ -26,8 +26,8 @@ def choose_size(tree: DynamicTree, probe: Probe) -> str:
 
     The size follows from probes, whose noise is not that of the run, and stays: no guess of the run is left out for
     what it is, and given the size the law of its texts is p, with drawn guesses too."""
-    numbers, widths = sizes(tree.nodes), dict.fromkeys((tree.widest, max(1, tree.widest // 2)))
-    every = [(n, width) for width in widths for n in numbers]
+    widths = dict.fromkeys((tree.widest, max(1, tree.widest // 2)))
+    every = [(n, width) for width in widths for n in sizes(min(tree.nodes, sum(pool(width, depth))))]
     promised: dict[tuple[int, int], list[Tensor]] = {size: [] for size in every}
     seconds: dict[tuple[int, int], list[float]] = {size: [] for size in every}
     accepted, hoped = 0, 0.0
@@ -36,7 +36,7 @@ def choose_size(tree: DynamicTree, probe: Probe) -> str:
             count, taken, sums = measured(tree, n, width, probe, repeat)
             accepted, hoped = accepted + count, hoped + float(sums[:, -1].sum())
             seconds[n, width].append(taken)
-            for fewer in (m for m in numbers if m <= n):
+            for fewer in (m for m, own in every if own == width and m <= n):
                 promised[fewer, width].append(sums[:, fewer - 1])
     k = accepted / hoped if hoped else 0.0
     tokens = np.array([1 + k * float(torch.cat(promised[size]).mean()) for size in every])

@@ -89,6 +89,7 @@ class AutoExecutor(Executor):
         self.attaches = self.starts_layers or (self.programs.folder is not None and not self.compiles)
         self.decided, self.incomplete = False, 0  # calls of the first warm-up that had no program
         self.decision: str | None = None
+        self.asked = False  # for programs of layers
         self.left_out: str | None = None  # why programs that were there are not used
         self.fixed_shapes = self.compiles or self.programs.any  # while it is True, leaves look for programs
 
@@ -184,6 +185,8 @@ class AutoExecutor(Executor):
     def notes(self) -> list[str]:
         if self.missing and not self.compiles:
             return [f"{self.missing} calls had no compiled program: times mix both, executor=compiled makes them"]
+        if self.asked and not self.layers.running:
+            return ["executor.compile=true: the layers could not be compiled and run as written, see run.log"]
         return [*self.programs.notes(), *([self.left_out] if self.left_out else [])]
 
     @property
@@ -227,6 +230,7 @@ class AutoExecutor(Executor):
             self.starts_layers, self.attaches = False, bool(self.layers.attached)
             if self.attaches:
                 self.compiles = self.fixed_shapes = False
+                self.asked = True
                 self.layers.start(self.layers.warm_ups + 1)
 
     def loaded(self) -> tuple[dict[str, list[str]], LayerPrograms]:

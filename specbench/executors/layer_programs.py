@@ -37,6 +37,7 @@ SECONDS = 24.0  # to make the programs of a model: an assumption
 ROUNDING = 1e-3  # of the largest result: what a program may differ by from the layer as it is written
 MOST_SIZE = 10**6
 PLAIN = (bool, int, float, str, tuple, torch.dtype)
+UNREADABLE = os.urandom(16).hex()  # in place of a source: no other process finds programs that depend on it
 KNOWN = {"specbench", "torch", "transformers", *sys.stdlib_module_names}  # versions are in the machine's identity
 
 
@@ -302,12 +303,12 @@ def _described(layer: nn.Module) -> tuple[Any, ...]:
 
 def _code(of: Any) -> tuple[str, ...]:
     """Which class or function it is, and the digest of its module's source unless the machine's identity knows that,
-    as of code that came with a checkpoint."""
+    as of code that came with a checkpoint; modules that such code imports are not looked at."""
     module = getattr(of, "__module__", None) or "builtins"
     if module.partition(".")[0] in KNOWN:
         return module, of.__qualname__
     try:
         source = inspect.getsource(sys.modules[module])
-    except (KeyError, OSError, TypeError):  # typed in, say: no other process finds its programs
-        source = str(os.urandom(16))
+    except (KeyError, OSError, TypeError):  # typed in, say
+        source = UNREADABLE
     return module, of.__qualname__, hashlib.sha256(source.encode()).hexdigest()

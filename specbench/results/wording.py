@@ -193,16 +193,24 @@ class WayNumbers:
     speedup: float
     ci95: Sequence[float] | None
     result: Mapping[str, Any]
-    units: float  # 1 + the degrees of freedom of the interval
+    clusters: int  # of prompts
+    processes: int = 1
+    process_share: float = 0.0  # of the interval's squared width, in logarithms
 
     def wider(self, ways: int) -> Sequence[float] | None:
-        """Its interval, so wide that all those of so many ways hold the truth in 95 % of cases (Bonferroni)."""
+        """Its interval, so wide that all those of so many ways hold the truth in 95 % of cases (Bonferroni): each of
+        its two parts, of processes and of prompts, by its own quantile of Student's t."""
         from specbench.stats.bootstrap import student  # which loads torch
 
         if self.ci95 is None or self.ci95[0] <= 0:
             return self.ci95
-        (low, high), freedom = self.ci95, max(self.units - 1, 1)
-        middle, factor = sqrt(low * high), (high / low) ** (student(freedom, 0.05 / ways) / student(freedom) / 2)
+        of_processes, of_prompts = (
+            (student(max(size - 1, 1), 0.05 / ways) / student(max(size - 1, 1))) ** 2
+            for size in (self.processes, self.clusters)
+        )
+        growth = sqrt(self.process_share * of_processes + (1 - self.process_share) * of_prompts)
+        (low, high), middle = self.ci95, sqrt(self.ci95[0] * self.ci95[1])
+        factor = (high / low) ** (growth / 2)
         return middle / factor, middle * factor
 
     @property
@@ -230,7 +238,7 @@ def no_gain(ways: Sequence[WayNumbers]) -> str:
         told = f"The fastest way drafts nothing: {fastest.name}, {fastest.speedup:.2f}x"
         return f"{told}; best of those that draft: {best.name}, {best.measured}"
     chance = f", which may be chance among {len(ways)} ways" if best.ci95 and best.ci95[0] > 1 else ""
-    more = "processes" if best.result.get("repeats") else "prompts"
+    more = "processes" if best.process_share > 0.5 else "prompts"
     unsure = chance or (fastest.drafts and best.speedup > 1)  # more of them may show a gain
     told = f"No gain is shown: leave it off, or measure more {more}" if unsure else "None gains: leave it off"
     told += f" (best: {best.name}, {best.measured}{chance})"

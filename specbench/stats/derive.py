@@ -132,7 +132,7 @@ def _speedup(source: Estimator, gamma: int | None, cost: Cost) -> Speedup:
         accounting=causes,
         wall=float(formulas.wall_speedup(source.point)),
         clusters=source.clusters,
-        units=source.units(formulas.speedup_of) if isinstance(source, TwoWaySums) else None,
+        process_share=source.process_share(formulas.speedup_of) if isinstance(source, TwoWaySums) else None,
     )
 
 

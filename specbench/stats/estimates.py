@@ -290,7 +290,7 @@ class Speedup:
     geometric_mean: GeometricMean | None = None
     wall: float | None = None  # `measured`, with both times by the host's clock; on a CPU they are the same
     clusters: int | None = None  # that `ci95` resamples: prompts, or with several rows groups of them
-    units: float | None = None  # of `repeats`: 1 + the degrees of freedom of `ci95`, from the processes to the clusters
+    process_share: float | None = None  # of `repeats`: the share of the squared width of `ci95` that is of processes
 
 
 @dataclass

@@ -102,15 +102,15 @@ class TwoWaySums:
                 error = np.sqrt(sum(self._variances(slope)))
         return Estimate(float(above / below), float(error) if np.isfinite(error) else None, int(below))
 
-    def units(self, formula: Callable[[Mapping[str, Any]], Any]) -> float | None:
-        """1 + the degrees of freedom of a formula's variance (Satterthwaite, 1946): between the number of processes, if
-        all of it is theirs, and that of clusters."""
+    def process_share(self, formula: Callable[[Mapping[str, Any]], Any]) -> float | None:
+        """t_P^2 V_P over the square of half the interval of a formula: what of it more processes would narrow."""
         if not self._has_intervals:
             return None
         with np.errstate(divide="ignore", invalid="ignore"):
-            parts = np.array(self._variances(slopes(lambda s: {"": formula(s)}, self.point)[""]))
-            units = float(parts.sum() ** 2 / (parts**2 / (np.array(self.table.shape[1:]) - 1)).sum() + 1)
-        return units if np.isfinite(units) else None
+            variances = self._variances(slopes(lambda s: {"": formula(s)}, self.point)[""])
+            parts = [student(size - 1) ** 2 * v for size, v in zip(self.table.shape[1:], variances, strict=True)]
+            share = float(parts[0] / np.sum(parts))
+        return share if np.isfinite(share) else None
 
     @property
     def _has_intervals(self) -> bool:

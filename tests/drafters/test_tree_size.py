@@ -77,16 +77,16 @@ def test_the_size_with_the_most_tokens_per_second_is_chosen(seconds, chosen):
         return 0.25 * float(value.exp()[kept].sum()), seconds(tree.most, tree.width)
 
     tree.most, tree.width = 4, 2  # what an earlier run with the same parts has chosen
-    told = choose_size(tree, probe)
+    told = choose_size(tree, 4, probe)
     assert (tree.most, tree.width) == chosen and f"drafts have {chosen[0]} guesses" in told and tree.heard is None
-    every = [(n, width) for width in (4, 2) for n in (4, 8, 16, 32)]
+    every = [*((n, 4) for n in (4, 8, 16, 32)), (4, 2), (8, 2), (14, 2)]  # a tree of width 2 has 2 + 3 * 4 guesses
     assert tried == [*((0, *size) for size in every), *((1, *size) for size in every[::-1])]
 
 
 def test_an_interrupted_probe_leaves_the_size():
     tree = DynamicTree(20, 4)
     with pytest.raises(RuntimeError):
-        choose_size(tree, lambda number: exec("raise RuntimeError"))
+        choose_size(tree, 4, lambda number: exec("raise RuntimeError"))
     assert (tree.most, tree.width, tree.heard) == (20, 4, None) and sizes(20) == [4, 8, 16, 20] and sizes(3) == [3]
 
 

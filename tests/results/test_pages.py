@@ -431,15 +431,15 @@ def test_the_fastest_run_has_the_target_s_output(runs, expected):
     assert told.startswith(expected)
 
 
-@pytest.mark.parametrize(("units", "told"), [
-    (3, "No gain is shown: leave it off, or measure more processes (best: drafter b"),
-    (12.5, "Fastest of 3: drafter b"),
+@pytest.mark.parametrize(("share", "told"), [
+    (1.0, "No gain is shown: leave it off, or measure more processes (best: drafter b"),
+    (0.1, "Fastest of 3: drafter b"),
 ])  # fmt: skip
-def test_three_processes_tell_a_gain_whose_variance_is_mostly_of_prompts(units, told):
+def test_three_processes_tell_a_gain_whose_variance_is_mostly_of_prompts(share, told):
     runs = swept(("a", 1.1, PASSED, None), ("b", 1.15, PASSED, None), ("c", 1.05, PASSED, None))
     for one in runs:
         one.result["repeats"] = {"processes": 3}
-        one.result["speedup"]["units"] = units
+        one.result["speedup"]["process_share"] = share
     (found,) = fastest(runs)
     assert found.startswith(told)
 

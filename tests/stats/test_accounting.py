@@ -236,14 +236,14 @@ def test_sums_that_few_clusters_have_leave_no_interval():
         assert math.log(found[5][1] / found[5][0]) / 2 > 0.95 * student(4) * own.stderr / own.mean
 
 
-@pytest.mark.parametrize(("prompts", "processes", "units"), [(0.3, 0.0, 30), (0.0, 0.3, 3)])
-def test_units_are_of_what_varies(prompts, processes, units):
+@pytest.mark.parametrize(("prompts", "processes", "share"), [(0.3, 0.0, 0), (0.0, 0.3, 1)])
+def test_the_share_of_processes_is_of_what_varies(prompts, processes, share):
     """Three processes on 30 prompts; the variance is all of the one, or all of the other."""
     rng, names = np.random.default_rng(0), [f"p{n}" for n in range(30)]
     own, ones = np.exp(prompts * rng.standard_normal(30)), np.ones(30)
     sums = [PerRequestSums(names, names, [], [*range(30)], [], {"seconds": own * pace, "tokens": ones})
             for pace in np.exp(processes * np.arange(3))]  # fmt: skip
-    assert TwoWaySums.of(lambda: sums).units(lambda s: s["seconds"] / s["tokens"]) == pytest.approx(units)
+    assert TwoWaySums.of(lambda: sums).process_share(lambda s: s["seconds"] / s["tokens"]) == pytest.approx(share)
 
 
 def test_turns_of_a_prompt_and_rows_of_a_batch_are_one_cluster():

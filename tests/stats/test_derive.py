@@ -55,6 +55,10 @@ def test_stored_sums_give_the_stored_numbers(name):
     assert old.keys() == new.keys() and len(old) > 150
     for where, value in old.items():
         assert new[where] == (value if value is None else pytest.approx(value, rel=1e-9, abs=1e-12)), where
+    cost, counts = found["cost"], found["counts"]
+    g = counts["drafted"] / counts["rounds"] if facts.gamma is None else facts.gamma
+    spent = g * (cost["c"] or 0) + cost["v"] + cost["o"]
+    assert found["speedup"]["corrected"] == pytest.approx(found["block_efficiency"]["mean"] / spent)
 
 
 def told_of_requests(speedup):

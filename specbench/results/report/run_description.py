@@ -230,7 +230,7 @@ def _fastest(group: Sequence[StoredRun], several: bool) -> str:
         loses = ", slower than plain decoding" if speedup["ci95"] and speedup["ci95"][1] < 1 else ""
         return f"{where}{name}: {measured}{loses}{failed}{doubt}."
     named = ((_name(run, common), run.result["speedup"], run.result) for run in runs)
-    ways = [WayNumbers(name, own["measured"], own["ci95"], result, _units(result)) for name, own, result in named]
+    ways = [WayNumbers(name, own["measured"], own["ci95"], result, *_units(result)) for name, own, result in named]
     ways.sort(key=lambda way: -way.speedup)
     if told := no_gain(ways):
         return capital(f"{where}{told}{failed}{slower(ways)}{doubt}.")
@@ -245,10 +245,12 @@ def _name(run: StoredRun, common: Mapping[str, str]) -> str:
     return label({k: v for k, v in way.items() if k.partition(".")[0] not in SAME_WORK}) or label(way) or run.label
 
 
-def _units(result: ResultDict) -> float:
-    """1 + the degrees of freedom of a run's speedup; of an earlier version's `repeats` the number of processes."""
+def _units(result: ResultDict) -> tuple[int, int, float]:
+    """Clusters of prompts, processes, and the share of the processes: of an earlier version's `repeats` all of it."""
     own, repeats = result["speedup"], result["repeats"] or {}
-    return float(own.get("units") or repeats.get("processes") or own["clusters"] or result["counts"]["prompts"])
+    share, processes = own.get("process_share"), int(repeats.get("processes") or 1)
+    clusters = int(own["clusters"] or result["counts"]["prompts"])
+    return clusters, processes, float(processes > 1) if share is None else share
 
 
 def _overlap(a: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
