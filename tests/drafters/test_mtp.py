@@ -149,6 +149,8 @@ def transformers_module(kind, target):
 def stock_laws(module, target, text, guesses):
     """q [gamma, V] as transformers computes it from the whole text: for each guess its layer is applied once more, to
     its own hidden states where the target has none."""
+    if not hasattr(module, "forward_layer"):
+        pytest.skip("this version of transformers cannot apply a layer to states of its own")
     tokens = torch.tensor([[*text, *guesses.tolist()]])
     count = len(text)
     states = target.stock_module().model(input_ids=tokens[:, : count - 1], use_cache=False).last_hidden_state

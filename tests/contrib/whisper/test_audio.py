@@ -245,8 +245,9 @@ BAD_SOUNDS = {
 
 
 @pytest.mark.parametrize("kind", BAD_SOUNDS)
-def test_a_file_that_is_no_sound_is_refused(kind, here, tmp_path):
+def test_a_file_that_is_no_sound_is_refused(kind, here, tmp_path, monkeypatch):
     content, told = BAD_SOUNDS[kind]
+    monkeypatch.setitem(sys.modules, "soundfile", None)  # which reads some of them
     (tmp_path / "bad.wav").write_bytes(content)
     with pytest.raises(ConfigError, match=rf"data\.path={tmp_path}/bad\.wav {told}"):
         parts_of(*of(here), f"data.path={tmp_path}")
