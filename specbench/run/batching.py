@@ -63,7 +63,8 @@ class Requests:
             if turn == 0 and not waiting:
                 raise ConfigError(
                     f"no prompt fits: the shortest has {parts.target.length(min(self.too_long))}, "
-                    f"and {parts.target.name} reads at most {parts.target.length(parts.longest_prompt)}"
+                    f"and {parts.target.name} reads at most {parts.target.length(parts.longest_prompt)}: give shorter "
+                    "ones (data=jsonl data.path=F), or data=unconditional"
                 )
             self._warn(turn, left_out, {request.category for request in waiting})
         longest = max((len(request.tokens) for request in waiting), default=0)

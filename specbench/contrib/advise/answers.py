@@ -199,7 +199,13 @@ def answer_sentence(found: LoadAnswer) -> str:
     names = ", ".join(others) if len(others) <= SHOWN else f"{len(others)} other ways"
     rivals = f"; the pilot could not tell it from {names}, which may be as fast or faster" if others else ""
     way = f" with {found['way']}" if found["way"] else ""
-    return f"{found['load']}: {'ON' if found['on'] else 'OFF'}{way}{gain}{verdict}; {found['why']}{rivals}."
+    return f"{found['load']}: {advice(found)}{way}{gain}{verdict}; {found['why']}{rivals}."
+
+
+def advice(found: LoadAnswer) -> str:
+    """ON, OFF, or that its interval holds 1."""
+    ci95 = found["ci95"]
+    return "ON" if found["on"] else "OFF, not decided" if ci95 and ci95[0] <= 1 <= ci95[1] else "OFF"
 
 
 def gain_text(found: LoadAnswer) -> tuple[str, Interval]:

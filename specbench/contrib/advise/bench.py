@@ -122,7 +122,7 @@ class LoadBench:
             if len(clock) == 2 and not over:  # the first unit's time has loading and warming up in it
                 seconds = (clock[1] - clock[0]) * (race.most - len(race.units))
                 told = duration(min(until - clock[1], seconds))
-                show(Text(f"{self.load.label}, {name}: ways: {len(race.drafting)}, about {told} more", style="dim"))
+                show(Text(f"{self.load.label}, {name}: {len(race.drafting)} ways left, about {told} more", style="dim"))
             return stopped
 
         segments = skip // self.unit_of(self.load)

@@ -77,8 +77,8 @@ class Driver:
         for each in self.tried.loads:
             if total < (wanted := (FIRST + 1) * bench.unit_of(each)):
                 raise ConfigError(
-                    f"{each.label} needs {wanted:,} prompts, there are {total:,}: give data.count, or a smaller "
-                    "batch_size"
+                    f"{each.label} needs {wanted:,} prompts, there are {total:,}: give more by data.limit or data.count"
+                    + ", or a smaller batch_size" * (each.rows > 1)
                 )
         own |= {"unit": (unit := bench.unit_of(load)), "first_turns": any(p.turns[1:] for p in bench.example.prompts)}
         several, last = unit > 1, total - FIRST * unit  # the measurement has FIRST units at least

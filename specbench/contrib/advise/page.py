@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specbench.contrib.advise.answers import OF_A_ROUND, LoadAnswer, gain_text
+from specbench.contrib.advise.answers import OF_A_ROUND, LoadAnswer, advice, gain_text
 from specbench.contrib.advise.engines import ENGINES, configurations
 from specbench.contrib.advise.race import ERROR
 from specbench.errors import ConfigError
@@ -31,7 +31,7 @@ def answers_table(found: Sequence[LoadAnswer]) -> Table:
     for each in found:
         speeds, (gain, ci95) = each.get("tokens_per_second") or dict.fromkeys(DECODERS), gain_text(each)
         rows.append({
-            "load": each["load"], "advice": Cell("ON", kind="good") if each["on"] else Cell("OFF", kind="dim"),
+            "load": each["load"], "advice": Cell(advice(each), kind="good" if each["on"] else "dim"),
             "way": each["way"] or "-", "gain": gain,
             "95 %": interval(ci95), "verdict": each["verdict"] or "-",
             "tokens/s": _pair(speeds["speculative"], speeds["baseline"]),

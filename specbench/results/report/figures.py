@@ -138,11 +138,14 @@ def timeline(runs: Sequence[StoredRun]) -> Figure:
             axes.annotate(
                 f"+{r['tokens']}", (end, y - 0.3), (-2, 3), textcoords="offset points", ha="right", fontsize=8
             )
-    end = 0.0
+    end, own = 0.0, runs[0].result
+    step = own["cost"]["target_step_seconds"]
+    rest = max(0.0, 1 / (own["throughput"]["baseline_user_tokens_per_second"] or np.inf) - step)
     for _ in range(tokens):
-        end = _draw_lap(axes, len(runs), end, runs[0].result["cost"]["target_step_seconds"] * 1e3, "verify")
+        end = _draw_lap(axes, len(runs), end, step * 1e3, "verify")
+        end = _draw_lap(axes, len(runs), end, rest * 1e3, "host")
     of = f"; {tokens} tokens of {visible(traces[0][0]['prompt'])}" if len(runs) == 1 else ""
-    told = f"milliseconds{of}; a plain step at its mean time"
+    told = f"milliseconds{of}; a plain step and its rest at their mean times"
     return finish(figure, told, low=len(runs) + 0.5, high=-0.75, grid="")
 
 

@@ -74,7 +74,7 @@ def test_it_goes_from_pilot_to_measurement_on_other_prompts_and_writes_its_page(
         "At most 10 minutes",
         "2.5 % in the pilot",
         "loading drafter",
-        "ways: 2, about",
+        "2 ways left, about",
         "Advice",
     )
     assert [*map(out.index, told)] == sorted(map(out.index, told)) and told[2] in page
@@ -261,7 +261,7 @@ def test_no_way_that_fits_is_one_sentence(few, monkeypatch):
         return None, Race([PLAIN], 5)
 
     monkeypatch.setattr(driver.Driver, "_race", lost)
-    with pytest.raises(ConfigError, match=r"batch 2 needs 48 prompts, there are 32: give data\.count, or a smaller"):
+    with pytest.raises(ConfigError, match=r"batch 2 needs 48 prompts, there are 32: give more by .* or a smaller"):
         advise(words("gamma=1", "batch_size=1,2"), 10, only=True)
     monkeypatch.setattr(driver, "FIRST", 1)
     state = json.loads((advise(words("gamma=1", "batch_size=1,2"), 10, only=True) / "advice.json").read_text())
