@@ -135,17 +135,17 @@ def known_keys(overrides: Sequence[str]) -> list[str]:
     keys = [field.name for field in fields(RunConfig)]
     for group in GROUPS:
         file = conf_dir() / group / f"{chosen[group]}.yaml"
-        keys += [f"{group}.{key}" for key in written(file) if key not in ("_target_", "defaults")]
+        keys += [f"{group}.{key}" for key in option_file(file) if key not in ("_target_", "defaults")]
     return [*keys, *GROUPS, "metric", "experiment"]
 
 
-def written(file: Path) -> dict[str, Any]:
+def option_file(file: Path) -> dict[str, Any]:
     """What an option's file says, the files of its group that it begins with included; empty if there is none."""
     own: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
     found: dict[str, Any] = {}
     for name in own.get("defaults", ()):
         if isinstance(name, str) and name != "_self_":
-            found |= written(file.with_name(f"{name}.yaml"))
+            found |= option_file(file.with_name(f"{name}.yaml"))
     return {**found, **own}
 
 

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from small_runs import composed
 
 from specbench.component import chosen_class
-from specbench.config.compose import base_of, explain, written
+from specbench.config.compose import base_of, explain, option_file
 from specbench.config.paths import conf_dir
 from specbench.config.validate import check
 from specbench.contrib.training.student import Student
@@ -64,7 +64,7 @@ def options() -> dict[str, Any]:
         found[name] = OmegaConf.masked_copy(found[name], [field.name for field in dataclasses.fields(schema)])
     for group in BASES:
         for file in sorted((conf_dir() / group).glob("*.yaml")):
-            node = OmegaConf.create(written(file))
+            node = OmegaConf.create(option_file(file))
             node.pop("defaults", None)
             if group in node:  # an option that sets scalars of the run too
                 node = OmegaConf.create({**OmegaConf.to_container(node)[group], "beams": node.beams})

@@ -358,7 +358,7 @@ def test_minutes_are_above_zero(monkeypatch, capsys):
 
 def engines_of(name, path="Q"):
     """What to paste for a drafter of conf/drafter, at this path if it has one, of gamma 5."""
-    own = compose.written(conf_dir() / "drafter" / f"{name}.yaml")
+    own = compose.option_file(conf_dir() / "drafter" / f"{name}.yaml")
     return configurations("shipped:target", own | ({"path": path} if path and own.get("path") else {}), 5)
 
 
