@@ -25,6 +25,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from specbench.results.fields import FIELDS, REPEATS, SUMMARY
 from specbench.results.schema import RunResult
@@ -233,7 +234,7 @@ def inner(hint: Any) -> list[type]:
 def kind_of(hint: Any) -> str:
     """A type in words of JSON; a dataclass is linked to its section."""
     arguments = [kind_of(part) for part in get_args(hint)]
-    if hint in WORDS or get_origin(hint) is np.ndarray:
+    if hint in WORDS or get_origin(hint) in (np.ndarray, NDArray):  # an alias of its own since numpy 2.5
         return WORDS.get(hint, "number")
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(arguments)
