@@ -27,6 +27,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from specbench.config.compose import option_file, option_files
 from specbench.results.fields import FIELDS, REPEATS, SUMMARY
 from specbench.results.schema import RunResult
 from specbench.run_config import GROUPS, RunConfig
@@ -105,7 +106,8 @@ class Option:
 
 def option(file: Path) -> Option:
     """What a YAML file of a group says, and what the settings of its class allow."""
-    content, told = written(file)
+    content = option_file(file)
+    told = {key: text for each in option_files(file) for key, text in comments(each).items()}
     brings: dict[str, str] = {}
     for entry in content.pop("defaults", []):
         brings |= {key: str(value) for key, value in entry.items()} if isinstance(entry, dict) else {}
@@ -118,16 +120,6 @@ def option(file: Path) -> Option:
     fields = dataclasses.fields(kind.Settings) if kind and dataclasses.is_dataclass(kind.Settings) else ()
     text = leading(file) or description(kind)
     return Option(file.stem, text, brings, content, told, {f.name: describe(f) for f in fields})
-
-
-def written(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The content of a YAML file and the comment behind each key, those of the files that it begins with included."""
-    content, told = yaml.safe_load(file.read_text()) or {}, comments(file)
-    for entry in content.get("defaults", []):
-        if isinstance(entry, str) and entry != "_self_":
-            values, before = written(file.with_name(f"{entry}.yaml"))
-            content, told = values | content, before | told
-    return content, told
 
 
 def brought(file: Path, key: str) -> str:

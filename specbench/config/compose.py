@@ -139,14 +139,22 @@ def known_keys(overrides: Sequence[str]) -> list[str]:
     return [*keys, *GROUPS, "metric", "experiment"]
 
 
+def option_files(file: Path) -> list[Path]:
+    """The files of its group that an option's file begins with, and itself; none if it is not there."""
+    if not file.is_file():
+        return []
+    own: Any = OmegaConf.load(file)
+    names = [name for name in own.get("defaults", ()) if isinstance(name, str) and name != "_self_"]
+    return [*(each for name in names for each in option_files(file.with_name(f"{name}.yaml"))), file]
+
+
 def option_file(file: Path) -> dict[str, Any]:
-    """What an option's file says, the files of its group that it begins with included; empty if there is none."""
-    own: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
+    """What an option's file says, with those of `option_files`; empty if there is none."""
     found: dict[str, Any] = {}
-    for name in own.get("defaults", ()):
-        if isinstance(name, str) and name != "_self_":
-            found |= option_file(file.with_name(f"{name}.yaml"))
-    return {**found, **own}
+    for each in option_files(file):
+        own: Any = OmegaConf.to_container(OmegaConf.load(each))
+        found |= own
+    return found
 
 
 def base_of(group: str) -> type[Component]:
