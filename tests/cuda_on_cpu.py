@@ -11,6 +11,7 @@ would refuse, or silently make slow, is refused or noted:
 - tensors of both devices in one operation raise `MixedDevicesError` (numbers on the CPU are allowed, as on a GPU);
 - operations whose result's shape depends on values raise `DataDependentShapeError`: a GPU waits there, and no graph
   holds them;
+- NumPy gets no tensor of the device;
 - a value, or a copy, that the host waits for is noted in `device.waits`. Copies from pinned memory with `non_blocking`
   are not waited for;
 - a copy to the host with `non_blocking` holds wild numbers until the host has waited for an event that was recorded
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.decoding.transfers import _kept, counts
+from specbench.models import pretrained
 
 aten = torch.ops.aten
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -82,8 +84,10 @@ class Device(TorchDispatchMode):
     # PyTorch starts CUDA when a tensor is to be made there, unless a mode of this kind is on.
     _mode_key = torch._C._TorchDispatchModeKey.FAKE
 
-    def __init__(self) -> None:
+    def __init__(self, any_shapes: bool = False) -> None:
+        """`any_shapes` notes what has a shape that depends on values as a wait, and does not refuse it."""
         super().__init__()
+        self.any_shapes = any_shapes
         self.waits: list[Wait] = []
         self.pinned: dict[int, Tensor] = {}  # by address; kept, so that no other tensor gets the address
         self.sent: list[tuple[Tensor, Tensor]] = []  # copies to the host that were not waited for, and their values
@@ -127,7 +131,7 @@ class Device(TorchDispatchMode):
         if func in COPIES and not late:
             self._copy(func, tensors, on_cuda, kwargs)
         elif not late:
-            self.check(func, tensors)
+            self.check(func, self._without_indices(func, args, tensors))
             self._values(func, args)
         if wanted is not None:
             kwargs["device"] = CPU
@@ -148,6 +152,16 @@ class Device(TorchDispatchMode):
         if not (to_cuda and self.is_pinned(source) and kwargs.get("non_blocking")):
             self.wait("copy to the device" if to_cuda else "copy to the host")
 
+    def _without_indices(self, func: Any, args: Any, tensors: list[Tensor]) -> list[Tensor]:
+        """The tensors of an operation that must be on one device: indices may be on the CPU, and are copied."""
+        if not func.overloadpacket.__name__.startswith("index") or not isinstance(args[1], tuple | list):
+            return tensors
+        on_host = {id(x) for x in tensors_in(args[1]) if not isinstance(x, OnCuda)}
+        if on_host and self.any_shapes:
+            self.wait("copy to the device")
+            return [x for x in tensors if id(x) not in on_host]
+        return tensors
+
     def check(self, func: Any, tensors: list[Tensor]) -> None:
         """Raises MixedDevicesError if an operation cannot take these tensors."""
         numbers = torch.Tag.pointwise in getattr(func, "tags", ())  # such kernels take numbers from the host
@@ -163,9 +177,9 @@ class Device(TorchDispatchMode):
             dynamic = any(x.dtype in (torch.bool, torch.uint8) for x in tensors_in(args[1]))
         else:
             dynamic = torch.Tag.dynamic_output_shape in func.tags
-        if dynamic:
+        if dynamic and not self.any_shapes:
             raise DataDependentShapeError(f"the shape of {func} depends on values, in {place()}")
-        if torch.Tag.data_dependent_output in func.tags:
+        if dynamic or torch.Tag.data_dependent_output in func.tags:
             self.wait(name.lstrip("_"))
 
 
@@ -228,6 +242,8 @@ class OnHost(WithoutGuard):
         if func is torch.nn.functional.scaled_dot_product_attention and isinstance(args[0], OnCuda):
             self.device.check(func, tensors_in((args, kwargs)))
             return OnCuda(func(*inner(args), **inner(kwargs)))
+        if func in (Tensor.numpy, Tensor.__array__) and isinstance(args[0], OnCuda):
+            raise TypeError("NumPy takes no tensor of a device")
         if func is Tensor.pin_memory:
             return self.device.pin(args[0].clone())
         if func is Tensor.is_pinned:
@@ -238,9 +254,9 @@ class OnHost(WithoutGuard):
 
 
 @contextmanager
-def cuda_on_cpu() -> Iterator[Device]:
-    """Inside this context device "cuda" exists; yields it."""
-    device = Device()
+def cuda_on_cpu(any_shapes: bool = False) -> Iterator[Device]:
+    """Inside this context device "cuda" exists; yields it. `any_shapes` is as in `Device`."""
+    device = Device(any_shapes)
     before = torch._C._only_lift_cpu_tensors()
     with ExitStack() as stack:
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") makes a CPU tensor, and copies it
@@ -255,6 +271,23 @@ def cuda_on_cpu() -> Iterator[Device]:
         stack.enter_context(device)
         stack.enter_context(OnHost(device))
         yield device
+
+
+def answer_for_a_machine(patch: Any) -> None:
+    """With pytest's `monkeypatch`: checkpoints are loaded onto the device of `cuda_on_cpu`, and PyTorch says that the
+    machine has it, and 100 GB of memory."""
+    load = pretrained.load_module
+
+    def loaded(settings: Any, role: Any, device: Any, dtype: Any, seed: int) -> Any:
+        return to_cuda(load(settings, role, CPU, dtype, seed))
+
+    patch.setattr(pretrained, "load_module", loaded)
+    patch.setattr(pretrained.checks, "reads_trees", lambda model, key: True)  # which compares numbers
+    answers = {"is_available": True, "device_count": 1, "set_device": None, "get_device_name": "fake",
+               "mem_get_info": (10**11, 10**11), "reset_peak_memory_stats": None, "max_memory_allocated": 1,
+               "empty_cache": None}  # fmt: skip
+    for name, value in answers.items():
+        patch.setattr(torch.cuda, name, lambda *given, value=value: value)
 
 
 def to_cuda(module: Module) -> Module:

@@ -111,7 +111,7 @@ def views(x: Tensor, index: Any) -> tuple[Tensor, list[Tensor | None]]:
     rest = x.dim() - taken  # dimensions that Ellipsis stands for; a boolean tensor would take more than one
     for entry in entries:
         if isinstance(entry, list):
-            entry = torch.tensor(entry)
+            entry = torch.tensor(entry, dtype=None if entry else torch.long)
         if entry is None:
             x = aten.unsqueeze(x, dim)
         elif isinstance(entry, int):

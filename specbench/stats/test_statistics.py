@@ -201,9 +201,8 @@ def of_events(kind: str, mean: Tensor, happened: Tensor, *more: Tensor) -> Float
         ratio, law = event_ratios(kind, mean, *more)
         yes = happened[:, columns(kind)]
         drawn = torch.where(yes, ratio[..., 1], ratio[..., 0])
-        found[OF_KIND[kind]] = torch.stack(
-            [drawn.sum(0), *_moments(law, ratio), torch.full_like(drawn[0], len(mean))], 1
-        )
+        sums = torch.stack([drawn.sum(0), *_moments(law, ratio), torch.full_like(drawn[0], len(mean))], 1)
+        found[OF_KIND[kind]] = sums.cpu()
     return found
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cuda_on_cpu import MixedDevicesError, cuda_on_cpu, to_cuda
+from cuda_on_cpu import MixedDevicesError, answer_for_a_machine, cuda_on_cpu
 
 from specbench.config.compose import compose
 from specbench.config.validate import check
@@ -28,7 +28,6 @@ from specbench.contrib.gpu_check.bench import (
 from specbench.contrib.gpu_check.command import CHECKS, Check, measure_into, numbers_file
 from specbench.executors.quant_grids import GRIDS
 from specbench.kernels import ops
-from specbench.models import pretrained
 from specbench.run.decoder import Session
 from specbench.run.machine_watch import Roofs
 
@@ -109,18 +108,7 @@ def seen(monkeypatch):
 @pytest.fixture
 def cuda(monkeypatch):
     """Device "cuda" without a GPU: its operations run on the CPU, and mixed devices are refused."""
-    load = pretrained.load_module
-
-    def loaded(settings, role, device, dtype, seed):
-        return to_cuda(load(settings, role, torch.device("cpu"), dtype, seed))
-
-    monkeypatch.setattr(pretrained, "load_module", loaded)
-    monkeypatch.setattr(pretrained.checks, "reads_trees", lambda model, key: True)  # which compares numbers
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "fake")
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**11, 10**11))
+    answer_for_a_machine(monkeypatch)
     monkeypatch.setattr(command, "inference_mode", torch.no_grad)
     with cuda_on_cpu() as device:
         yield device

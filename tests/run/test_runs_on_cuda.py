@@ -1,0 +1,32 @@
+"""Whole runs on a CUDA device whose operations run on the CPU: decoding, the verdict, the results."""
+
+import pytest
+import torch
+from cuda_on_cpu import answer_for_a_machine, cuda_on_cpu
+from small_runs import composed
+
+from specbench.config.build import build
+from specbench.config.validate import check
+from specbench.kernels import ops
+from specbench.run.run import run
+
+WAYS = {
+    "sampled": ("temperature=1",),
+    "greedy, batches": ("temperature=0", "batch_size=2", "cache=paged"),
+    "blocks, top-k and top-p": ("verifier=block", "temperature=0.8", "top_k=20", "top_p=0.9"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_whole_run_ends_with_a_verdict(way, monkeypatch, tmp_path):
+    """Above temperature 0 the verdict once gave NumPy a tensor of the device, so that every prompt failed on a GPU."""
+    answer_for_a_machine(monkeypatch)
+    monkeypatch.setattr(ops, "has_triton", lambda: False)  # its interpreter takes most of the time
+    with cuda_on_cpu(any_shapes=True):
+        monkeypatch.setattr(torch, "inference_mode", lambda *mode: torch.no_grad())  # see `cuda_on_cpu`
+        given = ("target=bytes", "drafter=bytes", "device=cuda", "executor=eager", "dtype=float32", "data.limit=2",
+                 "max_new_tokens=12", "logger=none", *WAYS[way])  # fmt: skip
+        result, _ = run(build(check(composed(*given)), lambda text: None), tmp_path)
+    assert result.counts.prompts == 2 and result.lossless.passed is not False
+    assert result.lossless.detail["tokens"] == result.lossless.detail["of_tokens"] == 24
+    assert result.lossless.decoder_tv.within
