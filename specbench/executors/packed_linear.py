@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from specbench.decoding.encoder_input import is_cross_attention
 from specbench.decoding.executor import Module, Stored
+from specbench.executors.fused_norm import FusedNorm, plain_norms
 from specbench.executors.linear_kernels import HalfPairs, Product
 from specbench.executors.quantized_linear import QuantizedLinear, grid_of
 
@@ -229,17 +230,20 @@ def is_quantized(module: nn.Module) -> bool:
 
 def packed(module: Module) -> Module:
     """A copy of a module in which layers with the same input share one plain product, whose weights the module's own
-    layers become views of; the module itself if it has no such layers. The results may differ by rounding. Quantised
-    weights are replaced in the module itself."""
+    layers become views of, and each RMS norm is one kernel; the module itself if it has neither. The results may differ
+    by rounding. Quantised weights are replaced in the module itself."""
     quantize_in_place(module)
     several = [group for group in linear_groups(module) if len(group[1]) > 1]
-    if not several:
+    norms = list(plain_norms(module))
+    if not several and not norms:
         return module
     stacks = [_stack(group) for group in several]
     copies: dict[int, Any] = {}
     found = twin_of(module, copies)
     for (parent, names), stack in zip(several, stacks, strict=True):
         replace((copies[id(parent)], names), stack)
+    for parent, name, eps in norms:
+        setattr(copies[id(parent)], name, FusedNorm(parent.get_submodule(name).weight, eps))
     return found
 
 

@@ -6,6 +6,7 @@ twice, and the results are those of a command that was not killed.
 
 import contextlib
 import csv
+import itertools
 import json
 import os
 import random
@@ -128,12 +129,13 @@ def texts(folder: Path) -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_that_is_killed_and_restarted_ends_as_one_that_is_not(name, forks, tmp_path):
     outputs, words, chance, before, kills = tmp_path / "outputs", COMMANDS[name], random.Random(SEED), {}, 0
+    numbers = itertools.count()
     single = name in ("run", "rows")
     start(forks, words)
     assert forks.stdout.readline() == "0\n", (tmp_path / "out.txt").read_text()
     whole = texts(outputs)
     while kills < KILLS:
-        outputs.rename(tmp_path / f"outputs-{kills}")
+        outputs.rename(tmp_path / f"outputs-{next(numbers)}")
         before, decoded, code = {}, 0, -signal.SIGKILL
         while code and kills < KILLS and not (single and before):  # a single run that is over is measured again
             process = start(forks, words)

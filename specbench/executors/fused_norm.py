@@ -1,0 +1,54 @@
+"""RMS norms as one kernel each. transformers writes them as eight operations, which on a GPU are as many kernels."""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
+
+ROUNDINGS = 4.0  # of the largest result, by which two that compute the same may differ
+SHAPE = (4, 64)  # of the random numbers on which they are compared
+
+
+class FusedNorm(nn.Module):
+    """Takes the place of an RMS norm of transformers, whose weight [H] it has."""
+
+    def __init__(self, weight: nn.Parameter, eps: float):
+        super().__init__()
+        self.weight, self.eps = weight, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., H] to [..., H], rounded once."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+def plain_norms(module: nn.Module) -> Iterator[tuple[nn.Module, str, float]]:
+    """Parent, name and eps of each norm that computes what PyTorch's own does, as those of Llama and Qwen do; that of
+    Gemma, which adds 1 to its weight, does not."""
+    for parent in module.modules():
+        for name, norm in parent.named_children():
+            eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+            one_weight = [key for key, _ in norm.named_parameters()] == ["weight"]
+            if type(norm).__name__.endswith("RMSNorm") and one_weight and isinstance(eps, float):
+                if computes_rms_norm(type(norm), eps):
+                    yield parent, name, eps
+
+
+@cache
+def computes_rms_norm(kind: Any, eps: float) -> bool:
+    """Whether a class of norms gives on random numbers, in float32, what PyTorch's own gives."""
+    with torch.no_grad(), _disable_current_modes(), torch.device("cpu"):
+        generator = torch.Generator().manual_seed(0)
+        x, weight = torch.randn(SHAPE, generator=generator), torch.randn(SHAPE[1], generator=generator)
+        try:
+            norm = kind(SHAPE[1], eps=eps)
+            norm.weight.copy_(weight)
+            theirs = norm(x)
+        except (TypeError, AttributeError, RuntimeError):  # a norm of another form
+            return False
+        ours = F.rms_norm(x, weight.shape, weight, eps)
+        close = ROUNDINGS * torch.finfo(x.dtype).eps * ours.abs().max()
+        return theirs.shape == ours.shape and bool((theirs - ours).abs().max() <= close)
