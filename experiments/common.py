@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+from PIL import Image
 
 from specbench.errors import ConfigError
 from specbench.results.fields import at
@@ -27,6 +28,7 @@ from specbench.results.wording import word
 Row = dict[str, Any]
 Columns = Mapping[str, str | Callable[[dict[str, Any]], Any]]  # a path in results.json, or what finds the value
 Cell = Callable[[Row], str]
+DPI, COLOURS = 110, 32  # of a figure
 STORED = ("results.csv", "table.md", "figure.png", "README.md")  # what a maker writes
 Table = Mapping[str, Cell]  # by heading
 
@@ -68,7 +70,10 @@ def make(script: str, about: str | None, collect: Collect, table: Table, draw: D
     with plt.rc_context(style(INK)):
         figure = draw(rows)
         figure.suptitle(title(folder / "README.md"), x=0.01, ha="left", fontsize=9)
-        figure.savefig(folder / "figure.png", dpi=130)
+        figure.savefig(folder / "figure.png", dpi=DPI)
+    with Image.open(folder / "figure.png") as drawn:  # a fifth of the bytes
+        few = drawn.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    few.save(folder / "figure.png", optimize=True)
     print(shown)
 
 

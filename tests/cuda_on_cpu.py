@@ -288,6 +288,7 @@ def answer_for_a_machine(patch: Any) -> None:
                "empty_cache": None}  # fmt: skip
     for name, value in answers.items():
         patch.setattr(torch.cuda, name, lambda *given, value=value: value)
+    patch.setattr(torch, "inference_mode", lambda *mode: torch.no_grad())  # see `cuda_on_cpu`
 
 
 def to_cuda(module: Module) -> Module:

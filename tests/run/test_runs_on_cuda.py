@@ -1,7 +1,6 @@
 """Whole runs on a CUDA device whose operations run on the CPU: decoding, the verdict, the results."""
 
 import pytest
-import torch
 from cuda_on_cpu import answer_for_a_machine, cuda_on_cpu
 from small_runs import composed
 
@@ -20,10 +19,9 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_a_whole_run_ends_with_a_verdict(way, monkeypatch, tmp_path):
     """Above temperature 0 the verdict once gave NumPy a tensor of the device, so that every prompt failed on a GPU."""
-    answer_for_a_machine(monkeypatch)
     monkeypatch.setattr(ops, "has_triton", lambda: False)  # its interpreter takes most of the time
     with cuda_on_cpu(any_shapes=True):
-        monkeypatch.setattr(torch, "inference_mode", lambda *mode: torch.no_grad())  # see `cuda_on_cpu`
+        answer_for_a_machine(monkeypatch)
         given = ("target=bytes", "drafter=bytes", "device=cuda", "executor=eager", "dtype=float32", "data.limit=2",
                  "max_new_tokens=12", "logger=none", *WAYS[way])  # fmt: skip
         result, _ = run(build(check(composed(*given)), lambda text: None), tmp_path)

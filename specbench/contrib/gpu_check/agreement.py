@@ -17,6 +17,7 @@ from specbench.models import kernel_attention
 from specbench.run.decoder import Session
 from specbench.stats.records import DecodeResult
 
+SHORT = ("data.limit=8", "max_new_tokens=64")
 LENGTH, NEW = 100, 200  # tokens of a prompt, and new ones: three buckets of columns
 SAMPLED = (*((rows, t, "sdpa") for rows in (1, 2) for t in (0, 1)), (2, 1, "auto"))
 GREEDY = (("static", "stdlib"), ("paged", "stdlib"), ("static", "tree"))
@@ -47,6 +48,24 @@ def graphs_and_eager(bench: Bench) -> Iterator[Measured]:
             yield Measured(f"largest difference of a beta, {where}", _beta_difference(*decodes), "", ("<=", 1e-4))
 
 
+def whole_runs(bench: Bench) -> Iterator[Measured]:
+    """Runs of the included pair to their end, by the default executor: their verdicts, and how far p is from the stock
+    module's, in share of what rounding explains."""
+    from specbench.run.run import run  # needs pydantic, as no other check does
+
+    for dtype in ("float32", "bfloat16"):
+        for temperature in (0, 1):
+            overrides = (f"dtype={dtype}", f"temperature={temperature}", *SHORT)
+            result, _ = run(bench.parts(*overrides), bench.folder / f"{dtype}_{temperature}")
+            found, where = result.lossless, ", ".join(overrides[:2])
+            passed = None if found.passed is None else float(found.passed)
+            yield Measured(f"verdict passed, {where}", passed, "", (">=", 1.0), found.reason)
+            tv = found.decoder_tv
+            share = None if tv is None else tv.largest / tv.largest_limit
+            yield Measured(f"largest distance of p over its limit, {where}", share, "", ("<=", 1.0))
+            yield Measured(f"alpha, {where}", result.alpha.mean)
+
+
 def _decoded(parts: Components, count: int) -> DecodeResult:
     """Decodes `count` texts speculatively, with everything that is recorded."""
     return Session(parts).decode(jobs_of(parts, count, LENGTH, NEW), True, LENGTH + NEW + parts.spare)
@@ -69,7 +88,7 @@ def kernels_and_torch(bench: Bench) -> Iterator[Measured]:
         return
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(ROWS, GAMMA + 1, V, generator=generator)
-    p = logits.softmax(-1)
+    p = logits.double().softmax(-1).float()  # in float32 the CPU's own is off by 1e-5
     q = (logits[:, :GAMMA] + torch.randn(ROWS, GAMMA, V, generator=generator)).softmax(-1)
     bits = torch.randint(2**62, (ROWS, GAMMA + 1), generator=generator)
     guesses, r = q.argmax(-1), torch.rand(ROWS, GAMMA, generator=generator).double()

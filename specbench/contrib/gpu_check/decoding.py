@@ -17,7 +17,10 @@ from specbench.stats.records import DecodeResult
 from specbench.stats.reference_distribution import largest_tv
 
 EAGER, AUTO, PEERS = ("executor=eager",), ("executor=auto",), ("baseline=transformers",)
-ROWS, PROMPT, NEW = (1, 8, 32), 64, 96  # rows decoded together; tokens of a prompt, and new ones
+FEWER_BITS = [(*AUTO, f"drafter.quantization={kind}") for kind in ("fp8", "int4")]
+# Rows decoded together, and how.
+WAYS = [(1, AUTO), (1, (GRAPHS,)), (1, EAGER), *((1, way) for way in FEWER_BITS), (8, AUTO), (32, AUTO)]
+PROMPT, NEW = 64, 96  # tokens of a prompt, and new ones
 LONGEST = 30  # kernels that are named
 SHAPES = {"qkv": (5120, 3072), "o": (3072, 3072), "gate and up": (16384, 3072), "down": (3072, 8192),
           "head": (128_256, 3072)}  # of the 3B's products  # fmt: skip
@@ -28,32 +31,31 @@ QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
 
 def speeds(bench: Bench) -> Iterator[Measured]:
-    """Tokens per second of every executor, plain and speculative, and of transformers' generate() and its assisted
-    generation, on the same prompts; and the weights that rounds read, in share of the memory's read roof."""
+    """Tokens per second of every executor, of drafters in fewer bits and of batches, plain and speculative, and of
+    transformers' generate() and its assisted generation, on the same prompts; and the weights that rounds read, in
+    share of the memory's read roof."""
     roof = cuda_roofs(bench.device).read
-    for rows in ROWS:
-        for way in (AUTO, (GRAPHS,), EAGER) if rows == 1 else (AUTO,):
-            peers = PEERS if rows == 1 and way is AUTO else ()
-            parts = bench.parts(*PAIR, *way, *peers, f"batch_size={rows}")
-            session, jobs, columns = Session(parts), jobs_of(parts, rows, PROMPT, NEW), PROMPT + NEW + parts.spare
-            where = f"{', '.join(way)}, {rows} rows"
-            for speculative in (False, True):
-                session.decode(jobs, speculative, columns)
-                before = captures_of(parts)
-                found = session.decode(jobs, speculative, columns)
-                captures = captures_of(parts) - before
-                name = f"{'speculative' if speculative else 'plain'}, {where}"
-                yield Measured(f"tokens/s, {name}", tokens_per_second(found), "", None, f"{found.calls} calls")
-                drafts = parts.policy.largest * sum(model.step_bytes for model in parts.drafter.models)
-                read = (parts.target.step_bytes + speculative * drafts) * found.calls / found.decode_seconds
-                yield Measured(f"share of the read roof of a round, {name}", read / roof)
-                yield Measured(f"captures in the timed part, {name}", captures, "", ("<=", 0.0))
-            seconds = parts.target.executor.facts().get("capture_seconds")
-            yield Measured(f"captures and compilations, {where}", seconds, "s")
-            for name, peer in parts.peers.items():
-                peer.decode(jobs[0])
-                output = peer.decode(jobs[0])
-                yield Measured(f"tokens/s, {name} of transformers, {rows} rows", output.decoded / output.decode_seconds)
+    for rows, way in WAYS:
+        parts = bench.parts(*PAIR, *way, *(PEERS if (rows, way) == WAYS[0] else ()), f"batch_size={rows}")
+        session, jobs, columns = Session(parts), jobs_of(parts, rows, PROMPT, NEW), PROMPT + NEW + parts.spare
+        where = f"{', '.join(way)}, {rows} rows"
+        for speculative in (False, True):
+            session.decode(jobs, speculative, columns)
+            before = captures_of(parts)
+            found = session.decode(jobs, speculative, columns)
+            captures = captures_of(parts) - before
+            name = f"{'speculative' if speculative else 'plain'}, {where}"
+            yield Measured(f"tokens/s, {name}", tokens_per_second(found), "", None, f"{found.calls} calls")
+            drafts = parts.policy.largest * sum(model.step_bytes for model in parts.drafter.models)
+            read = (parts.target.step_bytes + speculative * drafts) * found.calls / found.decode_seconds
+            yield Measured(f"share of the read roof of a round, {name}", read / roof)
+            yield Measured(f"captures in the timed part, {name}", captures, "", ("<=", 0.0))
+        seconds = parts.target.executor.facts().get("capture_seconds")
+        yield Measured(f"captures and compilations, {where}", seconds, "s")
+        for name, peer in parts.peers.items():
+            peer.decode(jobs[0])
+            output = peer.decode(jobs[0])
+            yield Measured(f"tokens/s, {name} of transformers, {rows} rows", output.decoded / output.decode_seconds)
 
 
 def captures_of(parts: Components) -> int:

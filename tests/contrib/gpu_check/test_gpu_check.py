@@ -43,6 +43,7 @@ WITHOUT_KERNELS = (
     6,
     7,
     8,
+    11,
 )  # an interpreter, which runs them here, takes most of the time; others decode with them
 
 
@@ -80,6 +81,7 @@ def seen(monkeypatch):
         monkeypatch.setattr(module, "GAMMA", 1)
     monkeypatch.setattr(bench, "MEASURED_SECONDS", 1e-6)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)  # a build for CUDA may lack the driver
+    monkeypatch.setattr(agreement, "SHORT", ("attention=sdpa", "target=bytes", "drafter=bytes"))
     monkeypatch.setattr(agreement, "LENGTH", 8)
     monkeypatch.setattr(agreement, "NEW", 8)
     monkeypatch.setattr(agreement, "SAMPLED", ((1, 1, "sdpa"),))
@@ -94,7 +96,7 @@ def seen(monkeypatch):
     monkeypatch.setattr(timing, "SHARES", {64: 0.85})
     for module in (timing, decoding):
         monkeypatch.setattr(module, "cuda_roofs", lambda device: Roofs(1.0, 2.0))
-    monkeypatch.setattr(decoding, "ROWS", (1, 2))
+    monkeypatch.setattr(decoding, "WAYS", [(1, decoding.AUTO), (1, (GRAPHS,)), (2, decoding.AUTO)])
     monkeypatch.setattr(decoding, "PEERS", ())  # transformers indexes with the host's tensors, which a GPU allows
     monkeypatch.setattr(decoding, "NEW", 6)
     monkeypatch.setattr(decoding, "SHAPES", {"o": (16, 8)})
@@ -108,9 +110,9 @@ def seen(monkeypatch):
 @pytest.fixture
 def cuda(monkeypatch):
     """Device "cuda" without a GPU: its operations run on the CPU, and mixed devices are refused."""
-    answer_for_a_machine(monkeypatch)
     monkeypatch.setattr(command, "inference_mode", torch.no_grad)
     with cuda_on_cpu() as device:
+        answer_for_a_machine(monkeypatch)
         yield device
 
 
@@ -143,12 +145,15 @@ EXPECTED = {  # numbers of each check, and their verdicts
     9: {"product o, 2 tokens": INFO},
     10: {"distance of the compiled program's p from eager mode's": PASSED,
          "kernels a layer at 64 columns, compiled": PASSED, "step at 1,024 columns, eager": INFO},
+    11: {"verdict passed, dtype=float32, temperature=0": PASSED, "alpha, dtype=bfloat16, temperature=1": INFO,
+         "largest distance of p over its limit, dtype=bfloat16, temperature=1": PASSED},
 }  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", CHECKS)
 def test_a_check_measures_on_cuda(number, seen, cuda, monkeypatch, tmp_path):
+    cuda.any_shapes = number == 11  # the verdict is not timed
     if number in WITHOUT_KERNELS:
         monkeypatch.setattr(ops, "run_on", lambda device: False)
     found = measured(number, tmp_path)
@@ -285,7 +290,7 @@ def test_its_own_command_line_is_understood(tmp_path):
     options = command.parsed(command.child_command(given, 3)[3:])
     assert (options.child, options.device, options.out, options.compile) == (3, "cuda:1", str(tmp_path), True)
     assert command.parsed(["--phase", "3", "--phase", "6"]).phase == [3, 6]
-    assert ends(lambda: command.parsed(["--phase", "11"])) == 2
+    assert ends(lambda: command.parsed(["--phase", "12"])) == 2
 
 
 def test_a_process_of_its_own_runs_one_check(cuda, monkeypatch, tmp_path):
@@ -325,7 +330,7 @@ def test_everything_is_in_one_file_to_send(tmp_path, monkeypatch):
 def test_captures_in_a_timed_part_fail(seen, cuda, monkeypatch, tmp_path):
     """Negative control: rows at other addresses in each decode."""
     monkeypatch.setattr(ops, "run_on", lambda device: False)
-    monkeypatch.setattr(decoding, "ROWS", (1,))
+    monkeypatch.setattr(decoding, "WAYS", [(1, decoding.AUTO)])
     decode, states = Session.decode, []
 
     def anew(self, *args, **more):
