@@ -3,7 +3,8 @@
     python -m specbench.gpu_check &&
     python experiments/gpu/make.py outputs/gpu_check
 
-Several folders may be given, for checks that were run one by one. Of a check that was stopped, what it had found counts.
+Several folders may be given, for checks that were run one by one. Of a check that was stopped, what it had found is
+used.
 """
 
 import json

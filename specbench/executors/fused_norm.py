@@ -25,16 +25,16 @@ class FusedNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-def plain_norms(module: nn.Module) -> Iterator[tuple[nn.Module, str, float]]:
-    """Parent, name and eps of each norm that computes what PyTorch's own does, as those of Llama and Qwen do; that of
+def fused_norms(module: nn.Module) -> Iterator[tuple[nn.Module, str, FusedNorm]]:
+    """Parent, name and replacement of each norm that computes what PyTorch's own does, as those of Llama and Qwen do; that of
     Gemma, which adds 1 to its weight, does not."""
     for parent in module.modules():
         for name, norm in parent.named_children():
             eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-            one_weight = [key for key, _ in norm.named_parameters()] == ["weight"]
-            if type(norm).__name__.endswith("RMSNorm") and one_weight and isinstance(eps, float):
-                if computes_rms_norm(type(norm), eps):
-                    yield parent, name, eps
+            weights = dict(norm.named_parameters())
+            named = type(norm).__name__.endswith("RMSNorm") and [*weights] == ["weight"]
+            if named and isinstance(eps, float) and computes_rms_norm(type(norm), eps):
+                yield parent, name, FusedNorm(weights["weight"], eps)
 
 
 @cache

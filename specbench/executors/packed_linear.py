@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from specbench.decoding.encoder_input import is_cross_attention
 from specbench.decoding.executor import Module, Stored
-from specbench.executors.fused_norm import FusedNorm, plain_norms
+from specbench.executors.fused_norm import fused_norms
 from specbench.executors.linear_kernels import HalfPairs, Product
 from specbench.executors.quantized_linear import QuantizedLinear, grid_of
 
@@ -234,7 +234,7 @@ def packed(module: Module) -> Module:
     by rounding. Quantised weights are replaced in the module itself."""
     quantize_in_place(module)
     several = [group for group in linear_groups(module) if len(group[1]) > 1]
-    norms = list(plain_norms(module))
+    norms = list(fused_norms(module))
     if not several and not norms:
         return module
     stacks = [_stack(group) for group in several]
@@ -242,8 +242,8 @@ def packed(module: Module) -> Module:
     found = twin_of(module, copies)
     for (parent, names), stack in zip(several, stacks, strict=True):
         replace((copies[id(parent)], names), stack)
-    for parent, name, eps in norms:
-        setattr(copies[id(parent)], name, FusedNorm(parent.get_submodule(name).weight, eps))
+    for parent, name, norm in norms:
+        setattr(copies[id(parent)], name, norm)
     return found
 
 

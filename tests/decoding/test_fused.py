@@ -21,6 +21,7 @@ from torch import nn
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from specbench.cache.static import StaticCache
 from specbench.decoding import verify_tree
@@ -31,6 +32,7 @@ from specbench.executors.compile_cache import Programs
 from specbench.executors.compiled_function import Leaf
 from specbench.executors.cudagraph import stand_ins
 from specbench.executors.eager import EagerExecutor
+from specbench.executors.fused_norm import FusedNorm, computes_rms_norm
 from specbench.executors.packed_linear import SharedLinear, packed
 from specbench.models.language_model import LanguageModel
 from specbench.run.run import run
@@ -135,6 +137,24 @@ def test_a_packed_model_has_the_configuration_of_its_module_and_is_packed_once()
     found = packed(module)
     assert found.config is module.config and found.model.layers[0].self_attn.config is module.config
     assert packed(found) is found
+
+
+def test_norms_that_are_pytorchs_own_become_one_kernel_and_others_stay():
+    """Of bfloat16: PyTorch's rounds once, that of transformers twice."""
+    module = llama().bfloat16()
+    for name, weight in module.named_parameters():
+        if "norm" in name:  # ones in a new model
+            weight.data.uniform_(0.5, 2)
+    found = packed(module)
+    ours = {name: norm for name, norm in found.named_modules() if isinstance(norm, FusedNorm)}
+    assert len(ours) == 2 * 2 + 1 and not any(isinstance(norm, FusedNorm) for norm in module.modules())
+    x = torch.randn(3, 32).bfloat16()
+    for name, norm in ours.items():
+        theirs = module.get_submodule(name)
+        assert norm.weight is theirs.weight
+        torch.testing.assert_close(norm(x), theirs(x), rtol=2 * torch.finfo(x.dtype).eps, atol=0)
+    assert not computes_rms_norm(Gemma3RMSNorm, 1e-6)  # negative controls
+    assert not computes_rms_norm(nn.LayerNorm, 1e-6) and not computes_rms_norm(nn.Linear, 1e-6)
 
 
 def test_layers_of_different_inputs_are_not_packed():

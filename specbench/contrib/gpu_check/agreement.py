@@ -61,7 +61,8 @@ def whole_runs(bench: Bench) -> Iterator[Measured]:
             passed = None if found.passed is None else float(found.passed)
             yield Measured(f"verdict passed, {where}", passed, "", (">=", 1.0), found.reason)
             tv = found.decoder_tv
-            share = None if tv is None else tv.largest / tv.largest_limit
+            largest, most = (None, None) if tv is None else (tv.largest, tv.largest_limit)
+            share = largest / most if largest is not None and most else None
             yield Measured(f"largest distance of p over its limit, {where}", share, "", ("<=", 1.0))
             yield Measured(f"alpha, {where}", result.alpha.mean)
 
