@@ -26,14 +26,15 @@ class FusedNorm(nn.Module):
 
 
 def fused_norms(module: nn.Module) -> Iterator[tuple[nn.Module, str, FusedNorm]]:
-    """Parent, name and replacement of each norm that computes what PyTorch's own does, as those of Llama and Qwen do; that of
-    Gemma, which adds 1 to its weight, does not."""
+    """Parent, name and replacement of each norm that computes what PyTorch's own does, as those of Llama and Qwen do;
+    that of Gemma, which adds 1 to its weight, does not."""
     for parent in module.modules():
         for name, norm in parent.named_children():
-            eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+            eps: Any = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
             weights = dict(norm.named_parameters())
             named = type(norm).__name__.endswith("RMSNorm") and [*weights] == ["weight"]
-            if named and isinstance(eps, float) and computes_rms_norm(type(norm), eps):
+            kind: Any = type(norm)
+            if named and isinstance(eps, float) and computes_rms_norm(kind, eps):
                 yield parent, name, FusedNorm(weights["weight"], eps)
 
 
