@@ -1,5 +1,6 @@
 """RMS norms as one kernel each. transformers writes them as eight operations, which on a GPU are as many kernels."""
 
+import inspect
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -25,17 +26,26 @@ class FusedNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-def fused_norms(module: nn.Module) -> Iterator[tuple[nn.Module, str, FusedNorm]]:
-    """Parent, name and replacement of each norm that computes what PyTorch's own does, as those of Llama and Qwen do;
-    that of Gemma, which adds 1 to its weight, does not."""
+def fused_norms(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[nn.Module, str, FusedNorm]]:
+    """Parent, name and replacement of each norm of weights of this dtype that computes what PyTorch's own does, as
+    those of Llama and Qwen do; that of Gemma, which adds 1 to its weight, does not."""
     for parent in module.modules():
         for name, norm in parent.named_children():
             eps: Any = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
             weights = dict(norm.named_parameters())
-            named = type(norm).__name__.endswith("RMSNorm") and [*weights] == ["weight"]
-            kind: Any = type(norm)
-            if named and isinstance(eps, float) and computes_rms_norm(kind, eps):
-                yield parent, name, FusedNorm(weights["weight"], eps)
+            named = type(norm).__name__.endswith("RMSNorm") and [*weights] == ["weight"] and isinstance(eps, float)
+            if named and is_as_written(norm) and weights["weight"].dtype == dtype:
+                kind: Any = type(norm)
+                if computes_rms_norm(kind, eps):
+                    yield parent, name, FusedNorm(weights["weight"], eps).train(norm.training)
+
+
+def is_as_written(norm: nn.Module) -> bool:
+    """Whether nothing was added to a module of one input: no hook, no other `forward`, no weight of other tensors."""
+    hooks = norm._forward_hooks or norm._forward_pre_hooks or "forward" in vars(norm)
+    one_input = len(inspect.signature(type(norm).forward).parameters) == 2
+    consists = any(hasattr(weight, "__tensor_flatten__") for weight in norm.parameters())
+    return not hooks and one_input and not consists
 
 
 @cache
@@ -48,7 +58,7 @@ def computes_rms_norm(kind: Any, eps: float) -> bool:
             norm = kind(SHAPE[1], eps=eps)
             norm.weight.copy_(weight)
             theirs = norm(x)
-        except (TypeError, AttributeError, RuntimeError):  # a norm of another form
+        except Exception:  # of a norm of another form, maybe from a checkpoint
             return False
         ours = F.rms_norm(x, weight.shape, weight, eps)
         close = ROUNDINGS * torch.finfo(x.dtype).eps * ours.abs().max()

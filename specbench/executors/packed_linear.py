@@ -230,13 +230,13 @@ def is_quantized(module: nn.Module) -> bool:
 
 def packed(module: Module) -> Module:
     """A copy of a module in which layers with the same input share one plain product, whose weights the module's own
-    layers become views of, and each RMS norm is one kernel; the module itself if it has neither. The results may differ
-    by rounding. Quantised weights are replaced in the module itself."""
+    layers become views of, and each RMS norm is one kernel; the module itself if it has no such layers. The results may
+    differ by rounding. Quantised weights are replaced in the module itself."""
     quantize_in_place(module)
     several = [group for group in linear_groups(module) if len(group[1]) > 1]
-    norms = list(fused_norms(module))
-    if not several and not norms:
+    if not several:
         return module
+    norms = list(fused_norms(module, linear_layers(several[0])[0].weight.dtype))
     stacks = [_stack(group) for group in several]
     copies: dict[int, Any] = {}
     found = twin_of(module, copies)

@@ -59,10 +59,8 @@ def whole_runs(bench: Bench) -> Iterator[Measured]:
             result, _ = run(bench.parts(*overrides), bench.folder / f"{dtype}_{temperature}")
             found, where = result.lossless, ", ".join(overrides[:2])
             passed = None if found.passed is None else float(found.passed)
-            yield Measured(f"verdict passed, {where}", passed, "", (">=", 1.0), found.reason)
-            tv = found.decoder_tv
-            largest, most = (None, None) if tv is None else (tv.largest, tv.largest_limit)
-            share = largest / most if largest is not None and most else None
+            yield Measured(f"verdict passed, {where}", passed, "", (">=", 1.0), found.reason or str(found.detail))
+            share = None if found.decoder_tv is None else found.decoder_tv.quantiles["1"]
             yield Measured(f"largest distance of p over its limit, {where}", share, "", ("<=", 1.0))
             yield Measured(f"alpha, {where}", result.alpha.mean)
 

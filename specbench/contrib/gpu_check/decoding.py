@@ -9,17 +9,18 @@ from torch.nn import functional as F
 
 from specbench.config.components import Components
 from specbench.contrib.gpu_check.bench import GRAPHS, Bench, Measured, jobs_of, kernels_of, time_call
-from specbench.contrib.gpu_check.timing import PAIR, TARGET, score_call
+from specbench.contrib.gpu_check.timing import ALPHA, PAIR, TARGET, score_call
 from specbench.models.float_logits import float_logits
 from specbench.run.decoder import Session
 from specbench.run.machine_watch import cuda_roofs
 from specbench.stats.records import DecodeResult
 from specbench.stats.reference_distribution import largest_tv
+from specbench.theory import expected_tokens
 
 EAGER, AUTO, PEERS = ("executor=eager",), ("executor=auto",), ("baseline=transformers",)
 FEWER_BITS = [(*AUTO, f"drafter.quantization={kind}") for kind in ("fp8", "int4")]
 # Rows decoded together, and how.
-WAYS = [(1, AUTO), (1, (GRAPHS,)), (1, EAGER), *((1, way) for way in FEWER_BITS), (8, AUTO), (32, AUTO)]
+WAYS = [(1, AUTO), (1, (GRAPHS,)), (1, EAGER), (8, AUTO), (32, AUTO), *((1, way) for way in FEWER_BITS)]
 PROMPT, NEW = 64, 96  # tokens of a prompt, and new ones
 LONGEST = 30  # kernels that are named
 SHAPES = {"qkv": (5120, 3072), "o": (3072, 3072), "gate and up": (16384, 3072), "down": (3072, 8192),
@@ -45,9 +46,14 @@ def speeds(bench: Bench) -> Iterator[Measured]:
             found = session.decode(jobs, speculative, columns)
             captures = captures_of(parts) - before
             name = f"{'speculative' if speculative else 'plain'}, {where}"
+            took = found.decode_seconds / found.calls
+            expected = expected_tokens(ALPHA, parts.policy.largest) if speculative else 1.0
             yield Measured(f"tokens/s, {name}", tokens_per_second(found), "", None, f"{found.calls} calls")
+            # One text has more or fewer tokens a round than alpha promises.
+            yield Measured(f"tokens/s at {expected:.2f} tokens a call, {name}", rows * expected / took)
+            yield Measured(f"call or round, {name}", took * 1e3, "ms")
             drafts = parts.policy.largest * sum(model.step_bytes for model in parts.drafter.models)
-            read = (parts.target.step_bytes + speculative * drafts) * found.calls / found.decode_seconds
+            read = (parts.target.step_bytes + speculative * drafts) / took
             yield Measured(f"share of the read roof of a round, {name}", read / roof)
             yield Measured(f"captures in the timed part, {name}", captures, "", ("<=", 0.0))
         seconds = parts.target.executor.facts().get("capture_seconds")

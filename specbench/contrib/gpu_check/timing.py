@@ -18,8 +18,9 @@ from specbench.run.recorder import Recorder, round_numbers
 from specbench.stats.records import DecodeResult
 
 # Llama 3.2 1B drafts for 3B: real shapes, random weights, guesses accepted at a given rate.
+ALPHA = 0.8
 PAIR = ("target=llama3b", "drafter=llama1b", "target.weights=random", "drafter.weights=random", "gamma=5",
-        "verifier=synthetic", "verifier.alpha=0.8")  # fmt: skip
+        "verifier=synthetic", f"verifier.alpha={ALPHA}")  # fmt: skip
 TARGET = ("target=llama3b", "target.weights=random", "drafter=ngram")  # the 3B shape alone
 SHARES = {1024: 0.55, 4096: 0.50}  # of the read roof, by cache columns, of compiled graphs; .61 was measured on an H200
 UNFUSED_SHARE = 0.3  # .36 and .34

@@ -81,7 +81,7 @@ def seen(monkeypatch):
         monkeypatch.setattr(module, "GAMMA", 1)
     monkeypatch.setattr(bench, "MEASURED_SECONDS", 1e-6)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)  # a build for CUDA may lack the driver
-    monkeypatch.setattr(agreement, "SHORT", ("attention=sdpa", "target=bytes", "drafter=bytes"))
+    monkeypatch.setattr(agreement, "SHORT", ("executor=auto", "attention=sdpa", "target=bytes", "drafter=bytes"))
     monkeypatch.setattr(agreement, "LENGTH", 8)
     monkeypatch.setattr(agreement, "NEW", 8)
     monkeypatch.setattr(agreement, "SAMPLED", ((1, 1, "sdpa"),))
@@ -96,7 +96,9 @@ def seen(monkeypatch):
     monkeypatch.setattr(timing, "SHARES", {64: 0.85})
     for module in (timing, decoding):
         monkeypatch.setattr(module, "cuda_roofs", lambda device: Roofs(1.0, 2.0))
-    monkeypatch.setattr(decoding, "WAYS", [(1, decoding.AUTO), (1, (GRAPHS,)), (2, decoding.AUTO)])
+    monkeypatch.setattr(
+        decoding, "WAYS", [(1, decoding.AUTO), (1, (GRAPHS,)), (2, decoding.AUTO), (1, decoding.FEWER_BITS[1])]
+    )
     monkeypatch.setattr(decoding, "PEERS", ())  # transformers indexes with the host's tensors, which a GPU allows
     monkeypatch.setattr(decoding, "NEW", 6)
     monkeypatch.setattr(decoding, "SHAPES", {"o": (16, 8)})
@@ -133,7 +135,9 @@ EXPECTED = {  # numbers of each check, and their verdicts
         "texts that differ, cache=paged, drafter=stdlib, temperature=0, batch_size=2": PASSED},
     3: {"share of the read roof at 64 columns": PASSED, "kernels a layer at 64 columns": INFO},
     4: {"share of the read roof of a round, speculative, executor=auto, 2 rows": INFO,
-        "tokens/s, speculative, executor=auto, 1 rows": INFO, "tokens/s, plain, executor=auto, 2 rows": INFO,
+        "tokens/s, speculative, executor=auto, 1 rows": INFO, "call or round, plain, executor=auto, 1 rows": INFO,
+        "tokens/s, speculative, executor=auto, drafter.quantization=int4, 1 rows": INFO,
+        "tokens/s, plain, executor=auto, 2 rows": INFO,
         "captures in the timed part, speculative, executor=cudagraph, 1 rows": PASSED},
     5: {"all kernels, executor=auto": INFO, "1. mm, executor=auto": INFO, "2. add, executor=eager": INFO},
     6: {"the verdict's least limit of these, executor=auto": INFO,
@@ -145,8 +149,11 @@ EXPECTED = {  # numbers of each check, and their verdicts
     9: {"product o, 2 tokens": INFO},
     10: {"distance of the compiled program's p from eager mode's": PASSED,
          "kernels a layer at 64 columns, compiled": PASSED, "step at 1,024 columns, eager": INFO},
-    11: {"verdict passed, dtype=float32, temperature=0": PASSED, "alpha, dtype=bfloat16, temperature=1": INFO,
-         "largest distance of p over its limit, dtype=bfloat16, temperature=1": PASSED},
+    11: {"verdict passed, dtype=float32, temperature=0": PASSED,
+         "verdict passed, dtype=bfloat16, temperature=0": PASSED,
+         "verdict passed, dtype=float32, temperature=1": UNCLEAR,
+         "verdict passed, dtype=bfloat16, temperature=1": UNCLEAR,
+         "largest distance of p over its limit, dtype=bfloat16, temperature=1": PASSED},  # one prompt is too few
 }  # fmt: skip
 
 
