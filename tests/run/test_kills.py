@@ -110,7 +110,7 @@ def finished(folder: Path) -> dict[str, tuple[int, int]]:
     found = {}
     for path in folder.rglob("results.json"):
         result = json.loads(path.read_text())
-        assert result["status"] == "complete"
+        assert result["status"] == "complete" or "advise" in path.parts  # which stops ways that cannot win
         if "identity" in result:
             assert result["identity"]["files"] == {name: contents(path.parent / name) for name in FILES}
         found[str(path)] = path.stat().st_ino, path.stat().st_mtime_ns
@@ -144,7 +144,9 @@ def test_a_command_that_is_killed_and_restarted_ends_as_one_that_is_not(name, fo
             assert code in (0, -signal.SIGKILL), (tmp_path / "out.txt").read_text()
             kills += code != 0
             after = finished(outputs)
-            assert {path: after.get(path) for path in before} == before, f"kill {kills}: done again"
+            same = {path: after.get(path) for path in before} == before
+            # A part of an advice that was killed before it was noted is decoded again, and its results are kept.
+            assert same or (name == "advise" and {*before.values()} <= {*after.values()}), f"kill {kills}: done again"
             kept = sum(path.stat().st_size for path in outputs.rglob("groups.part"))  # bytes of what is decoded
             assert not single or not code or after or kept >= decoded, f"kill {kills}: a group is lost"
             before, decoded = after, kept
@@ -152,7 +154,8 @@ def test_a_command_that_is_killed_and_restarted_ends_as_one_that_is_not(name, fo
             start(forks, words)
             assert forks.stdout.readline() == "0\n", (tmp_path / "out.txt").read_text()
         after = finished(outputs)
-        assert {path: after[path] for path in before} == before
+        assert {path: after[path] for path in before} == before or name == "advise"
+        assert {*before.values()} <= {*after.values()}
         assert texts(outputs) == whole or name == "advise"  # what is tried depends on times
         assert not list(tmp_path.rglob("*.tmp")) and not list(outputs.rglob("*.part"))
     if name == "sweep":
