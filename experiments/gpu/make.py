@@ -75,7 +75,7 @@ def figure(rows: list[Row]) -> Figure:
     colours = [OTHER if "transformers" in name else MEASURED for name in bars]
     axes.bar_label(axes.barh([*bars], [*bars.values()], color=colours), fmt="%.0f", padding=3, fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel("tokens/s, one row, 3B and 1B shapes, gamma 5, alpha set to .8: one text")
+    axes.set_xlabel("tokens/s, one row and text, 3B and 1B shapes")
     return drawn
 
 
