@@ -122,13 +122,14 @@ def test_a_packed_model_computes_the_same_and_holds_nothing_twice(bias):
     expected = module(x).logits
     found = packed(module)
     assert torch.equal(module(x).logits, expected)  # the module itself is as it was
-    torch.testing.assert_close(found(x).logits, expected)
+    close = {"rtol": 1e-4, "atol": 1e-5}  # transformers computes norms in float32
+    torch.testing.assert_close(found(x).logits, expected, **close)
     layer, own = found.model.layers[1], module.model.layers[1]
     assert isinstance(layer.self_attn.q_proj, SharedLinear) and type(own.self_attn.q_proj) is nn.Linear
     own.self_attn.v_proj.weight.data.fill_(1.0)  # negative control: and one memory
     own.mlp.up_proj.weight.data.fill_(1.0)
     assert not torch.allclose(found(x).logits, expected)
-    torch.testing.assert_close(found(x).logits, module(x).logits)
+    torch.testing.assert_close(found(x).logits, module(x).logits, **close)
     assert sum(p.numel() for p in found.parameters()) == sum(p.numel() for p in llama(
         attention_bias=bias, mlp_bias=bias).parameters())  # fmt: skip
 
