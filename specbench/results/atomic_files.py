@@ -181,3 +181,10 @@ def parse_json(text: str, where: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not JSON ({reason(error)})") from error
+
+
+def remove_half_written(folder: Path, below: bool = False) -> None:
+    """Removes what killed processes have left half-written in a folder and, with `below`, in those below it."""
+    for left in (folder.rglob if below else folder.glob)(f"*{TEMPORARY}"):
+        if left.is_file():
+            left.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from specbench.errors import ConfigError
-from specbench.results.atomic_files import TEMPORARY, writing
+from specbench.results.atomic_files import remove_half_written, writing
 
 log = logging.getLogger(__name__)
 LOCK = ".lock"  # holds the number of the process that has the lock
@@ -31,9 +31,7 @@ def locked(folder: Path, wait: float = 0.0) -> Iterator[None]:
         with writing(path):
             _take(lock, folder, wait)
             path.write_text(str(os.getpid()))
-            for left in folder.glob(f"*{TEMPORARY}"):
-                if left.is_file():
-                    left.unlink()
+            remove_half_written(folder)
         yield
     finally:
         lock.release(force=True)

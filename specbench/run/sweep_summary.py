@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from specbench.component import chosen_class
 from specbench.errors import first_line
-from specbench.results.atomic_files import TEMPORARY, write_json, write_text, writing
+from specbench.results.atomic_files import remove_half_written, write_json, write_text, writing
 from specbench.results.fingerprint import Identity
 from specbench.results.folder_lock import locked
 from specbench.results.loggers.base import Logger
@@ -84,9 +84,8 @@ def summarise(jobs: SweepJobs, printed: bool = True, page: bool = True, redraw: 
             _once(jobs, "page", results, lambda: draw_page(jobs, folders), redraw)
         if results:
             _once(jobs, "logger", results, lambda: log_table(jobs, rows))
-        if not jobs.not_ended():  # what killed processes have left half-written there
-            for left in jobs.place.rglob(f"*{TEMPORARY}"):
-                left.unlink(missing_ok=True)
+        if not jobs.not_ended():
+            remove_half_written(jobs.place, below=True)
     return closing_sentence(jobs, examined)
 
 

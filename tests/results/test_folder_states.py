@@ -138,8 +138,8 @@ class SweepFolder(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp()) / "sweep"
         self.number = 0
-        self.summaries: set[str] = {""}  # what some command has begun to write
-        self.written, self.shown = "", dict.fromkeys(self.COMMANDS, ())  # by the last; what each logger has got
+        self.summaries: set[str] = set()  # what some command has begun to write
+        self.shown = dict.fromkeys(self.COMMANDS, ())  # what each logger has got
 
     def of(self, job):
         return self.folder / str(job)

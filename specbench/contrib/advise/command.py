@@ -57,15 +57,14 @@ def advise(overrides: Sequence[str], minutes: float, only: bool = False) -> Path
     from specbench.contrib.advise.answers import answer_sentence, crossings, load_answer
     from specbench.contrib.advise.driver import FILE, Driver, trial_lines
     from specbench.contrib.advise.page import answers_table, waits_table, write_advice
-    from specbench.results.atomic_files import TEMPORARY, write_json
+    from specbench.results.atomic_files import remove_half_written, write_json
     from specbench.results.folder_lock import locked
 
     digest = hashlib.sha256(" ".join(sorted([*words, *["--only"] * only])).encode()).hexdigest()[:8]
     folder = Path(given[-1].removeprefix(FOLDER) if given else f"outputs/advise/{digest}")
     show(*map(Text, trial_lines(tried, minutes)))
     with locked(folder):
-        for left in folder.rglob(f"*{TEMPORARY}"):  # what killed processes have left half-written of the runs' files
-            left.unlink()
+        remove_half_written(folder, below=True)  # its runs have no locks
         state = Driver(tried, folder, 60 * minutes).go()
         kept = [(load, state["loads"][load.label]) for load in tried.loads]
         found = state["answers"] = [load_answer(load.label, own) for load, own in kept]
