@@ -61,7 +61,7 @@ def overwrites(tables: Any, monkeypatch: Any) -> None:
 
 
 def packs(tables: Any, monkeypatch: Any) -> None:
-    fused.test_a_packed_model_computes_the_same_and_holds_nothing_twice(True)
+    fused.test_a_packed_model_computes_the_same_and_holds_nothing_twice(True, monkeypatch)
 
 
 def waits_for_streams(tables: Any, monkeypatch: Any) -> None:
