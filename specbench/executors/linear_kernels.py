@@ -18,6 +18,7 @@ INT4_ROWS = 16  # the layout of the kernel for 4 bits needs a multiple of so man
 ONEDNN_ROWS = 16  # rows of x that oneDNN's layout is made for: the fastest, or equal, for 1 to 512 rows
 HALF_EXPONENT = 15  # of the largest weight in float16, after scaling
 PAIRED, LINE = 2, 16  # of kernels/half_pairs.cpp
+BLOCK = 2**17  # numbers of a weight that are compared at once
 FEW = 2**17  # bytes of a weight that several threads do not read faster than one
 
 _onednn: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
@@ -158,8 +159,10 @@ class HalfWeightSerial(HalfWeight):
 
 
 def is_half(weight: Tensor) -> bool:
-    """Whether float16 has all values of a weight in float32."""
-    return weight.dtype == torch.float32 and torch.equal(weight.half().float(), weight)
+    """Whether float16 has all values of a weight in float32. Read in blocks that stay in a core's cache."""
+    if weight.dtype != torch.float32:
+        return False
+    return all(torch.equal(block.half().float(), block) for block in weight.reshape(-1).split(BLOCK))
 
 
 @functools.cache
@@ -177,7 +180,7 @@ def has_serial() -> bool:
 def scale_of(weight: Tensor) -> float:
     """The power of two that brings the largest value of a weight, of any shape, to the upper end of float16's range.
     Multiplying by it changes no digit."""
-    largest = float(weight.abs().max()) if weight.numel() else 0.0
+    largest = float(torch.stack(weight.aminmax()).abs().max()) if weight.numel() else 0.0
     if weight.dtype != torch.float32 or not 2.0**-60 < largest < 2.0**60:
         return 1.0
     return 2.0 ** (HALF_EXPONENT - math.frexp(largest)[1])

@@ -1,7 +1,6 @@
 """Loads Hugging Face checkpoints, of causal models and encoder-decoders: from a local folder or a hub id, or random
 weights in a model's shape."""
 
-import copy
 import dataclasses
 import functools
 import logging
@@ -27,7 +26,7 @@ from specbench.executors.eager import EagerExecutor
 from specbench.executors.packed_linear import is_quantized
 from specbench.executors.quant_grids import GRIDS
 from specbench.models import checkpoint_checks as checks
-from specbench.models.architecture import HALVES, ModelSize, family_of, loader_of, without_memory
+from specbench.models.architecture import ModelSize, family_of, loader_of, without_memory
 from specbench.models.attention_mask import refuse_unknown_kinds
 from specbench.models.checkpoint import (
     GGUF,
@@ -46,6 +45,7 @@ from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.gguf import check_gguf, convert, install
 from specbench.models.language_model import LanguageModel
 from specbench.models.quantization import quantise, quantised_size
+from specbench.models.random_weights import random_module
 from specbench.models.shared_cache import with_first_tokens
 from specbench.models.vocabulary import FirstTokens
 from specbench.settings import MOST_RANKS, BaseSettings, setting
@@ -280,11 +280,7 @@ def load_module(
     options = {"dtype": dtype, "trust_remote_code": settings.trust_remote_code}
     with reading_of(settings, role, "weights"):
         if settings.weights == "random":
-            torch.manual_seed(seed)
-            with torch.device(device):
-                module: Any = loader.from_config(copy.copy(config), **options)
-            for weight in module.parameters() if config.dtype in HALVES else ():
-                weight.data.copy_(weight.data.to(config.dtype))
+            module: Any = random_module(loader, config, seed, device, **options)
         else:
             module = _read_weights(settings, config, loader, options | placed_on(device), key)
         loaded: PreTrainedModel = (module if settings.divided() else module.to(device)).eval()

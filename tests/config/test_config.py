@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ from specbench.config.validate import check
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import short_message
 from specbench.run_config import GROUPS, Role, with_role
+
+LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2",
          "drafter=eagle": "drafter.path=org/name", "drafter=eagle3": "drafter.path=org/name",
@@ -166,6 +170,22 @@ def test_the_device_of_a_run_is_the_current_one(monkeypatch):
     for name in ("cuda:1", "cuda", "auto", "cpu"):
         pick_device(name)
     assert chosen == [1, 0, 0]
+
+
+@pytest.mark.skipif(
+    not LARGE_PAGES.is_file() or "[never]" in LARGE_PAGES.read_text(), reason="this system has no large pages"
+)
+def test_weights_lie_in_large_pages():
+    program = """if True:
+        import re, torch
+        from pathlib import Path
+        from specbench.config.devices import pick_device
+        pick_device("cpu")
+        weight = torch.zeros(2**24)
+        print(sum(map(int, re.findall(r"AnonHugePages: +(\\d+) kB", Path("/proc/self/smaps").read_text()))))
+        """
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(found.stdout) > 2**15  # kB, half of the weight
 
 
 def test_what_depends_on_a_setting():

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -31,11 +31,13 @@ from checkpoints import (
 from choosing import only, slow_unless
 from omegaconf import OmegaConf
 from small_runs import composed, parts_of, small
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from specbench.config.build import build
 from specbench.config.validate import check
 from specbench.data.sources import SHIPPED
 from specbench.errors import ConfigError
+from specbench.models.random_weights import random_module
 from specbench.run.run import run
 
 BERT = dict(SIZES, model_type="bert")
@@ -270,6 +272,30 @@ def test_random_weights_have_the_digits_of_the_shape_s_dtype():
     assert any(weight.std() > 0 for weight in weights)
     once, tied = sum(weight.nbytes for weight in weights), target.stock_module().lm_head.weight.nbytes
     assert target.weight_bytes == pytest.approx((once + tied) / 2, rel=0.01)  # held in 16 bits, a tied one twice
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "t5"])
+def test_random_weights_have_the_spread_that_transformers_gives_them(model_type):
+    """All numbers come from one block; no two matrices, and no two rows of one, are equal."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 70_000}
+    config = CONFIG_MAPPING[model_type](**sizes, bos_token_id=0, eos_token_id=0, dtype="float32")
+    loader = AutoModelForSeq2SeqLM if model_type == "t5" else AutoModelForCausalLM
+    make = partial(random_module, loader, config, device=torch.device("cpu"), dtype=torch.float32)
+    module, same, other = make(0), make(0), make(1)
+    for (name, weight), expected in zip(
+        module.named_parameters(), loader.from_config(config).parameters(), strict=True
+    ):
+        values = weight.detach()
+        assert torch.equal(values, same.get_parameter(name))
+        if values.dim() == 1:  # of norms, and biases
+            assert torch.equal(values, expected)
+            continue
+        error = 5 / values.numel() ** 0.5  # five standard errors
+        assert float(values.std()) == pytest.approx(float(expected.detach().std()), rel=error)
+        assert abs(float(values.mean())) < error * float(values.std())
+        assert not torch.equal(values, other.get_parameter(name)) and len(values.unique(dim=0)) == len(values)
+    matrices = [weight.detach().flatten()[:64] for weight in module.parameters() if weight.dim() > 1]
+    assert len(torch.stack(matrices).unique(dim=0)) == len(matrices)
 
 
 def test_weights_that_overflow_in_the_run_s_dtype_are_refused(changed):
