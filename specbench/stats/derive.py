@@ -1,7 +1,7 @@
 """Every number of results.json that sums over requests can give: of a run, of repeats, of workers, of some prompts."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ from specbench.stats.formulas import OF_ALPHA, OF_STEPS
 from specbench.stats.records import PerRequestSums
 from specbench.stats.two_way_bootstrap import Estimator, TwoWaySums
 
+LENGTHS = (128, 512, 2048, 8192)  # tokens of a prompt, between which requests are told apart
 LoadSums = Callable[[], Iterable[PerRequestSums]]  # the sums of each process, anew at each call
 
 
@@ -89,6 +90,7 @@ def derive(load: LoadSums, estimator: Callable[[LoadSums], Estimator], facts: Ru
             drift=_known(formulas.drifts(s)) | {"ci95": source.intervals(formulas.drifts)},
             counts=_counts(s, facts),
             by_category=categories,
+            by_length=by_length(load, estimator),
             acceptance=acceptance_of(source, facts.by_beta),
             block_efficiency_of_requests=(
                 source.estimate("tokens_per_round", "requests") if "tokens_per_round" in s else None
@@ -99,12 +101,32 @@ def derive(load: LoadSums, estimator: Callable[[LoadSums], Estimator], facts: Ru
 
 def by_category(load: LoadSums, estimator: Callable[[LoadSums], Estimator]) -> dict[str, CategoryNumbers]:
     """The numbers of each category of prompts, if the data name categories."""
-
-    def of(name: str) -> Iterable[PerRequestSums]:
-        return (sums.only([i for i, own in enumerate(sums.categories) if own == name]) for sums in load())
-
     names = sorted({name for sums in load() for name in sums.categories} - {""})
-    return {name: category_numbers(estimator(partial(of, name))) for name in names}
+    return {name: numbers_of(load, estimator, lambda sums: sums.categories, name) for name in names}
+
+
+def by_length(load: LoadSums, estimator: Callable[[LoadSums], Estimator]) -> dict[str, CategoryNumbers]:
+    """The numbers of the requests whose prompts have so many tokens, if not all lie between the same of LENGTHS."""
+
+    def classes(sums: PerRequestSums) -> Sequence[int]:
+        lengths = sums.columns.get("prompt_tokens", np.zeros(0))  # sums of an older version have none
+        return [*map(int, np.searchsorted(LENGTHS, lengths, side="right"))]
+
+    found, starts = sorted({number for sums in load() for number in classes(sums)}), (1, *LENGTHS)
+    names = [f"{start} to {end - 1}" for start, end in zip(starts, LENGTHS, strict=False)] + [f"{LENGTHS[-1]} or more"]
+    return {names[i]: numbers_of(load, estimator, classes, i) for i in found} if len(found) > 1 else {}
+
+
+def numbers_of(
+    load: LoadSums, estimator: Callable[[LoadSums], Estimator], classes: Callable[[PerRequestSums], Sequence[Any]],
+    wanted: Any,
+) -> CategoryNumbers:  # fmt: skip
+    """The numbers of the requests of one class; `classes` gives the class of each request."""
+
+    def own() -> Iterable[PerRequestSums]:
+        return (sums.only([i for i, of in enumerate(classes(sums)) if of == wanted]) for sums in load())
+
+    return category_numbers(estimator(own))
 
 
 def accounting(source: Estimator, gamma: int | None) -> dict[str, Factor]:

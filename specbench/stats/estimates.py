@@ -490,6 +490,7 @@ class Derived:
     counts: Counts
     throughput_ci95: dict[str, Interval] = field(default_factory=dict)
     by_category: dict[str, CategoryNumbers] = field(default_factory=dict)  # if the data name categories
+    by_length: dict[str, CategoryNumbers] = field(default_factory=dict)  # by tokens of the prompt, if they differ much
     acceptance: Acceptance | None = None
     block_efficiency_of_requests: Estimate | None = None  # the mean of each request's tokens per target call
     recited: float | None = None  # share of new tokens that end 8 tokens in a row which stand earlier in prompt or text

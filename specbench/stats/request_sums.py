@@ -159,6 +159,7 @@ def sums_of(
     found |= {
         "requests": 1.0,
         "tokens": decoded,
+        "prompt_tokens": result.request.prompt_tokens,
         "tokens_per_round": decoded / max(1, len(rounds)),
         "recited": recited([*_encoded(result), *result.request.tokens], ours.tokens),
         "stops": decoded < result.limit,

@@ -3,6 +3,7 @@ truth is known, and against the files of a run."""
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as parquet
@@ -16,7 +17,7 @@ from specbench.results.writer import write_result
 from specbench.run.run import run
 from specbench.stats.bootstrap import BootstrapSums
 from specbench.stats.breakdown import acceptance_check, acceptance_of, by_rows, recited_share
-from specbench.stats.derive import by_category, of_one_process
+from specbench.stats.derive import by_category, by_length, of_one_process
 from specbench.stats.formulas import speedup_ratios, user_rates
 from specbench.stats.records import DecodedRequest, PerRequestSums, PositionStats, Result, Round
 from specbench.stats.request_sums import Tokens, class_of_text, columns_of_rows, confidence_bin, recited, sums_of
@@ -216,6 +217,21 @@ def test_categories_are_those_of_their_prompts_and_too_few_have_no_interval():
 ])  # fmt: skip
 def test_recited_tokens_end_eight_in_a_row_that_stand_earlier(prompt, new, count):
     assert recited(prompt, new) == count
+
+
+def test_lengths_are_those_of_their_prompts():
+    """127 and 128 tokens are told apart; the gain of each is that of its own requests."""
+    gains = {100: 2.0, 127: 2.0, 128: 3.0, 600: 5.0, 20_000: 7.0}
+    results = []
+    for length, gain in gains.items():
+        result = result_of(TWO, TEXT, name=f"p{length}", plain_seconds=gain * 3)
+        results.append(replace(result, request=replace(result.request, tokens=[1] * length)))
+    found = by_length(lambda: [sums_of_results(results)], of_one_process)
+    assert {name: of.prompts for name, of in found.items()} == {
+        "1 to 127": 2, "128 to 511": 1, "512 to 2047": 1, "8192 or more": 1}  # fmt: skip
+    expected = [gain * 7 for gain in (2.0, 3.0, 5.0, 7.0)]  # 3 seconds for 7 tokens; plain: `gain * 3` for each token
+    assert [of.speedup.measured for of in found.values()] == pytest.approx(expected)
+    assert not by_length(lambda: [sums_of_results(results[:2])], of_one_process)  # all of one length
 
 
 def test_recited_of_all_and_of_each_category():

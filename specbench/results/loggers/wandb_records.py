@@ -85,7 +85,8 @@ def summary(tree: Mapping[str, Any]) -> dict[str, object]:
     interval is two keys, as in `speedup/ci95/low` and `speedup/ci95/high`."""
     keys: dict[str, Any] = {name: at(tree, path) for name, path in LOGGED.items()}
     keys |= flatten({name: tree[name] for name in LOGGED_WHOLE})
-    keys |= flatten({f"by_category/{visible(name)}": numbers for name, numbers in tree["by_category"].items()})
+    for kind in ("by_category", "by_length"):
+        keys |= flatten({f"{kind}/{visible(name)}": numbers for name, numbers in tree[kind].items()})
     for what in ("conditional", "joint") if tree["acceptance"] else ():
         means = (entry["mean"] for entry in tree["acceptance"][what])
         keys |= {f"acceptance/{what}/{place}": mean for place, mean in enumerate(means, 1)}
