@@ -131,6 +131,11 @@ def short_message(error: BaseException) -> str:
     return text.rstrip(".:")
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a file of a folder may be that of a tokenizer: tokenizer.json, vocab.txt, spiece.model, ..."""
+    return any(part in entry.name for entry in folder.iterdir() for part in ("token", "vocab", ".model"))
+
+
 def names_in(folder: Path) -> str:
     """The names of a folder's files, as text; "" if it is empty."""
     names = sorted(entry.name for entry in folder.iterdir())

@@ -34,7 +34,9 @@ from specbench.models.checkpoint import (
     check_files,
     check_path,
     check_weights,
+    has_tokenizer,
     local_path,
+    names_in,
     reading,
     short_message,
     source_of,
@@ -189,6 +191,11 @@ def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
     shares = settings.weights == "random" or settings.path.startswith("shipped:")
     if shares and not (Path(source) / "tokenizer_config.json").is_file():
         source = str((Path(source).parent if settings.path.startswith("shipped:") else SHIPPED) / "target")
+    if Path(source).is_dir() and not has_tokenizer(Path(source)):
+        lacks = f"{role}.path={settings.path} has no tokenizer ({names_in(Path(source))})"
+        raise ConfigError(
+            f"{lacks}: copy its tokenizer.json and tokenizer_config.json, or what it has, into that folder"
+        )
     with reading_of(settings, role, "tokenizer"):
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, **options_of(settings))
         checks.refuse_no_text(tokenizer, f"{role}.path={settings.path}")

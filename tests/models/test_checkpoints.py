@@ -104,7 +104,7 @@ BROKEN = {
     "an end of text that is text": (content("generation_config.json", '{"eos_token_id": ["</s>", 2]}'), "eos_token_id"),
     "an end of text of 71 bits": (content("generation_config.json", f'{{"eos_token_id": {2**70}}}'), "eos_token_id"),
     # tokenizer
-    "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), "could not be loaded"),
+    "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), "has no tokenizer (config.json, "),
     "tokenizer.json is cut": (cut("tokenizer.json", 0.5), "could not be loaded"),
     "tokenizer_config.json is a list": (content("tokenizer_config.json", "[]"), "tokenizer_config.json holds list"),
     "a tokenizer without its vocabulary": (
