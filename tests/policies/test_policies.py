@@ -220,6 +220,14 @@ def test_goodput_fits_what_rounds_cost_by_steps_tokens_and_context():
     assert fitted.seconds(3, 20, 500) == pytest.approx(before, rel=0.1)
 
 
+@pytest.mark.parametrize("seconds", [[0.1, 1, 1, 5, 9], [1, 3, 9, 27, 81], [0.5, 0.7, 3.0, 0.5, 15.0]])
+def test_goodput_never_takes_a_round_to_cost_nothing(seconds):
+    """The least squares of costs that rise ever faster begin below 0."""
+    fitted = RoundCosts(np.array(seconds), 1, 100, 0.05)
+    assert fitted.seconds(0, 1, 100) == pytest.approx(seconds[0])
+    assert fitted.seconds(4, 5, 100) > fitted.seconds(0, 1, 100)
+
+
 def test_goodput_learns_what_a_confidence_means():
     """Guesses are accepted with the square of max q."""
     generator, learnt = np.random.default_rng(0), AcceptanceFit(0.02)

@@ -26,7 +26,7 @@ class RoundCosts:
 
     def __init__(self, seconds: Array, rows: int, context: int, forget: float):
         """`seconds` [largest + 1] of calibration, of rounds with so many rows and tokens of context."""
-        largest = len(seconds) - 1
+        largest, self.undrafted = len(seconds) - 1, float(seconds[0])
         self.keep, self.rounds = 1 - forget, 0
         self.scale = np.array([1.0, max(1, largest), rows * (largest + 1), max(1, context)])
         x = np.array([[1.0, g, rows * (g + 1), context] for g in range(largest + 1)]) / self.scale
@@ -55,8 +55,12 @@ class RoundCosts:
         while len(used) > 1 and (found < 0).any():  # what would be negative is 0
             used = used[found >= 0] if (found >= 0).any() else used[:1]
             found = np.linalg.solve(A[np.ix_(used, used)], b[used])
-        by = np.zeros(4)
-        by[used] = np.maximum(found, 0) / self.scale[used]
+        fitted = np.zeros(4)
+        fitted[used] = np.maximum(found, 0)
+        if not fitted[[0, 2, 3]].any():  # a round without a draft would take no time
+            start = self.undrafted
+            fitted[:2] = start, max(0.0, (b[1] - start * A[1, 0]) / A[1, 1])
+        by = fitted / self.scale
         self.by: tuple[float, ...] = tuple(by.tolist())
 
 
