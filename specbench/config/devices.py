@@ -9,9 +9,7 @@ import torch
 from specbench.decoding import processes
 from specbench.errors import ConfigError, shown
 
-LARGE_PAGES = (
-    "THP_MEM_ALLOC_ENABLE"  # on Linux, tensors in pages of 2 MB: gigabytes of weights load and are read faster
-)
+LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # of 2 MB, on Linux: gigabytes of weights load and are read faster
 
 
 def named_device(name: str) -> torch.device:
