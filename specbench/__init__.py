@@ -3,6 +3,7 @@
 Importing the package loads nothing else: torch, transformers and Hydra come with the first call.
 """
 
+import os
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 BEGUN = time.perf_counter()  # this process, or nearly so if it is a command of specbench
+# On Linux, tensors in pages of 2 MB: gigabytes of weights load and are read faster. PyTorch looks at its first tensor.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 __all__ = ["ConfigError", "__version__", "evaluate"]
 
 

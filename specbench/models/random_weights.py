@@ -1,6 +1,7 @@
 """Modules with random weights, for timing a shape whose weights are not at hand."""
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from transformers.initialization import no_init_weights
 
 from specbench.models.architecture import HALVES
 
-BLOCK = 2**22 + 1  # normal numbers that are drawn; odd, so that no two rows of a matrix begin at the same of them
+BLOCK = 2**22 + 1  # normal numbers that are drawn; odd: no two of 838,860 rows of usual widths begin at the same one
 
 
 class RepeatedNormal(TorchFunctionMode):
@@ -32,7 +33,7 @@ class RepeatedNormal(TorchFunctionMode):
     def _fill(self, tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Tensor:
         """Fills a tensor of any shape."""
         place = int(torch.randint(BLOCK, (1,), device="cpu"))
-        own = (self.block.roll(place) * std + mean).to(tensor)
+        own = (self.block.roll(place)[: tensor.numel()] * std + mean).to(tensor)
         for part in tensor.view(-1).split(BLOCK):
             part.copy_(own[: len(part)])
         return tensor
@@ -43,7 +44,8 @@ def random_module(loader: Any, config: PretrainedConfig, seed: int, device: torc
     those of `from_config`."""
     torch.manual_seed(seed)
     with RepeatedNormal():
-        with torch.device(device), no_init_weights():  # torch's own, which the model's would replace
+        once = nullcontext() if options.get("trust_remote_code") else no_init_weights()  # torch's own are replaced
+        with torch.device(device), once:
             module: PreTrainedModel = loader.from_config(copy.copy(config), **options)
         module.init_weights()
     for weight in module.parameters() if config.dtype in HALVES else ():

@@ -65,11 +65,11 @@ def _pair_columns(group: str) -> list[Column]:
     return table_columns((TAU.head, 2), ("speedup", "x"), group=group)
 
 
-def categories_table(entries: Sequence[Entry], title: str, kind: str) -> Table:
-    """A row for each category: of one entry with all that is known of it, of several with block efficiency and
-    speedup of each."""
+def categories_table(entries: Sequence[Entry], title: str, kind: str, head: str = "category") -> Table:
+    """A row for each category, below `head`: of one entry with all that is known of it, of several with block
+    efficiency and speedup of each."""
     categories = [*dict.fromkeys(name for entry in entries for name in entry.categories), OVERALL]
-    columns = table_columns(("category", "text"))
+    columns = table_columns((head, "text"))
     if len(entries) == 1 and kind == "measured":
         columns += table_columns(("requests", 0), (TAU.head, 2), ("alpha", 3), ("recited", "%"), ("speedup", "x"),
                               ("95 %", "interval"), ("geo. mean", "x"), ("tokens/s", 1), ("plain", 1))  # fmt: skip

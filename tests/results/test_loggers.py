@@ -225,7 +225,8 @@ def test_intervals_are_in_the_summary_and_missing_ones_are_not(one):
     assert not [key for key in summary_of(result.as_dict()) if key.startswith("speedup/ci95")]  # of two prompts
     cost = replace(result.cost, ci95={"c": (0.1, 0.3), "v": None})
     changed = replace(result, cost=cost, speedup=replace(result.speedup, ci95=(1.25, 1.5)))
-    told = summary_of(changed.as_dict())
+    told = summary_of(changed.as_dict() | {"by_length": {"128 to 511": {"alpha": {"mean": 0.5}}}})
+    assert told["by_length/128 to 511/alpha/mean"] == 0.5
     assert (told["speedup/ci95/low"], told["speedup/ci95/high"]) == (1.25, 1.5)
     assert (told["cost/ci95/c/low"], told["cost/ci95/c/high"]) == (0.1, 0.3) and "cost/ci95/v" not in told
     assert not any(isinstance(value, list | tuple | dict) for value in told.values())

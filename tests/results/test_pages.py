@@ -145,6 +145,8 @@ def test_later_numbers_are_shown_where_they_are_there(made, tmp_path):
     def drop(result):
         del result["acceptance"], result["by_category"]
 
+    (length, _) = shown("lengths", lambda result: result.update(by_length={"128 to 511": CATEGORY})).table("geo. mean")
+    assert (length["tokens of the prompt"], length["speedup"]) == ("128 to 511", "1.23x")
     later = {"By category", "Which guesses are accepted"}
     found = shown("run", lambda result: result.update(by_category={"maths": CATEGORY}))
     assert later <= {*found.headings} and not later & {*shown("fewer", drop).headings}

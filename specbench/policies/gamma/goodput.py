@@ -22,7 +22,8 @@ RIDGE = np.array([1e-9, 1e-4, 1e-4, 1e-3])  # where rounds do not tell coefficie
 
 class RoundCosts:
     """Seconds of a round, linear in drafter steps, tokens that the target reads and tokens of context: least squares
-    without negative coefficients, over calibration and over the rounds so far, which are forgotten."""
+    without negative coefficients, over calibration and over the rounds so far, which are forgotten. Where by that a
+    round without a draft would take no time, it takes what it took in calibration."""
 
     def __init__(self, seconds: Array, rows: int, context: int, forget: float):
         """`seconds` [largest + 1] of calibration, of rounds with so many rows and tokens of context."""

@@ -41,11 +41,11 @@ def run_sections(run: StoredRun) -> Iterator[Section]:
         told = account(result).replace("->", "\N{RIGHTWARDS ARROW}")
         drawing = Drawing("accounting", caption, partial(figures.accounting_waterfall, run))
         yield Section("Why the gain is not Theorem 3.8's", [told], [drawing])
-    for title, kind in (("By category", "by_category"), ("By tokens of the prompt", "by_length")):
+    for head, kind in (("category", "by_category"), ("tokens of the prompt", "by_length")):
         if result[kind]:
             caption = f"Speedup: ratio of total times over the row's requests. Block efficiency: {TAU.about}."
-            table = categories_table([Entry({}, overall_numbers(result), result[kind])], caption, "measured")
-            yield Section(title, tables=[table])
+            table = categories_table([Entry({}, overall_numbers(result), result[kind])], caption, "measured", head)
+            yield Section(f"By {head}", tables=[table])
     trace = "Figure 5 of the paper from this run's trace; the number is the tokens that a round kept."
     timeline = Drawing("timeline", trace, partial(figures.timeline, [run]))
     yield times_of_rounds([run], "A mean round, and the single step of plain decoding.", timeline)
