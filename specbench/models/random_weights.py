@@ -1,36 +1,41 @@
 """Modules with random weights, for timing a shape whose weights are not at hand."""
 
 import copy
-from contextlib import nullcontext
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.initialization import no_init_weights
 
 from specbench.models.architecture import HALVES
 
 BLOCK = 2**22 + 1  # normal numbers that are drawn; odd: no two of 838,860 rows of usual widths begin at the same one
 
+OPTIONS = {nn.init.normal_: ("mean", "std"), nn.init.kaiming_uniform_: ("a", "mode", "nonlinearity")}
+
 
 class RepeatedNormal(TorchFunctionMode):
-    """Inside, `torch.nn.init.normal_` copies one block of normal numbers, from a random place on: drawing billions of
-    them takes minutes on a CPU."""
+    """Inside, `torch.nn.init.normal_` and `kaiming_uniform_` copy one block of normal numbers, from a random place on,
+    with the mean and deviation that was asked for: drawing billions of them takes minutes on a CPU."""
 
     def __init__(self) -> None:
         super().__init__()
         self.block = torch.randn(BLOCK)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        words = dict(zip(("tensor", "mean", "std"), args, strict=False)) | (kwargs or {})
-        if func is not nn.init.normal_ or not words["tensor"].is_contiguous():
+        words = dict(zip(("tensor", *OPTIONS.get(func, ())), args, strict=False)) | (kwargs or {})
+        if func not in OPTIONS or not words["tensor"].is_contiguous():
             return func(*args, **(kwargs or {}))
-        return self._fill(**words)
+        if func is nn.init.normal_:
+            return self._fill(words["tensor"], words.get("mean", 0.0), words.get("std", 1.0))
+        fan = nn.init._calculate_correct_fan(words["tensor"], words.get("mode", "fan_in"))
+        gain = nn.init.calculate_gain(words.get("nonlinearity", "leaky_relu"), words.get("a", 0))
+        return self._fill(words["tensor"], 0.0, gain / math.sqrt(fan))
 
     @torch.no_grad()
-    def _fill(self, tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Tensor:
+    def _fill(self, tensor: Tensor, mean: float, std: float) -> Tensor:
         """Fills a tensor of any shape."""
         place = int(torch.randint(BLOCK, (1,), device="cpu"))
         own = (self.block.roll(place)[: tensor.numel()] * std + mean).to(tensor)
@@ -43,11 +48,8 @@ def random_module(loader: Any, config: PretrainedConfig, seed: int, device: torc
     """A module of the shape, whose weights follow from `seed`, with the values of the shape's dtype. `options` are
     those of `from_config`."""
     torch.manual_seed(seed)
-    with RepeatedNormal():
-        once = nullcontext() if options.get("trust_remote_code") else no_init_weights()  # torch's own are replaced
-        with torch.device(device), once:
-            module: PreTrainedModel = loader.from_config(copy.copy(config), **options)
-        module.init_weights()
+    with torch.device(device), RepeatedNormal():
+        module: PreTrainedModel = loader.from_config(copy.copy(config), **options)
     for weight in module.parameters() if config.dtype in HALVES else ():
         weight.data.copy_(weight.data.to(config.dtype))
     return module
