@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, initialization
 
 from specbench.models.architecture import HALVES
 
 BLOCK = 2**22 + 1  # normal numbers that are drawn; odd: no two of 838,860 rows of usual widths begin at the same one
 
-OPTIONS = {nn.init.normal_: ("mean", "std"), nn.init.kaiming_uniform_: ("a", "mode", "nonlinearity")}
+NORMAL, KAIMING = ("mean", "std"), ("a", "mode", "nonlinearity")
+OPTIONS = {of.normal_: NORMAL for of in (nn.init, initialization)}  # transformers puts its own in place of torch's
+OPTIONS |= {of.kaiming_uniform_: KAIMING for of in (nn.init, initialization)}
 
 
 class RepeatedNormal(TorchFunctionMode):
@@ -28,7 +30,7 @@ class RepeatedNormal(TorchFunctionMode):
         words = dict(zip(("tensor", *OPTIONS.get(func, ())), args, strict=False)) | (kwargs or {})
         if func not in OPTIONS or not words["tensor"].is_contiguous():
             return func(*args, **(kwargs or {}))
-        if func is nn.init.normal_:
+        if OPTIONS[func] is NORMAL:
             return self._fill(words["tensor"], words.get("mean", 0.0), words.get("std", 1.0))
         fan = nn.init._calculate_correct_fan(words["tensor"], words.get("mode", "fan_in"))
         gain = nn.init.calculate_gain(words.get("nonlinearity", "leaky_relu"), words.get("a", 0))

@@ -31,6 +31,7 @@ from checkpoints import (
 from choosing import only, slow_unless
 from omegaconf import OmegaConf
 from small_runs import composed, parts_of, small
+from torch.profiler import ProfilerActivity, profile
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from specbench.config.build import build
@@ -296,6 +297,16 @@ def test_random_weights_have_the_spread_that_transformers_gives_them(model_type)
         assert not torch.equal(values, other.get_parameter(name)) and len(values.unique(dim=0)) == len(values)
     matrices = [weight.detach().flatten()[:64] for weight in module.parameters() if weight.dim() > 1]
     assert len(torch.stack(matrices).unique(dim=0)) == len(matrices)
+
+
+def test_random_weights_are_not_drawn_one_by_one():
+    """Of a model of billions of them that would take minutes."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 300}
+    config = CONFIG_MAPPING["llama"](**sizes, dtype="float32")
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        random_module(AutoModelForCausalLM, config, 0, torch.device("cpu"), dtype=torch.float32)
+    drawn = {event.key: event.count for event in profiled.key_averages() if event.key.endswith(("normal_", "uniform_"))}
+    assert drawn == {"aten::normal_": 1}  # the block
 
 
 def test_weights_that_overflow_in_the_run_s_dtype_are_refused(changed):
