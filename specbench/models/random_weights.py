@@ -14,8 +14,8 @@ from specbench.models.architecture import HALVES
 BLOCK = 2**22 + 1  # normal numbers that are drawn; odd: no two of 838,860 rows of usual widths begin at the same one
 
 NORMAL, KAIMING = ("mean", "std"), ("a", "mode", "nonlinearity")
-OPTIONS = {of.normal_: NORMAL for of in (nn.init, initialization)}  # transformers puts its own in place of torch's
-OPTIONS |= {of.kaiming_uniform_: KAIMING for of in (nn.init, initialization)}
+DRAWS = {of.normal_: NORMAL for of in (nn.init, initialization)}  # transformers puts its own in place of torch's
+DRAWS |= {of.kaiming_uniform_: KAIMING for of in (nn.init, initialization)}
 
 
 class RepeatedNormal(TorchFunctionMode):
@@ -27,10 +27,10 @@ class RepeatedNormal(TorchFunctionMode):
         self.block = torch.randn(BLOCK)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        words = dict(zip(("tensor", *OPTIONS.get(func, ())), args, strict=False)) | (kwargs or {})
-        if func not in OPTIONS or not words["tensor"].is_contiguous():
+        words = dict(zip(("tensor", *DRAWS.get(func, ())), args, strict=False)) | (kwargs or {})
+        if func not in DRAWS or not words["tensor"].is_contiguous():
             return func(*args, **(kwargs or {}))
-        if OPTIONS[func] is NORMAL:
+        if DRAWS[func] is NORMAL:
             return self._fill(words["tensor"], words.get("mean", 0.0), words.get("std", 1.0))
         fan = nn.init._calculate_correct_fan(words["tensor"], words.get("mode", "fan_in"))
         gain = nn.init.calculate_gain(words.get("nonlinearity", "leaky_relu"), words.get("a", 0))
