@@ -24,7 +24,7 @@ class RepeatedNormal(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.block = torch.randn(BLOCK)
+        self.twice = torch.randn(BLOCK).repeat(2)  # the block, from any place on
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         words = dict(zip(("tensor", *DRAWS.get(func, ())), args, strict=False)) | (kwargs or {})
@@ -40,7 +40,7 @@ class RepeatedNormal(TorchFunctionMode):
     def _fill(self, tensor: Tensor, mean: float, std: float) -> Tensor:
         """Fills a tensor of any shape."""
         place = int(torch.randint(BLOCK, (1,), device="cpu"))
-        own = (self.block.roll(place)[: tensor.numel()] * std + mean).to(tensor)
+        own = (self.twice[place : place + min(BLOCK, tensor.numel())] * std + mean).to(tensor)
         for part in tensor.view(-1).split(BLOCK):
             part.copy_(own[: len(part)])
         return tensor

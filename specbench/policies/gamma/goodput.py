@@ -59,8 +59,7 @@ class RoundCosts:
         fitted = np.zeros(4)
         fitted[used] = np.maximum(found, 0)
         if not fitted[[0, 2, 3]].any():  # a round without a draft would take no time
-            start = self.undrafted
-            fitted[:2] = start, max(0.0, (b[1] - start * A[1, 0]) / A[1, 1])
+            fitted[:2] = self.undrafted, max(0.0, (b[1] - self.undrafted * A[1, 0]) / A[1, 1])
         by = fitted / self.scale
         self.by: tuple[float, ...] = tuple(by.tolist())
 
