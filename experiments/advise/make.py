@@ -10,6 +10,7 @@ not measured again: the same command goes on. --stored makes the table from resu
 """
 
 import argparse
+import itertools
 import json
 import math
 import shlex
@@ -19,7 +20,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import measured, read_rows, text, to_markdown, write_header, write_rows
+from common import Measured, measured, read_rows, text, to_markdown, write_header, write_rows
 
 from specbench.results.reader import read_result
 
@@ -58,15 +59,13 @@ def words_of_case(pair: str, temperature: int, rows: int) -> list[str]:
     return [*own, f"temperature={temperature}", f"batch_size={rows}", *count, "order=1"]
 
 
-def case(name: str, pair: str, temperature: int, rows: int, read: int) -> dict | None:
-    """The row of a case: measures what is missing. None if something failed."""
+def case(name: str, pair: str, temperature: int, rows: int, read: int) -> list[dict]:
+    """The row of a case: measures what is missing. Nothing if something failed."""
     place, words = STORE / f"{name}_t{temperature}_b{rows}", words_of_case(pair, temperature, rows)
     place.mkdir(parents=True, exist_ok=True)
-    if (place / "row.json").is_file():
-        return json.loads((place / "row.json").read_text())
     command = [sys.executable, "-m", "specbench.advise", *words, f"take={read}", "--minutes", str(ADVICE[rows])]
     if not timed(place / "advice", [*command, f"hydra.run.dir={place / 'advice'}"]):
-        return None
+        return []
     state = json.loads((place / "advice" / "advice.json").read_text())
     (own,), (answer,) = state["loads"].values(), state["answers"]
     ways = [way for stage in own["stages"].values() for way in stage["ways"].values()]
@@ -74,10 +73,7 @@ def case(name: str, pair: str, temperature: int, rows: int, read: int) -> dict |
     ways += [[f"gamma={gamma}" if word.startswith("gamma=") else word for word in way]
              for way in pilot for gamma in GAMMAS]  # fmt: skip
     unique = sorted({" ".join(way): way for way in ways}.values(), key=len)  # the first has no path
-    row = compared(place, words, unique, answer, name, temperature, rows, read)
-    if row is not None:
-        (place / "row.json").write_text(json.dumps(row))
-    return row
+    return compared(place, words, unique, answer, name, temperature, rows, read)
 
 
 def timed(place: Path, command: list[str]) -> bool:
@@ -90,7 +86,7 @@ def timed(place: Path, command: list[str]) -> bool:
     return not failed
 
 
-def compared(place, words, unique, answer, name, temperature, rows, read) -> dict | None:
+def compared(place, words, unique, answer, name, temperature, rows, read) -> list[dict]:
     """Decodes all ways in turn on other prompts, unless that was done, and makes the row."""
     out = place / "everything"
     path = out / "comparison.json"
@@ -101,7 +97,7 @@ def compared(place, words, unique, answer, name, temperature, rows, read) -> dic
         also = [word for other in others for word in ("--also", other)]
         command = [sys.executable, "-m", "specbench.compare", *common, *more, *shlex.split(first), *also]
         if not timed(out, command) or not path.is_file():
-            return None
+            return []
     runs = json.loads(path.read_text())["comparisons"][0]["runs"]
     results = {run["folder"]: read_result(out / run["folder"]) for run in runs}
     gains = {folder: (of["measured"], of["ci95"] or [math.nan] * 2)
@@ -122,14 +118,16 @@ def compared(place, words, unique, answer, name, temperature, rows, read) -> dic
     (is_low, is_high), expected = gains[advised][1], math.nan
     if high > low and is_high > is_low:  # both measurements have errors
         expected = math.erf(1.96 / math.hypot(1, math.log(is_high / is_low) / math.log(high / low)) / math.sqrt(2))
-    return {
+    of = measured([], [results[advised]])
+    return [{
         "pair": name, "temperature": temperature, "batch": rows, "advice": "on" if answer["on"] else "off",
         "gain": answer["gain"] or math.nan, "low": low, "high": high, "advised_is": gains[advised][0],
         "is_low": is_low, "is_high": is_high, "inside": low <= gains[advised][0] <= high, "expected": expected,
         "best": " ".join(named[best].values()), "best_is": even[best], "regret": reached / chosen - 1,
         "loses": bool(answer["on"] and gains[advised][0] < 1), "share": seconds[0] / seconds[1],
         "minutes": sum(seconds) / 60, "verdict": answer["verdict"] or "-",
-    }  # fmt: skip
+        "machine": of.machine, "commit": f"at {of.commit}",
+    }]  # fmt: skip
 
 
 def gain_of(folder: Path, rows: int, part: int) -> float:
@@ -172,18 +170,17 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=300.0, help="no case begins after so many minutes")
     parser.add_argument("--stored", action="store_true", help="make the table from results.csv")
     args = parser.parse_args()
-    until, rows, folders = time.monotonic() + 60 * args.minutes, [], []
+    until, stored = time.monotonic() + 60 * args.minutes, FOLDER / "results.csv"
     pairs = PAIRS | dict(pair.split("=", 1) for pair in args.pair)
-    for name, pair in () if args.stored else pairs.items():
-        for temperature, size in CASES:
-            if time.monotonic() < until:
-                row = case(name, pair, temperature, size, args.read or READ[size])
-                rows += [row] if row else []
-                folders += [*(STORE / f"{name}_t{temperature}_b{size}" / "everything").glob("*/results.json")][:1]
-    if rows:
-        write_rows(FOLDER / "results.csv", rows)
-        write_header(FOLDER / "README.md", measured(rows, [read_result(path.parent) for path in folders]))
-    rows = read_rows(FOLDER / "results.csv")
+    rows = read_rows(stored) if stored.is_file() else []
+    for name, (temperature, size) in () if args.stored else itertools.product(pairs, CASES):
+        known = any((row["pair"], row["temperature"], row["batch"]) == (name, temperature, size) for row in rows)
+        if not known and time.monotonic() < until:
+            rows += case(name, pairs[name], temperature, size, args.read or READ[size])
+            write_rows(stored, rows)
+            machines, commits = (list(dict.fromkeys(row[key] for row in rows)) for key in ("machine", "commit"))
+            commits = [commit.removeprefix("at ") for commit in commits]  # digits alone would be read as a number
+            write_header(FOLDER / "README.md", Measured(rows, "; ".join(machines), ", ".join(commits)))
     shown = f"{to_markdown(rows, TABLE)}\n{summary(rows)}\n"
     (FOLDER / "table.md").write_text(shown, encoding="utf-8")
     print(shown)

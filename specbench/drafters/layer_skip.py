@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from rich.console import Console
@@ -32,6 +33,7 @@ from specbench.models.shared_cache import BorrowedCache, view_of, with_layers
 from specbench.settings import setting
 from specbench.verifiers.speculative import SpeculativeVerifier
 
+FOUND: WeakKeyDictionary[nn.Module, dict[str, tuple[list[str], str]]] = WeakKeyDictionary()  # by target and search
 # By the name that transformers gives to a part of a layer.
 PLACES = dict.fromkeys(("self_attn", "self_attention", "attention", "attn"), "attention")
 PLACES |= dict.fromkeys(("mlp", "feed_forward", "ffn"), "mlp")
@@ -57,15 +59,7 @@ class LayerSkipDrafter(EarlyExitDrafter):
         try:
             parts = LayerParts(target.module)
             if skip is None:
-                beta, text = beta_along_own_text(target, context, sampling)
-                count = max(1, round(settings.share * len(parts.names)))
-                skip, most = best_subset(parts.names, count, settings.trials, context.seed,
-                                         lambda skip: beta(parts.without(skip)))  # fmt: skip
-                notes = [
-                    f"the target without {', '.join(skip)} drafts: of {settings.trials} sets of {count} parts these "
-                    f"have the largest mean beta, {most:.3f}, at {text}, which the run may measure too, so that alpha "
-                    "is larger than on others. No time counts this search, which is before the run"
-                ]
+                skip, *notes = found_subset(parts, target, settings, context, sampling)
             if missing := [name for name in skip if name not in parts.returned]:
                 raise ConfigError(f"drafter.skip={shown(missing[0])} {refused}: it has {', '.join(parts.returned)}")
             module = parts.without(skip)
@@ -172,6 +166,28 @@ def beta_along_own_text(
         return float(torch.minimum(p, sampling.probabilities(model.logits(x, starts))).sum(-1)[known].mean())
 
     return beta, f"{int(known.sum())} tokens that the target wrote after the first {len(jobs)} prompts"
+
+
+def found_subset(
+    parts: LayerParts, target: LanguageModel, settings: LayerSkipDrafter.Settings, context: Context, sampling: Sampling
+) -> tuple[list[str], str]:
+    """The parts to leave out, and how they were found, in words. Ways of decoding that share a target, such as one for
+    each gamma, share the search."""
+    texts = [(prompt.id, *prompt.turns) for prompt in context.prompts[:TEXTS]]
+    search = repr((settings.share, settings.trials, context.seed, sampling, context.sampling, texts))
+    known = FOUND.setdefault(target.module, {})
+    if search not in known:
+        beta, text = beta_along_own_text(target, context, sampling)
+        count = max(1, round(settings.share * len(parts.names)))
+        skip, most = best_subset(parts.names, count, settings.trials, context.seed,
+                                 lambda skip: beta(parts.without(skip)))  # fmt: skip
+        note = (
+            f"the target without {', '.join(skip)} drafts: of {settings.trials} sets of {count} parts these "
+            f"have the largest mean beta, {most:.3f}, at {text}, which the run may measure too, so that alpha "
+            "is larger than on others. No time counts this search, which is before the run"
+        )
+        known[search] = skip, note
+    return known[search]
 
 
 def best_subset(

@@ -2,7 +2,7 @@
 logits of its stock module on ragged rows and trees. T tokens, V vocabulary."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_L
 from specbench.decoding import processes
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.state import Job
-from specbench.decoding.token_tree import Tree, static_tree
+from specbench.decoding.token_tree import static_tree
 from specbench.errors import ConfigError, IncompleteError, first_line
 from specbench.models.architecture import NO_FAMILY, family_of, size_of, stops_of
 from specbench.models.encoder_decoder import KINDS, encoder_words
@@ -193,7 +193,8 @@ def refuse_offloaded(module: PreTrainedModel, key: str) -> None:
 def reads_trees(model: LanguageModel, key: str) -> bool:
     """Whether trees behind two rows of unequal lengths have the logits that their paths have in the module as
     transformers calls it. Raises ConfigError if chains have not. `model` has static caches, and runs eagerly."""
-    reason = _difference(model, None, CHAIN)
+    differences = _differences(model)
+    reason = next(differences)
     if reason == NO_LOGITS:
         raise ConfigError(f"{key} computes {NO_LOGITS}: its weights or its configuration are damaged")
     if reason is not None:
@@ -202,47 +203,61 @@ def reads_trees(model: LanguageModel, key: str) -> bool:
             f"{key} is a {type(model.module).__name__}, whose decoder does not follow the positions and masks that it "
             f"is given ({reason}): give another {kind}"
         )
-    return model.recurrence is None and _difference(model, static_tree(PARENT, model.device), PATHS) is None
+    return model.recurrence is None and next(differences) is None
 
 
-def _difference(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequence[int]]) -> str | None:
-    """How logits on these paths differ from the stock module's, or why there are none; None if by rounding."""
+def _differences(model: LanguageModel) -> Iterator[str | None]:
+    """How logits along a chain, and then along the paths of a tree, differ from the stock module's, or why there are
+    none; None if by rounding. Both stand behind the same two rows, which are read once."""
+    # In 16 bits rounding may turn a single token to other experts, which changes its logits and no others' before it.
+    exact = model.dtype == torch.float32
     try:
-        errors = _errors(model, tree, paths)
+        text, stock = _read_rows(model)
+        first = torch.tensor(STARTS, device=model.device)
+        for parents, paths in ((None, CHAIN), (PARENT, PATHS)):
+            tree = None if parents is None else static_tree(parents, model.device)
+            found = model.forward(text.expand(len(STARTS), -1), first, TEXT, tree=tree).float()  # [2, entries, V]
+            errors = _errors(model, found, stock[tree is not None], paths)
+            worst = float((errors.amax(1) if exact else errors.median(1).values).max())
+            limit = PLACED if exact else PLACED_16_BIT
+            yield NO_LOGITS if math.isnan(worst) else None if worst <= limit else f"logits differ by {worst:.1g}"
     except IncompleteError:
         raise
     except Exception as error:  # of a module that is called as it was not meant to be
-        return first_line(error)
+        yield first_line(error)
     finally:
         model.free()
         model.encoder = None if model.encoder is None else model.encoder.shared()
-    # In 16 bits rounding may turn a single token to other experts, which changes its logits and no others' before it.
-    exact = model.dtype == torch.float32
-    worst = float((errors.amax(1) if exact else errors.median(1).values).max())
-    if math.isnan(worst):
-        return NO_LOGITS
-    return None if worst <= (PLACED if exact else PLACED_16_BIT) else f"logits differ by {worst:.1g}"
 
 
-def _errors(model: LanguageModel, tree: Tree | None, paths: Sequence[Sequence[int]]) -> Tensor:
-    """[2, entries]: distances from the stock module's logits, as shares of the largest, for two rows and all paths."""
+def _read_rows(model: LanguageModel) -> tuple[Tensor, list[list[Tensor]]]:
+    """The tokens [1, entries] behind two rows that the model has read; and for the chain and the tree, by row, the
+    stock module's logits [paths, entries, V] from one forward a row. Short paths go on there: it is causal."""
     unplaced = None if model.encoder is None else model.encoder.positions.no_position
     ids = [token % model.own_vocab_size for token in range(2, 3 + TEXT) if token != unplaced][:TEXT]
     text = torch.tensor([ids], device=model.device)
     probe = family_of(model.module.config).probe
     inputs = [probe(model.config, number, tokens) for number, tokens in enumerate((ids[:3], ids[2:]))]  # of an encoder
     model.allocate(len(STARTS), TEXT)
+    stock: list[list[Tensor]] = [[], []]
     for row, start in enumerate(STARTS):
         model.encode(row, Job([], 0, 0, inputs[row]))
         model.read_row(text, row, 0, start)
-    first = torch.tensor(STARTS, device=model.device)
+        whole = [(*path, *CHAIN[0][len(path) :]) for path in (*CHAIN, *PATHS)]
+        alone = torch.tensor([[*ids[:start], *(ids[entry] for entry in path)] for path in whole], device=model.device)
+        logits = _plain_logits(model.module, alone, inputs[row])[:, start:]
+        stock[0].append(logits[: len(CHAIN)])
+        stock[1].append(logits[len(CHAIN) :, : len(PATHS[0])])
     model.cache.reserve([TEXT] * len(STARTS))
-    found = model.forward(text[:, : len(PARENT) + 1].expand(2, -1), first, TEXT, tree=tree).float()  # [2, entries, V]
+    return text[:, : len(PARENT) + 1], stock
+
+
+def _errors(model: LanguageModel, found: Tensor, stock: list[Tensor], paths: Sequence[Sequence[int]]) -> Tensor:
+    """[2, entries]: distances of the logits [2, entries, V] from the stock module's along all paths, as shares of the
+    largest, for two rows."""
     errors = []
-    for row, start in enumerate(STARTS):
-        alone = torch.tensor([[*ids[:start], *(ids[entry] for entry in path)] for path in paths], device=model.device)
-        stock = _plain_logits(model.module, alone, inputs[row])[:, start:]  # [paths, entries, V]
-        ours = found[row, torch.tensor(paths, device=model.device), : stock.shape[-1]]
-        distance = torch.where(ours.isfinite(), (ours - stock).abs(), 0 if model.encoder else torch.inf)
-        errors.append((distance.amax(-1) / stock.abs().max()).flatten())
-    return torch.cat(errors).view(len(STARTS), -1)
+    for row, own in enumerate(stock):
+        ours = found[row, torch.tensor(paths, device=model.device), : own.shape[-1]]
+        distance = torch.where(ours.isfinite(), (ours - own).abs(), 0 if model.encoder else torch.inf)
+        errors.append((distance.amax(-1) / own.abs().max()).flatten())
+    return torch.stack(errors)
