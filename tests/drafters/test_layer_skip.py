@@ -19,6 +19,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Clock
+from specbench.drafters import layer_skip
 from specbench.drafters.layer_skip import LayerParts, LayerSkipDrafter, best_subset
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
@@ -127,6 +128,19 @@ def test_what_the_target_does_not_use_is_found(temperature):
     _, drafter = drafter_of(module, Sampling(temperature=temperature))
     assert drafter.model.name == f"tiny without {', '.join(sorted(unused))}"
     assert "mean beta, 1.000, at 96 tokens that the target wrote after the first 3 prompts" in drafter.notes[0]
+
+
+def test_one_search_serves_all_gammas(monkeypatch):
+    """And another number of trials, temperature or target begins its own."""
+    searches = []
+    monkeypatch.setattr(layer_skip, "best_subset", lambda *given: searches.append(given) or best_subset(*given))
+    module, own = deepcopy(module_of("llama", vocab_size=V, eos_token_id=None)), Sampling()
+    names = [drafter_of(module, own, gamma=gamma, trials=4)[1].model.name for gamma in (2, 5)]
+    assert names[0] == names[1] and len(searches) == 1
+    drafter_of(module, own, trials=5)
+    drafter_of(module, Sampling(temperature=0.5), trials=4)
+    drafter_of(deepcopy(module), own, trials=4)
+    assert len(searches) == 4
 
 
 @pytest.mark.parametrize(("verifier", "passes"), [(SpeculativeVerifier, True), (AcceptEverything, False)])
