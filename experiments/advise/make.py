@@ -32,7 +32,7 @@ PAIRS = {
 }  # included; others by --pair
 GAMMAS = (2, 4, 8)
 ADVICE = {1: 4.0, 8: 7.0}  # minutes of an advice, by rows
-CASES = [(temperature, rows) for temperature in (0, 1) for rows in (1, 8)]
+CASES = [(temperature, rows) for rows in (1, 8) for temperature in (0, 1)]
 REQUESTS = {1: 32, 8: 160}  # of the measurement of everything: 32 units, or five of 32 requests
 PROMPTS, READ = 640, {1: 320, 8: 480}  # of the included data, and those that the advice may read, by rows
 WITHIN = 0.03
@@ -173,7 +173,7 @@ def main() -> None:
     until, stored = time.monotonic() + 60 * args.minutes, FOLDER / "results.csv"
     pairs = PAIRS | dict(pair.split("=", 1) for pair in args.pair)
     rows = read_rows(stored) if stored.is_file() else []
-    for name, (temperature, size) in () if args.stored else itertools.product(pairs, CASES):
+    for (temperature, size), name in () if args.stored else itertools.product(CASES, pairs):
         known = any((row["pair"], row["temperature"], row["batch"]) == (name, temperature, size) for row in rows)
         if not known and time.monotonic() < until:
             rows += case(name, pairs[name], temperature, size, args.read or READ[size])
