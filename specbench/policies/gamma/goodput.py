@@ -28,21 +28,24 @@ class RoundCosts:
     def __init__(self, seconds: Array, rows: int, context: int, forget: float):
         """`seconds` [largest + 1] of calibration, of rounds with so many rows and tokens of context."""
         largest, self.undrafted = len(seconds) - 1, float(seconds[0])
-        self.keep, self.rounds = 1 - forget, 0
+        self.keep = 1 - forget
         self.scale = np.array([1.0, max(1, largest), rows * (largest + 1), max(1, context)])
         x = np.array([[1.0, g, rows * (g + 1), context] for g in range(largest + 1)]) / self.scale
         weight = PRIOR / len(x)
         self.prior = x.T @ x * weight + np.diag(RIDGE), x.T @ seconds * weight
         self.seen: tuple[Array, Array] = np.zeros((4, 4)), np.zeros(4)
+        self.new: list[tuple[float, ...]] = []  # rounds since the last fit: 1, steps, tokens, context, seconds
         self._fit()
 
     def add(self, seconds: float, steps: int, tokens: int, context: int) -> None:
         """A round; one that was interrupted counts for at most twice what was expected."""
-        x = np.array([1.0, steps, tokens, context]) / self.scale
-        y = min(seconds, 2 * self.seconds(steps, tokens, context))
-        self.seen = self.seen[0] * self.keep + np.outer(x, x), self.seen[1] * self.keep + x * y
-        self.rounds += 1
-        if self.rounds % REFIT == 0:
+        self.new.append((1.0, steps, tokens, context, min(seconds, 2 * self.seconds(steps, tokens, context))))
+        if len(self.new) == REFIT:
+            found = np.array(self.new)
+            x, weight = found[:, :4] / self.scale, self.keep ** np.arange(REFIT)[::-1]
+            past = self.keep**REFIT
+            self.seen = self.seen[0] * past + (x.T * weight) @ x, self.seen[1] * past + (x.T * weight) @ found[:, 4]
+            self.new = []
             self._fit()
 
     def seconds(self, steps: Any, tokens: Any, context: int) -> Any:
@@ -69,20 +72,27 @@ class AcceptanceFit:
     round, on what it tested; older rounds are forgotten."""
 
     def __init__(self, forget: float):
-        self.forget, self.w, self.prior = forget, np.array([0.0, 1.0]), np.eye(2) * PRIOR / 4
-        self.curvature = self.prior.copy()
+        self.forget, self.w = forget, (0.0, 1.0)
+        self.curvature = PRIOR / 4, 0.0, PRIOR / 4  # A, B, D of [[A, B], [B, D]]
 
     def of(self, logit: float) -> float:
-        return 1 / (1 + math.exp(-float(self.w[0] + self.w[1] * logit)))
+        return 1 / (1 + math.exp(-(self.w[0] + self.w[1] * logit)))
 
     def learn(self, logits: list[float], accepted: list[bool]) -> None:
         if not logits:
             return
-        x = np.stack([np.ones(len(logits)), np.array(logits)], 1)
-        a = 1 / (1 + np.exp(-x @ self.w))
-        self.curvature = (1 - self.forget) * self.curvature + self.forget * self.prior + (x.T * (a * (1 - a))) @ x
-        step = np.linalg.solve(self.curvature, x.T @ (np.array(accepted) - a))
-        self.w = self.w + step.clip(-1, 1)
+        keep, prior = 1 - self.forget, self.forget * PRIOR / 4
+        A, B, D = self.curvature[0] * keep + prior, self.curvature[1] * keep, self.curvature[2] * keep + prior
+        rise, slope = 0.0, 0.0  # the gradient; floats, since arrays of two take longer than a step of a small drafter
+        for logit, right in zip(logits, accepted, strict=True):
+            a = self.of(logit)
+            spread, error = a * (1 - a), right - a
+            A, B, D = A + spread, B + spread * logit, D + spread * logit * logit
+            rise, slope = rise + error, slope + error * logit
+        self.curvature, det = (A, B, D), A * D - B * B
+        steps = (D * rise - B * slope) / det, (A * slope - B * rise) / det
+        w, v = (own + min(max(step, -1.0), 1.0) for own, step in zip(self.w, steps, strict=True))
+        self.w = w, v
 
 
 class GoodputGamma(GammaPolicy):
@@ -145,9 +155,7 @@ class GoodputGamma(GammaPolicy):
         mean = float(self.accepted.sum() / self.tested.sum())
         seen = [self.own.of(state, row, (0.0, 0.0)) for row in range(state.batch_size)]
         self.hope = [(accepted + mean * PRIOR) / (tested + PRIOR) for accepted, tested in seen]
-        alphas = [hope for hope, on in zip(self.hope, state.active, strict=True) if on] or [mean]
-        self.by_place = np.minimum(np.outer(alphas, self.accepted / self.tested / mean), 1)
-        gamma, self.rate = self._choose()
+        gamma, self.rate = self._choose([hope for hope, on in zip(self.hope, state.active, strict=True) if on], mean)
         self.idle = 0 if gamma else self.idle + 1
         if self.idle > self.probe:
             gamma = self.largest if self.signal else 1
@@ -159,20 +167,22 @@ class GoodputGamma(GammaPolicy):
         self.costs = RoundCosts(self.first, self.rows, self.context, self.forget)
         tokens = expected_tokens(float(self.accepted[0] / self.tested[0]), np.arange(self.largest + 1))
         best = 1 + int(np.argmax((tokens / self.first)[1:]))
-        self.usual = np.array([tokens[best], best, best], float)  # tokens a row, steps, guesses verified a row
+        self.usual = float(tokens[best]), float(best), float(best)  # tokens a row, steps, guesses verified a row
 
-    def _choose(self) -> tuple[int, float]:
-        """gamma, 0 where drafting does not pay, and the goodput of drafting."""
+    def _choose(self, alphas: list[float], mean: float) -> tuple[int, float]:
+        """gamma, 0 where drafting does not pay, and the goodput of drafting, by the acceptance of each active row and
+        that of all guesses."""
         assert self.costs is not None
         if self.signal is None:
-            survival = np.cumprod(self.by_place, 1).sum(0)
+            by_place = np.minimum(np.outer(alphas or [mean], self.accepted / self.tested / mean), 1)
+            survival = np.cumprod(by_place, 1).sum(0)
             g = np.arange(self.largest + 1)
             goodput = (self.rows + np.r_[0, survival.cumsum()]) / self.costs.seconds(
                 g, self.rows * (g + 1), self.context
             )
             best = int(np.argmax(goodput))
             return best, float(goodput[best])
-        tokens, steps, width = self.usual.tolist()
+        tokens, steps, width = self.usual
         drafting = self.rows * tokens / self.costs.seconds(steps, self.rows * (width + 1), self.context)
         plain = self.rows / self.costs.seconds(0, self.rows, self.context)
         return self.largest if drafting > plain else 0, drafting
@@ -227,8 +237,11 @@ class GoodputGamma(GammaPolicy):
             outcomes += [place < new - 1 for place in range(min(tested, len(own)))]
         self.acceptance.learn(logits, outcomes)
         if steps:
-            keep, slowly = 1 - self.forget, 1 - self.forget / 8
             self.idle, excess = 0, self.tested > PRIOR
-            self.tested, self.accepted = (np.where(excess, x * slowly, x) for x in (self.tested, self.accepted))
-            now = np.array([sum(kept) / self.rows, steps, (tokens - self.rows) / self.rows])
-            self.usual = self.usual * keep + now * self.forget
+            for counted in (self.tested, self.accepted):
+                counted[excess] *= 1 - self.forget / 8
+            now = sum(kept) / self.rows, steps, (tokens - self.rows) / self.rows
+            tokens_a_row, mean_steps, verified_a_row = (
+                past + (new - past) * self.forget for past, new in zip(self.usual, now, strict=True)
+            )
+            self.usual = tokens_a_row, mean_steps, verified_a_row
