@@ -5,8 +5,9 @@ python experiments/advise/make.py --minutes 60 --pair "stories=target.path=P dra
 
 Each case is a pair of models, a temperature and a batch size. Its advice reads the first prompts; then all drafters
 that fit, with gamma 2, 4 and 8, and what the advice tried beside them are decoded in turn on others (python -m
-specbench.compare). The best is chosen on every second unit of them, and judged on the other ones. What is finished is
-not measured again: the same command goes on. --stored makes the table from results.csv.
+specbench.compare). The best is chosen on every second unit of them, and judged on the other ones. Finished
+cases are in results.csv and are not measured again: the same command goes on, also within a case that was stopped, by
+outputs/advice_cases. Delete both to measure all again. --stored makes the table from results.csv.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import Measured, measured, read_rows, text, to_markdown, write_header, write_rows
+from common import Measured, commit, machine, read_rows, text, to_markdown, write_header, write_rows
 
 from specbench.results.reader import read_result
 
@@ -59,13 +60,13 @@ def words_of_case(pair: str, temperature: int, rows: int) -> list[str]:
     return [*own, f"temperature={temperature}", f"batch_size={rows}", *count, "order=1"]
 
 
-def case(name: str, pair: str, temperature: int, rows: int, read: int) -> list[dict]:
-    """The row of a case: measures what is missing. Nothing if something failed."""
+def case(name: str, pair: str, temperature: int, rows: int, read: int) -> dict | None:
+    """The row of a case: measures what is missing. None if something failed."""
     place, words = STORE / f"{name}_t{temperature}_b{rows}", words_of_case(pair, temperature, rows)
     place.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "specbench.advise", *words, f"take={read}", "--minutes", str(ADVICE[rows])]
     if not timed(place / "advice", [*command, f"hydra.run.dir={place / 'advice'}"]):
-        return []
+        return None
     state = json.loads((place / "advice" / "advice.json").read_text())
     (own,), (answer,) = state["loads"].values(), state["answers"]
     ways = [way for stage in own["stages"].values() for way in stage["ways"].values()]
@@ -73,7 +74,7 @@ def case(name: str, pair: str, temperature: int, rows: int, read: int) -> list[d
     ways += [[f"gamma={gamma}" if word.startswith("gamma=") else word for word in way]
              for way in pilot for gamma in GAMMAS]  # fmt: skip
     unique = sorted({" ".join(way): way for way in ways}.values(), key=len)  # the first has no path
-    return compared(place, words, unique, answer, name, temperature, rows, read)
+    return compared(place, words, unique, answer, rows, read)
 
 
 def timed(place: Path, command: list[str]) -> bool:
@@ -86,7 +87,7 @@ def timed(place: Path, command: list[str]) -> bool:
     return not failed
 
 
-def compared(place, words, unique, answer, name, temperature, rows, read) -> list[dict]:
+def compared(place, words, unique, answer, rows, read) -> dict | None:
     """Decodes all ways in turn on other prompts, unless that was done, and makes the row."""
     out = place / "everything"
     path = out / "comparison.json"
@@ -97,7 +98,7 @@ def compared(place, words, unique, answer, name, temperature, rows, read) -> lis
         also = [word for other in others for word in ("--also", other)]
         command = [sys.executable, "-m", "specbench.compare", *common, *more, *shlex.split(first), *also]
         if not timed(out, command) or not path.is_file():
-            return []
+            return None
     runs = json.loads(path.read_text())["comparisons"][0]["runs"]
     results = {run["folder"]: read_result(out / run["folder"]) for run in runs}
     gains = {folder: (of["measured"], of["ci95"] or [math.nan] * 2)
@@ -118,16 +119,16 @@ def compared(place, words, unique, answer, name, temperature, rows, read) -> lis
     (is_low, is_high), expected = gains[advised][1], math.nan
     if high > low and is_high > is_low:  # both measurements have errors
         expected = math.erf(1.96 / math.hypot(1, math.log(is_high / is_low) / math.log(high / low)) / math.sqrt(2))
-    of = measured([], [results[advised]])
-    return [{
-        "pair": name, "temperature": temperature, "batch": rows, "advice": "on" if answer["on"] else "off",
+    own = results[advised]
+    return {
+        "advice": "on" if answer["on"] else "off",
         "gain": answer["gain"] or math.nan, "low": low, "high": high, "advised_is": gains[advised][0],
         "is_low": is_low, "is_high": is_high, "inside": low <= gains[advised][0] <= high, "expected": expected,
         "best": " ".join(named[best].values()), "best_is": even[best], "regret": reached / chosen - 1,
         "loses": bool(answer["on"] and gains[advised][0] < 1), "share": seconds[0] / seconds[1],
         "minutes": sum(seconds) / 60, "verdict": answer["verdict"] or "-",
-        "machine": of.machine, "commit": f"at {of.commit}",
-    }]  # fmt: skip
+        "machine": machine(own["provenance"], own["config"]["dtype"]), "commit": f"at {commit(own['provenance'])}",
+    }  # fmt: skip
 
 
 def gain_of(folder: Path, rows: int, part: int) -> float:
@@ -174,13 +175,18 @@ def main() -> None:
     pairs = PAIRS | dict(pair.split("=", 1) for pair in args.pair)
     rows = read_rows(stored) if stored.is_file() else []
     for (temperature, size), name in () if args.stored else itertools.product(CASES, pairs):
-        known = any((row["pair"], row["temperature"], row["batch"]) == (name, temperature, size) for row in rows)
-        if not known and time.monotonic() < until:
-            rows += case(name, pairs[name], temperature, size, args.read or READ[size])
-            write_rows(stored, rows)
-            machines, commits = (list(dict.fromkeys(row[key] for row in rows)) for key in ("machine", "commit"))
-            commits = [commit.removeprefix("at ") for commit in commits]  # digits alone would be read as a number
-            write_header(FOLDER / "README.md", Measured(rows, "; ".join(machines), ", ".join(commits)))
+        asked = {"pair": name, "words": pairs[name], "temperature": temperature, "batch": size,
+                 "read": args.read or READ[size]}  # fmt: skip
+        known = any(asked.items() <= row.items() for row in rows)
+        if known or time.monotonic() >= until or not (found := case(name, *list(asked.values())[1:])):
+            continue
+        rows.append(asked | found)
+        write_rows(stored, rows)
+        machines, commits = (list(dict.fromkeys(row[key] for row in rows)) for key in ("machine", "commit"))
+        commits = [of.removeprefix("at ") for of in commits]  # digits alone would be read as a number
+        write_header(FOLDER / "README.md", Measured(rows, "; ".join(machines), ", ".join(commits)))
+    if not rows:
+        parser.error("no case is stored, and none was measured")
     shown = f"{to_markdown(rows, TABLE)}\n{summary(rows)}\n"
     (FOLDER / "table.md").write_text(shown, encoding="utf-8")
     print(shown)

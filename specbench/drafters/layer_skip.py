@@ -173,7 +173,7 @@ def found_subset(
 ) -> tuple[list[str], str]:
     """The parts to leave out, and how they were found, in words. Ways of decoding that share a target, such as one for
     each gamma, share the search."""
-    texts = [(prompt.id, *prompt.turns) for prompt in context.prompts[:TEXTS]]
+    texts = [(prompt.id, *prompt.turns[:1]) for prompt in context.prompts[:TEXTS]]
     search = repr((settings.share, settings.trials, context.seed, sampling, context.sampling, texts))
     known = FOUND.setdefault(target.module, {})
     if search not in known:

@@ -2,7 +2,8 @@
 logits of its stock module on ragged rows and trees. T tokens, V vocabulary."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -193,8 +194,9 @@ def refuse_offloaded(module: PreTrainedModel, key: str) -> None:
 def reads_trees(model: LanguageModel, key: str) -> bool:
     """Whether trees behind two rows of unequal lengths have the logits that their paths have in the module as
     transformers calls it. Raises ConfigError if chains have not. `model` has static caches, and runs eagerly."""
-    differences = _differences(model)
-    reason = next(differences)
+    with closing(_differences(model)) as differences:
+        reason = next(differences)
+        trees = reason is None and model.recurrence is None and next(differences) is None
     if reason == NO_LOGITS:
         raise ConfigError(f"{key} computes {NO_LOGITS}: its weights or its configuration are damaged")
     if reason is not None:
@@ -203,10 +205,10 @@ def reads_trees(model: LanguageModel, key: str) -> bool:
             f"{key} is a {type(model.module).__name__}, whose decoder does not follow the positions and masks that it "
             f"is given ({reason}): give another {kind}"
         )
-    return model.recurrence is None and next(differences) is None
+    return trees
 
 
-def _differences(model: LanguageModel) -> Iterator[str | None]:
+def _differences(model: LanguageModel) -> Generator[str | None, None, None]:
     """How logits along a chain, and then along the paths of a tree, differ from the stock module's, or why there are
     none; None if by rounding. Both stand behind the same two rows, which are read once."""
     # In 16 bits rounding may turn a single token to other experts, which changes its logits and no others' before it.
@@ -240,10 +242,11 @@ def _read_rows(model: LanguageModel) -> tuple[Tensor, list[list[Tensor]]]:
     inputs = [probe(model.config, number, tokens) for number, tokens in enumerate((ids[:3], ids[2:]))]  # of an encoder
     model.allocate(len(STARTS), TEXT)
     stock: list[list[Tensor]] = [[], []]
+    paths = CHAIN if model.recurrence is not None else (*CHAIN, *PATHS)
     for row, start in enumerate(STARTS):
         model.encode(row, Job([], 0, 0, inputs[row]))
         model.read_row(text, row, 0, start)
-        whole = [(*path, *CHAIN[0][len(path) :]) for path in (*CHAIN, *PATHS)]
+        whole = [(*path, *CHAIN[0][len(path) :]) for path in paths]
         alone = torch.tensor([[*ids[:start], *(ids[entry] for entry in path)] for path in whole], device=model.device)
         logits = _plain_logits(model.module, alone, inputs[row])[:, start:]
         stock[0].append(logits[: len(CHAIN)])

@@ -109,12 +109,13 @@ def target_of(module, sampling):
                          executor=EagerExecutor())  # fmt: skip
 
 
-def drafter_of(module, sampling, gamma=3, **settings):
+PROMPTS = [Prompt(str(n), (f"{n} 4 9 2",)) for n in range(3)]
+
+
+def drafter_of(module, sampling, gamma=3, prompts=PROMPTS, seed=0, **settings):
     target = target_of(module, sampling)
-    prompts = [Prompt(str(n), (f"{n} 4 9 2",)) for n in range(3)]
-    context = Context(
-        target.device, torch.float32, sampling, StaticCache, target.executor, gamma=gamma, prompts=prompts
-    )
+    context = Context(target.device, torch.float32, sampling, StaticCache, target.executor, seed, gamma,
+                      prompts=prompts)  # fmt: skip
     settings = {"skip": None, "share": 0.5, "trials": 40} | settings
     return target, LayerSkipDrafter.from_settings(LayerSkipDrafter.Settings(**settings), context, target)
 
@@ -131,16 +132,17 @@ def test_what_the_target_does_not_use_is_found(temperature):
 
 
 def test_one_search_serves_all_gammas(monkeypatch):
-    """And another number of trials, temperature or target begins its own."""
+    """And each other setting, sampling of the target or the drafter, text, seed or target begins its own."""
     searches = []
     monkeypatch.setattr(layer_skip, "best_subset", lambda *given: searches.append(given) or best_subset(*given))
     module, own = deepcopy(module_of("llama", vocab_size=V, eos_token_id=None)), Sampling()
     names = [drafter_of(module, own, gamma=gamma, trials=4)[1].model.name for gamma in (2, 5)]
     assert names[0] == names[1] and len(searches) == 1
-    drafter_of(module, own, trials=5)
-    drafter_of(module, Sampling(temperature=0.5), trials=4)
-    drafter_of(deepcopy(module), own, trials=4)
-    assert len(searches) == 4
+    others = ({"trials": 5}, {"share": 0.3}, {"temperature": 0.5}, {"seed": 1}, {"prompts": PROMPTS[:2]},
+              {"sampling": Sampling(temperature=0.5), "temperature": 1.0}, {"module": deepcopy(module)})  # fmt: skip
+    for number, other in enumerate(others):
+        drafter_of(**{"module": module, "sampling": own, "trials": 4} | other)
+        assert len(searches) == 2 + number, other
 
 
 @pytest.mark.parametrize(("verifier", "passes"), [(SpeculativeVerifier, True), (AcceptEverything, False)])

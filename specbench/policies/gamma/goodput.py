@@ -83,7 +83,7 @@ class AcceptanceFit:
             return
         keep, prior = 1 - self.forget, self.forget * PRIOR / 4
         A, B, D = self.curvature[0] * keep + prior, self.curvature[1] * keep, self.curvature[2] * keep + prior
-        rise, slope = 0.0, 0.0  # the gradient; floats, since arrays of two take longer than a step of a small drafter
+        rise, slope = 0.0, 0.0  # the gradient; floats, since arrays of two take ten times as long
         for logit, right in zip(logits, accepted, strict=True):
             a = self.of(logit)
             spread, error = a * (1 - a), right - a
