@@ -142,8 +142,8 @@ class GoodputGamma(GammaPolicy):
 
     def calibrate(self, costs: Costs) -> None:
         self.first, self.costs = costs.seconds(self.largest), None
-        self.tested = np.full(self.largest, PRIOR)
-        self.accepted = self.tested * max(CERTAIN, costs.alpha)
+        self.tested = [PRIOR] * self.largest  # by place of a draft
+        self.accepted = [PRIOR * max(CERTAIN, costs.alpha)] * self.largest
 
     def next_gamma(self, state: RowsSeen) -> list[int]:
         lengths = [length for length, on in zip(state.lengths, state.active, strict=True) if on]
@@ -152,10 +152,11 @@ class GoodputGamma(GammaPolicy):
             self._begin()
         self.survival = [[] for _ in range(state.batch_size)]
         self.logits = [[] for _ in range(state.batch_size)]
-        mean = float(self.accepted.sum() / self.tested.sum())
+        mean = sum(self.accepted) / sum(self.tested)
         seen = [self.own.of(state, row, (0.0, 0.0)) for row in range(state.batch_size)]
         self.hope = [(accepted + mean * PRIOR) / (tested + PRIOR) for accepted, tested in seen]
-        gamma, self.rate = self._choose([hope for hope, on in zip(self.hope, state.active, strict=True) if on], mean)
+        alphas = [hope for hope, on in zip(self.hope, state.active, strict=True) if on] or [mean]
+        gamma, self.rate = self._choose(alphas, mean)
         self.idle = 0 if gamma else self.idle + 1
         if self.idle > self.probe:
             gamma = self.largest if self.signal else 1
@@ -165,23 +166,25 @@ class GoodputGamma(GammaPolicy):
     def _begin(self) -> None:
         """Sets costs, and what a draft usually gives, to what calibration found."""
         self.costs = RoundCosts(self.first, self.rows, self.context, self.forget)
-        tokens = expected_tokens(float(self.accepted[0] / self.tested[0]), np.arange(self.largest + 1))
+        tokens = expected_tokens(self.accepted[0] / self.tested[0], np.arange(self.largest + 1))
         best = 1 + int(np.argmax((tokens / self.first)[1:]))
-        self.usual = float(tokens[best]), float(best), float(best)  # tokens a row, steps, guesses verified a row
+        self.usual = [float(tokens[best]), float(best), float(best)]  # tokens a row, steps, guesses verified a row
 
     def _choose(self, alphas: list[float], mean: float) -> tuple[int, float]:
         """gamma, 0 where drafting does not pay, and the goodput of drafting, by the acceptance of each active row and
         that of all guesses."""
         assert self.costs is not None
         if self.signal is None:
-            by_place = np.minimum(np.outer(alphas or [mean], self.accepted / self.tested / mean), 1)
-            survival = np.cumprod(by_place, 1).sum(0)
-            g = np.arange(self.largest + 1)
-            goodput = (self.rows + np.r_[0, survival.cumsum()]) / self.costs.seconds(
-                g, self.rows * (g + 1), self.context
-            )
-            best = int(np.argmax(goodput))
-            return best, float(goodput[best])
+            best, most = 0, self.rows / self.costs.seconds(0, self.rows, self.context)
+            survival, expected = [1.0] * len(alphas), float(self.rows)
+            for g, (accepted, tested) in enumerate(zip(self.accepted, self.tested, strict=True), 1):
+                here = accepted / tested / mean
+                survival = [own * min(alpha * here, 1.0) for own, alpha in zip(survival, alphas, strict=True)]
+                expected += sum(survival)
+                goodput = expected / self.costs.seconds(g, self.rows * (g + 1), self.context)
+                if goodput > most:
+                    best, most = g, goodput
+            return best, most
         tokens, steps, width = self.usual
         drafting = self.rows * tokens / self.costs.seconds(steps, self.rows * (width + 1), self.context)
         plain = self.rows / self.costs.seconds(0, self.rows, self.context)
@@ -227,8 +230,9 @@ class GoodputGamma(GammaPolicy):
         outcomes: list[bool] = []
         for row, (own, guesses, new) in enumerate(zip(self.logits, drafted, kept, strict=True)):
             tested = min(new, guesses)
-            self.tested[:tested] += 1
-            self.accepted[: max(0, new - 1)] += 1
+            for place in range(tested):
+                self.tested[place] += 1
+                self.accepted[place] += place < new - 1
             if new:
                 past, share = self.own[row][1], (1 - self.forget) ** max(1, tested)
                 accepted = new - 1 if tested else 0
@@ -237,11 +241,11 @@ class GoodputGamma(GammaPolicy):
             outcomes += [place < new - 1 for place in range(min(tested, len(own)))]
         self.acceptance.learn(logits, outcomes)
         if steps:
-            self.idle, excess = 0, self.tested > PRIOR
-            for counted in (self.tested, self.accepted):
-                counted[excess] *= 1 - self.forget / 8
-            now = sum(kept) / self.rows, steps, (tokens - self.rows) / self.rows
-            tokens_a_row, mean_steps, verified_a_row = (
-                past + (new - past) * self.forget for past, new in zip(self.usual, now, strict=True)
+            self.idle, slowly = 0, 1 - self.forget / 8
+            shares = [slowly if tested > PRIOR else 1.0 for tested in self.tested]
+            self.tested, self.accepted = (
+                [share * count for share, count in zip(shares, counts, strict=True)]
+                for counts in (self.tested, self.accepted)
             )
-            self.usual = tokens_a_row, mean_steps, verified_a_row
+            now = sum(kept) / self.rows, steps, (tokens - self.rows) / self.rows
+            self.usual = [past + (new - past) * self.forget for past, new in zip(self.usual, now, strict=True)]
