@@ -197,7 +197,7 @@ def answer_sentence(found: LoadAnswer) -> str:
     verdict = f", verdict {found['verdict']}" if found["verdict"] else ""
     others = found.get("rivals") or []
     names = ", ".join(others) if len(others) <= SHOWN else f"{len(others)} other ways"
-    rivals = f"; the pilot could not tell it from {names}, which may be as fast or faster" if others else ""
+    rivals = f"; it could not be told from {names}, which may be as fast or faster" if others else ""
     way = f" with {found['way']}" if found["way"] else ""
     return f"{found['load']}: {advice(found)}{way}{gain}{verdict}; {found['why']}{rivals}."
 

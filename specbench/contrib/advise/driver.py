@@ -1,5 +1,5 @@
-"""For each load: a pilot that finds the fastest way, then its measurement on other prompts. What is finished is kept in
-advice.json, and is not done again."""
+"""For each load: a pilot that finds the fastest ways, then the measurement of the first two on other prompts. What is
+finished is kept in advice.json, and is not done again."""
 
 import time
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from specbench.config.build import Targets
 from specbench.contrib.advise.bench import LoadBench, Stage
-from specbench.contrib.advise.race import ERROR, FIRST, FIRST_ALONE, LEVEL, PLAIN, Race
+from specbench.contrib.advise.race import ERROR, FIRST, FIRST_ALONE, LEVEL, PLAIN, RACES, Race
 from specbench.contrib.advise.ways import Load, Trial, Ways, variants
 from specbench.errors import ConfigError
 from specbench.results.atomic_files import file_text, parse_json, write_json
@@ -21,7 +21,7 @@ from specbench.results.terminal import show
 FILE = "advice.json"
 PILOT_UNITS = 64, 16  # at most: of one request, of several
 PILOT, VARIANTS = 0.35, 0.6  # of a load's time, when the pilot ends, and when variants of its best have been tried
-BEST = 2  # ways of the pilot whose variants are tried
+BEST = 2  # ways of the pilot whose variants are tried, and ways that are measured if they are not told apart
 WANTED = 0.03  # +- of the measured gain
 MEASURED = {1: (FIRST_ALONE, 64)}  # units of a measurement at least and at most, by requests of a unit
 MEASURED_TOGETHER = (FIRST, 8)
@@ -101,15 +101,21 @@ class Driver:
                 if found:
                     unraced = [way for way in race.drafting[BEST:] if way not in more]
                     winner, race = found, of_variants
-        own["winner"], own["rivals"] = winner, [way for way in unraced + race.drafting if way != winner]
+        finalists = [] if winner is None else list(dict.fromkeys([winner, *race.drafting]))[:BEST]
+        rivals = unraced + race.drafting
         if winner is not None:
-            own["words"] = ways[winner]
             least, largest = MEASURED_TOGETHER if several else MEASURED[1]
             needed = race.needed(winner, WANTED) if winner in race.ways else None
             units = min(largest, max(least, needed or largest))
-            measured = Race([winner, PLAIN], units, first=first)
-            stage = self._stage(bench, stages, "measurement", {winner: ways[winner]}, measured, (total, now + share))
+            measured = Race([*finalists, PLAIN], units, LEVEL / RACES, first, gain_wanted=True)
+            own_ways = {way: ways[way] for way in finalists}
+            stage = self._stage(bench, stages, "measurement", own_ways, measured, (total, now + share))
             stage["reasons"] = stage.get("reasons", {}) | measured.reasons
+            right = [way for way in measured.drafting if stage["verdicts"].get(way) != "failed"]
+            winner = (right or finalists)[0]
+            rivals = [way for way in rivals if way not in finalists or way in measured.left]
+            own["words"] = ways[winner]
+        own["winner"], own["rivals"] = winner, [way for way in rivals if way != winner]
         lost = bool(race.units) and not race.drafting
         own["ended"] = "time" if time.monotonic() >= now + share else "prompts"
         own["over"] = lost or (winner is not None and own["ended"] == "prompts")
@@ -122,7 +128,7 @@ class Driver:
         last, until, most, first = limits
         left, number = dict(ways), 1
         while True:
-            race = Race([*left, PLAIN], most, LEVEL / 2, first)
+            race = Race([*left, PLAIN], most, LEVEL / RACES, first)
             stage = name if number == 1 else f"{name}-{number}"
             state = self._stage(bench, stages, stage, left, race, (last, until))
             bad = [way for way in left if state["verdicts"].get(way) == "failed"]

@@ -15,11 +15,11 @@ import numpy as np
 from specbench.stats.bootstrap import interval_around, student, units_needed
 from specbench.stats.estimates import Floats, Interval
 
-LEVEL = 0.05  # probability that the fastest way leaves
+LEVEL, RACES = 0.05, 3  # probability that the fastest way leaves, in pilot, variants and measurement together
 ERROR = (
     f"The fastest way is dropped with a probability of {100 * LEVEL:g} % at most, if times vary like a normal "
-    f"distribution: {50 * LEVEL:g} % in the pilot, {50 * LEVEL:g} % among variants. A pilot or a race of variants that "
-    "begins anew, without a way whose text is wrong (as pilot-2), may err by its share again."
+    f"distribution: {100 * LEVEL / RACES:.1f} % in each of the pilot, the race of variants and the measurement. A race "
+    "that begins anew, without a way whose text is wrong (as pilot-2), may err by its share again."
 )
 WORTH = 0.02  # ways that differ by less are equally good
 FIRST, GROWTH = 5, 1.4  # units at the first look, and from one look to the next
@@ -37,10 +37,14 @@ def looks(most: int, first: int = FIRST) -> list[int]:
 
 
 class Race:
-    """Ways of decoding, PLAIN among them, on at most `most` units."""
+    """Ways of decoding, PLAIN among them, on at most `most` units; on all of them if the gain of the fastest is wanted,
+    and not only which one it is."""
 
-    def __init__(self, ways: Iterable[str], most: int, level: float = LEVEL, first: int = FIRST):
+    def __init__(
+        self, ways: Iterable[str], most: int, level: float = LEVEL, first: int = FIRST, gain_wanted: bool = False
+    ):
         self.ways, self.most, self.looks = [*ways], most, looks(most, first)
+        self.gain_wanted = gain_wanted or len(self.ways) < 3
         self.level = level / len(self.looks) / max(1, len(self.ways) - 1)  # of each test
         self.left = {*self.ways}
         self.units: list[Unit] = []
@@ -57,8 +61,8 @@ class Race:
     def over(self) -> bool:
         """Whether no further unit is needed."""
         drafting = len(self.left - {PLAIN})
-        alone = len(self.ways) > 2 and drafting < 2  # of a single way from the beginning, its gain is wanted
-        return not drafting or alone or self._decided or len(self.units) >= self.most
+        found = not self.gain_wanted and (drafting < 2 or self._decided)
+        return not drafting or found or len(self.units) >= self.most
 
     def leave(self, way: str, reason: str) -> None:
         """A way that cannot be decoded leaves."""

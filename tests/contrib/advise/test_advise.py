@@ -72,7 +72,7 @@ def test_it_goes_from_pilot_to_measurement_on_other_prompts_and_writes_its_page(
     told = (
         "2 ways of decoding",
         "At most 10 minutes",
-        "2.5 % in the pilot",
+        "1.7 % in each of the pilot",
         "loading drafter",
         "2 ways left, about",
         "Advice",
@@ -92,6 +92,23 @@ def test_it_goes_from_pilot_to_measurement_on_other_prompts_and_writes_its_page(
     assert [each["load"] for each in json.loads((folder / "advice.json").read_text())["answers"]] == ["batch 1"]
     for gammas, kept in (("1,2", True), ("1,2,3", False)):  # gamma 3 was not tried
         assert bool(Driver(trial([*given, f"gamma={gammas}"], True), folder, 1).state["loads"]) == kept
+
+
+def test_the_faster_of_two_in_the_measurement_is_the_answer(few, monkeypatch):
+    """In the pilot it was the other one."""
+    names, units = ["drafter ngram, gamma 1", "drafter ngram, gamma 2"], []
+
+    def planned(groups):
+        units.append(sorted(groups))
+        seconds = (0.5, 0.6) if len(units) <= 5 else (0.6, 0.5)
+        return {way: [own, 1.0] for way, own in zip([*names, PLAIN], (*seconds, 1.0), strict=True)}
+
+    monkeypatch.setattr(bench, "unit_of", planned)
+    state = json.loads((advise(words("gamma=1,2"), 10, only=True) / "advice.json").read_text())
+    (own,), (found,) = state["loads"].values(), state["answers"]
+    assert units == [names] * 10 and own["stages"]["pilot"]["left"][0] == names[0]
+    assert (found["way"], found["rivals"], found["words"]) == (names[1], names[:1], ["drafter=ngram", "gamma=2"])
+    assert found["gain"] == pytest.approx(2)
 
 
 @pytest.mark.slow

@@ -78,15 +78,15 @@ def test_ways_that_lose_against_plain_decoding_all_leave():
 
 
 def test_a_measurement_goes_on_to_its_last_unit():
-    """The control: of two ways the slow one leaves, and nothing is left to decide."""
-    for ways, wanted in ((1, MOST), (2, 8)):
-        found = Race([*(f"way {number}" for number in range(ways)), PLAIN], MOST)
+    """Also once the slower of two has left. The control: where no gain is wanted, nothing is left to decide then."""
+    for ways, gain_wanted in ((1, False), (2, True), (2, False)):
+        found = Race([*(f"way {number}" for number in range(ways)), PLAIN], MOST, gain_wanted=gain_wanted)
         for unit in units_of(np.array([0.5, 5.0])[:ways], np.random.default_rng(0)):
             if found.over:
                 break
             found.add(unit)
-        assert len(found.units) <= wanted and (len(found.units) == MOST) == (ways == 1)
-        assert "way 0" in found.left
+        assert (len(found.units) == MOST) == (ways == 1 or gain_wanted) and len(found.units) in (MOST, *range(9))
+        assert "way 0" in found.left and "way 1" not in found.left
 
 
 def test_a_gain_has_its_interval():
