@@ -239,7 +239,7 @@ def test_ways_that_the_pilot_left_and_no_stage_raced_again_are_rivals(monkeypatc
     monkeypatch.setattr(driver, "read_result", lambda folder: {})
     monkeypatch.setattr(driver, "variants", lambda *others: found)
     monkeypatch.setattr(Driver, "_race", race)
-    monkeypatch.setattr(Driver, "_stage", lambda *others: {})
+    monkeypatch.setattr(Driver, "_stage", lambda *others: {"verdicts": {}})
     advised = Driver.__new__(Driver)
     advised.tried, advised.folder, advised.targets, advised.until = tried, None, None, time.monotonic() + 60
     advised._load(tried.loads[0], own, 1)
