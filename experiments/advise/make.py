@@ -15,9 +15,11 @@ import itertools
 import json
 import math
 import shlex
+import statistics
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -62,7 +64,8 @@ def words_of_case(pair: str, temperature: int, rows: int) -> list[str]:
 
 def case(name: str, pair: str, temperature: int, rows: int, read: int) -> dict | None:
     """The row of a case: measures what is missing. None if something failed."""
-    place, words = STORE / f"{name}_t{temperature}_b{rows}", words_of_case(pair, temperature, rows)
+    words = words_of_case(pair, temperature, rows)
+    place = STORE / f"{name}_t{temperature}_b{rows}_{zlib.crc32(shlex.join([*words, str(read)]).encode()):08x}"
     place.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "specbench.advise", *words, f"take={read}", "--minutes", str(ADVICE[rows])]
     if not timed(place / "advice", [*command, f"hydra.run.dir={place / 'advice'}"]):
@@ -153,14 +156,14 @@ def read_seconds(path: Path) -> float:
 def summary(rows: list[dict]) -> str:
     """The goals, and what was reached."""
     on = [row for row in rows if row["advice"] == "on"]
-    errors = sorted(abs(row["gain"] / row["advised_is"] - 1) for row in on) or [math.nan]
+    errors = [abs(row["gain"] / row["advised_is"] - 1) for row in on] or [math.nan]
     return "\n".join([
         f"- best, or within {WITHIN:.0%} of the best: {sum(row['regret'] <= WITHIN for row in rows)} of {len(rows)}",
         f"- on where it loses: {sum(str(row['loses']) == 'True' for row in rows)}",
         f"- time over measuring everything: {sum(row['share'] for row in rows) / len(rows):.2f} (mean)",
         f"- gain on other prompts within the interval: {sum(str(row['inside']) == 'True' for row in on)} of {len(on)}, "
         f"{sum(row['expected'] for row in on):.1f} expected if all intervals are right; "
-        f"median error {errors[len(errors) // 2]:.1%}",
+        f"median error {statistics.median(errors):.1%}",
     ])  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specbench.contrib.advise.race import PLAIN, Race
+from specbench.contrib.advise.race import LEVEL, PLAIN, Race
 from specbench.results.reader import read_result
 from specbench.results.wording import needs, steady, times, unsteady, within
 from specbench.stats.estimates import Interval
@@ -41,13 +41,14 @@ def load_answer(load: str, own: Mapping[str, Any]) -> LoadAnswer:
     stage = stages.get("measurement", {"units": []})
     race = Race([winner, PLAIN], NO_LIMIT)
     for unit in stage["units"]:
-        race.add(unit)
+        if winner in unit:
+            race.add(unit)
     if not race.units or not stage["folders"].get(winner):
         why = _ended(own, "to measure the winner")
         return found | {"gain": None, "ci95": None, "verdict": None, "fresh": True, "why": why}
     parts = [read_result(Path(folder)) for folder in stage["folders"][winner]]
     result = max(parts, key=lambda part: part["counts"]["tokens"])
-    gain, ci95 = race.gain(winner)
+    gain, ci95 = race.gain(winner, LEVEL / len(stage["ways"]))  # the faster of two was chosen here
     verdict, requests = stage["verdicts"][winner], len(race.units) * own["unit"]
     failed = stage.get("reasons", {}).get(winner, "").startswith("failed")
     on = ci95 is not None and ci95[0] > 1 and verdict != "failed" and not failed
@@ -132,7 +133,7 @@ def of_gammas(own: Mapping[str, Any], words: Sequence[str]) -> dict[int, tuple[f
     """The ways that were tried which differ from these overrides in gamma alone, by gamma: their gain before the
     measurement, and their overrides."""
     found, others = dict[int, tuple[float, list[str]]](), dict(word.split("=", 1) for word in words) | {"gamma": ""}
-    for stage in own["stages"].values():
+    for stage in (stage for name, stage in own["stages"].items() if name != "measurement"):
         for way, its in stage["ways"].items():
             settings = dict(word.split("=", 1) for word in its)
             if settings | {"gamma": ""} == others:

@@ -1,7 +1,7 @@
 """`python -m specbench.advise target.path=P`: whether to speculate, with what, and what it gains.
 
 Drafters that are given, and those that need no training, are tried on each prompt in turn; ways that cannot win are
-dropped, and the winner is measured on other prompts. batch_size and workload.rate may have several values.
+dropped, and the two fastest are measured on other prompts. batch_size and workload.rate may have several values.
 """
 
 import argparse

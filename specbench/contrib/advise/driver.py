@@ -102,6 +102,8 @@ class Driver:
                     unraced = [way for way in race.drafting[BEST:] if way not in more]
                     winner, race = found, of_variants
         finalists = [] if winner is None else list(dict.fromkeys([winner, *race.drafting]))[:BEST]
+        if winner in (kept := stages.get("measurement", {}).get("ways", {})) and kept.keys() <= ways.keys():
+            finalists = [*kept]  # of an earlier start, whose units are not given up for another second one
         rivals = unraced + race.drafting
         if winner is not None:
             least, largest = MEASURED_TOGETHER if several else MEASURED[1]
@@ -110,10 +112,13 @@ class Driver:
             measured = Race([*finalists, PLAIN], units, LEVEL / RACES, first, gain_wanted=True)
             own_ways = {way: ways[way] for way in finalists}
             stage = self._stage(bench, stages, "measurement", own_ways, measured, (total, now + share))
-            stage["reasons"] = stage.get("reasons", {}) | measured.reasons
-            right = [way for way in measured.drafting if stage["verdicts"].get(way) != "failed"]
-            winner = (right or finalists)[0]
-            rivals = [way for way in rivals if way not in finalists or way in measured.left]
+            reasons = stage["reasons"] = measured.reasons | stage.get("reasons", {})
+            verdicts = stage["verdicts"]
+            wrong = {way for way in finalists
+                     if verdicts.get(way) == "failed" or reasons.get(way, "").startswith("failed")}  # fmt: skip
+            gains = stage["gains"] = {way: measured.gain(way) for way in finalists if measured.units_of(way)}
+            winner = max(finalists, key=lambda way: (way not in wrong, gains.get(way, (0.0, None))[0]))
+            rivals = [way for way in rivals if way not in finalists or way in measured.left - wrong]
             own["words"] = ways[winner]
         own["winner"], own["rivals"] = winner, [way for way in rivals if way != winner]
         lost = bool(race.units) and not race.drafting
@@ -167,7 +172,7 @@ def trial_lines(tried: Trial, minutes: float) -> Sequence[str]:
     lines += [f"not {name}: {reason}" for name, reason in tried.refused.items()]
     lines.append(
         f"At most {minutes:g} minutes (--minutes), beside loading models and ending the unit that is decoded then: the "
-        "limit, no estimate. A pilot drops ways that cannot win; then the winner is measured on other prompts."
+        "limit, no estimate. A pilot drops ways that cannot win; then the two fastest are measured on other prompts."
     )
     lines.append(ERROR)
     return lines

@@ -76,7 +76,7 @@ def pilot_runs(state: Mapping[str, Any]) -> list[StoredRun]:
     """The runs of the pilots, with gamma, load and way as keys; those that cannot be read are left out."""
     runs = []
     for load, own in state["loads"].items():
-        for stage in own["stages"].values():
+        for stage in (stage for name, stage in own["stages"].items() if name != "measurement"):
             for way, folders in stage["folders"].items():
                 try:
                     run = load_run(Path(folders[0]))

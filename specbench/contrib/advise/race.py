@@ -92,21 +92,23 @@ class Race:
             best = min(kept, key=lambda place: rates[place])
             self._decided = all(slower[best, place] + bound[best, place] < WORTH for place in kept if place != best)
 
-    def gain(self, way: str) -> tuple[float, Interval]:
-        """Seconds per token of plain decoding over those of the way, on the units that it has, with a 95 % interval."""
-        units = self._units(way)
+    def gain(self, way: str, outside: float = LEVEL) -> tuple[float, Interval]:
+        """Seconds per token of plain decoding over those of the way, on the units that it has, with an interval that
+        misses it with the probability `outside`."""
+        units = self.units_of(way)
         rates, influence = rates_of([[unit[name] for unit in units] for name in (PLAIN, way)])
         gain, count = float(rates[0] / rates[1]), len(units)
         if count < FIRST:
             return gain, None
         error = float((influence[0] - influence[1]).std(ddof=1) / np.sqrt(count))
-        return gain, interval_around(gain, student(count - 1) * error, True)
+        return gain, interval_around(gain, student(count - 1, outside) * error, True)
 
     def needed(self, way: str, half: float) -> int | None:
         """The units that an interval of +- `half` needs, if they vary as those that are there."""
-        return units_needed(self.gain(way)[1], len(self._units(way)), half)
+        return units_needed(self.gain(way)[1], len(self.units_of(way)), half)
 
-    def _units(self, way: str) -> list[Unit]:
+    def units_of(self, way: str) -> list[Unit]:
+        """Those that the way has been decoded in."""
         return [unit for unit in self.units if way in unit and PLAIN in unit]
 
 
