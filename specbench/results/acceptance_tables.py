@@ -40,7 +40,9 @@ def check_of(result: ResultDict) -> list[str]:
 def lengths_table(result: ResultDict) -> Table:
     """How many guesses rounds accepted."""
     counts = (result["acceptance"] or {}).get("lengths", [])
-    rows: list[list[CellValue]] = [[str(length), count, count / sum(counts)] for length, count in enumerate(counts)]
+    rows: list[list[CellValue]] = [
+        [str(length), count, count / max(1, sum(counts))] for length, count in enumerate(counts)
+    ]
     columns = table_columns(("accepted guesses", "text"), ("rounds", 0), ("share", "%"))
     return Table("rounds by accepted guesses", columns, rows)
 

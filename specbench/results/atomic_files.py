@@ -178,9 +178,15 @@ def reason(error: Exception) -> str:
 def parse_json(text: str, where: str) -> Any:
     """The value of a JSON text. Raises ConfigError."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_integer)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not JSON ({reason(error)})") from error
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 300:  # more than a float has
+        raise ValueError(f"an integer of {len(digits)} digits")
+    return int(digits)
 
 
 def remove_half_written(folder: Path, below: bool = False) -> None:

@@ -42,6 +42,8 @@ CONFIG = _record({"batch_size": int, "max_new_tokens": int, "top_k": int, "top_p
                   "target": MODEL, "drafter": MODEL, "data": TREE}, temperature=float, lenience=float)  # fmt: skip
 REST = _record({"overrides": list[str] | None, "identity": _record({"device": TREE}),
                 "executor": _record({"programs": TREE})})  # fmt: skip
+COUNTS = ("tokens", "of_tokens", "requests", "equal", "wrong", "ties", "tested", "scored_again", "wrong_scores")
+DETAIL = _record({name: int for name in COUNTS} | {"largest_tie": float | None})
 RATES = ("speculative_tokens_per_second", "baseline_tokens_per_second")
 PROMPT = _record(id=str, category=str | None, prompt=str, prompt_tokens=int, limit=int, tokens=int, baseline_tokens=int,
                  rounds=int, alpha=float | None, block_efficiency=float, decode_seconds=float,
@@ -147,6 +149,7 @@ def read_result(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = check_kind(result, RunResult, str(path))
     check_kind(found["provenance"], PROVENANCE, str(path), "provenance")
     check_kind(found["config"], CONFIG, str(path), "config")
+    check_kind(found["lossless"]["detail"], DETAIL, str(path), "lossless.detail")
     check_kind(found, REST, str(path))
     if why := _impossible(found):
         raise ConfigError(f"{path} cannot be used: {why}")
@@ -169,6 +172,8 @@ def _impossible(result: dict[str, Any]) -> str:
         return "speedup.accounting is not that of a run"
     if min(counts["prompts"], counts["rounds"]) < 1 or min(counts.values()) < 0:
         return "its counts are not those of a run"
+    if min((result["acceptance"] or {}).get("lengths", ()), default=0) < 0:
+        return "acceptance.lengths is not that of a run"
     gammas = [entry["gamma"] for entry in cost["by_gamma"]]
     if not gammas or gammas != sorted({*gammas}) or gammas[0] < 0 or gammas[-1] > LARGEST_GAMMA:
         return "cost.by_gamma is not that of a run"
