@@ -88,7 +88,8 @@ def check_one(folder, data):
 FEW = settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
 
 
-@pytest.mark.parametrize(("at", "value"), [(("lossless", "detail", "of_tokens"), []), (("acceptance", "lengths", 0), -1),
+@pytest.mark.parametrize(("at", "value"), [(("lossless", "detail", "of_tokens"), []),
+                                           (("acceptance", "lengths", 0), -1),
                                            (("acceptance", "lengths", 0), 2**1024)])  # fmt: skip
 def test_values_that_have_ended_a_tool_are_answered_or_told(at, value, made):
     answers(made, changed(json.loads((made / "b" / "results.json").read_text()), at, value))
