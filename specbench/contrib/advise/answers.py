@@ -48,7 +48,7 @@ def load_answer(load: str, own: Mapping[str, Any]) -> LoadAnswer:
         return found | {"gain": None, "ci95": None, "verdict": None, "fresh": True, "why": why}
     parts = [read_result(Path(folder)) for folder in stage["folders"][winner]]
     result = max(parts, key=lambda part: part["counts"]["tokens"])
-    gain, ci95 = race.gain(winner, LEVEL / len(stage["ways"]))  # the faster of two was chosen here
+    gain, ci95 = race.gain(winner, LEVEL / len(stage["ways"]))  # as in the driver
     verdict, requests = stage["verdicts"][winner], len(race.units) * own["unit"]
     failed = stage.get("reasons", {}).get(winner, "").startswith("failed")
     on = ci95 is not None and ci95[0] > 1 and verdict != "failed" and not failed

@@ -116,7 +116,8 @@ class Driver:
             verdicts = stage["verdicts"]
             wrong = {way for way in finalists
                      if verdicts.get(way) == "failed" or reasons.get(way, "").startswith("failed")}  # fmt: skip
-            gains = stage["gains"] = {way: measured.gain(way) for way in finalists if measured.units_of(way)}
+            level = LEVEL / len(finalists)  # the faster of two is chosen here
+            gains = stage["gains"] = {way: measured.gain(way, level) for way in finalists if measured.units_of(way)}
             winner = max(finalists, key=lambda way: (way not in wrong, gains.get(way, (0.0, None))[0]))
             rivals = [way for way in rivals if way not in finalists or way in measured.left - wrong]
             own["words"] = ways[winner]

@@ -43,8 +43,8 @@ class RoundCosts:
         if len(self.new) == REFIT:
             found = np.array(self.new)
             x, weight = found[:, :4] / self.scale, self.keep ** np.arange(REFIT)[::-1]
-            past = self.keep**REFIT
-            self.seen = self.seen[0] * past + (x.T * weight) @ x, self.seen[1] * past + (x.T * weight) @ found[:, 4]
+            past, weighted = self.keep**REFIT, x.T * weight
+            self.seen = self.seen[0] * past + weighted @ x, self.seen[1] * past + weighted @ found[:, 4]
             self.new = []
             self._fit()
 
@@ -83,7 +83,7 @@ class AcceptanceFit:
             return
         keep, prior = 1 - self.forget, self.forget * PRIOR / 4
         A, B, D = self.curvature[0] * keep + prior, self.curvature[1] * keep, self.curvature[2] * keep + prior
-        rise, slope = 0.0, 0.0  # the gradient; floats, since arrays of two take ten times as long
+        rise, slope = 0.0, 0.0  # the gradient; floats: arrays of two take longer
         for logit, right in zip(logits, accepted, strict=True):
             a = self.of(logit)
             spread, error = a * (1 - a), right - a
