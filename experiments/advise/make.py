@@ -34,10 +34,10 @@ PAIRS = {
     "bytes": "drafter=bytes target=bytes data=unconditional",
 }  # included; others by --pair
 GAMMAS = (2, 4, 8)
-ADVICE = {1: 4.0, 8: 7.0}  # minutes of an advice, by rows
+ADVICE = {1: 3.0, 8: 4.0}  # minutes of an advice, by rows
 CASES = [(temperature, rows) for rows in (1, 8) for temperature in (0, 1)]
-REQUESTS = {1: 32, 8: 160}  # of the measurement of everything: 32 units, or five of 32 requests
-PROMPTS, READ = 640, {1: 320, 8: 480}  # of the included data, and those that the advice may read, by rows
+REQUESTS = {1: 96, 8: 160}  # of the measurement of everything: 96 units, or five of 32 requests
+PROMPTS, READ = 640, {1: 480, 8: 480}  # of the included data, and those that the advice may read, by rows
 WITHIN = 0.03
 STORE = Path("outputs") / "advice_cases"
 TABLE = {
@@ -55,17 +55,19 @@ TABLE = {
 }
 
 
-def words_of_case(pair: str, temperature: int, rows: int) -> list[str]:
-    """The overrides of a case, without which prompts it reads."""
+def words_of_case(pair: str, order: int, temperature: int, rows: int) -> list[str]:
+    """The overrides of a case, without which prompts it reads. Each pair has another order of the prompts:
+    at temperature 0 pairs that share a target would be judged on the same texts."""
     own = shlex.split(pair)
     count = [] if any(word.startswith("data.path=") for word in own) else [f"data.count={PROMPTS}"]
-    return [*own, f"temperature={temperature}", f"batch_size={rows}", *count, "order=1"]
+    return [*own, f"temperature={temperature}", f"batch_size={rows}", *count, f"order={order}"]
 
 
-def case(name: str, pair: str, temperature: int, rows: int, read: int) -> dict | None:
+def case(name: str, pair: str, order: int, temperature: int, rows: int, read: int, requests: int) -> dict | None:
     """The row of a case: measures what is missing. None if something failed."""
-    words = words_of_case(pair, temperature, rows)
-    place = STORE / f"{name}_t{temperature}_b{rows}_{zlib.crc32(shlex.join([*words, str(read)]).encode()):08x}"
+    words = words_of_case(pair, order, temperature, rows)
+    digest = zlib.crc32(shlex.join([*words, str(read), str(requests)]).encode())
+    place = STORE / f"{name}_t{temperature}_b{rows}_{digest:08x}"
     place.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "specbench.advise", *words, f"take={read}", "--minutes", str(ADVICE[rows])]
     if not timed(place / "advice", [*command, f"hydra.run.dir={place / 'advice'}"]):
@@ -77,7 +79,7 @@ def case(name: str, pair: str, temperature: int, rows: int, read: int) -> dict |
     ways += [[f"gamma={gamma}" if word.startswith("gamma=") else word for word in way]
              for way in pilot for gamma in GAMMAS]  # fmt: skip
     unique = sorted({" ".join(way): way for way in ways}.values(), key=len)  # the first has no path
-    return compared(place, words, unique, answer, rows, read)
+    return compared(place, words, unique, answer, rows, (read, requests))
 
 
 def timed(place: Path, command: list[str]) -> bool:
@@ -90,12 +92,13 @@ def timed(place: Path, command: list[str]) -> bool:
     return not failed
 
 
-def compared(place, words, unique, answer, rows, read) -> dict | None:
-    """Decodes all ways in turn on other prompts, unless that was done, and makes the row."""
+def compared(place, words, unique, answer, rows, prompts) -> dict | None:
+    """Decodes all ways in turn on other prompts (how many come before them, and how many they are), unless that was
+    done, and makes the row."""
     out = place / "everything"
     path = out / "comparison.json"
     if not path.is_file():
-        more = [f"skip={read}", f"take={REQUESTS[rows]}", f"hydra.sweep.dir={out}", "logger=none", f"name={place.name}"]
+        more = [f"skip={prompts[0]}", f"take={prompts[1]}", f"hydra.sweep.dir={out}", "logger=none", f"name={place.name}"]
         first, *others = [shlex.join(way) for way in unique]
         common = [word for word in words if not word.startswith("drafter")]
         also = [word for other in others for word in ("--also", other)]
@@ -177,9 +180,9 @@ def main() -> None:
     until, stored = time.monotonic() + 60 * args.minutes, FOLDER / "results.csv"
     pairs = PAIRS | dict(pair.split("=", 1) for pair in args.pair)
     rows = read_rows(stored) if stored.is_file() else []
-    for (temperature, size), name in () if args.stored else itertools.product(CASES, pairs):
-        asked = {"pair": name, "words": pairs[name], "temperature": temperature, "batch": size,
-                 "read": args.read or READ[size]}  # fmt: skip
+    for (temperature, size), (order, name) in () if args.stored else itertools.product(CASES, enumerate(pairs, 1)):
+        asked = {"pair": name, "words": pairs[name], "order": order, "temperature": temperature, "batch": size,
+                 "read": args.read or READ[size], "requests": REQUESTS[size]}  # fmt: skip
         known = any(asked.items() <= row.items() for row in rows)
         if known or time.monotonic() >= until or not (found := case(name, *list(asked.values())[1:])):
             continue

@@ -23,8 +23,7 @@ PILOT_UNITS = 64, 16  # at most: of one request, of several
 PILOT, VARIANTS = 0.35, 0.6  # of a load's time, when the pilot ends, and when variants of its best have been tried
 BEST = 2  # ways of the pilot whose variants are tried, and ways that are measured if they are not told apart
 WANTED = 0.03  # +- of the measured gain
-MEASURED = {1: (FIRST_ALONE, 64)}  # units of a measurement at least and at most, by requests of a unit
-MEASURED_TOGETHER = (FIRST, 8)
+MEASURED = (FIRST_ALONE, 256), (FIRST, 16)  # units of a measurement at least and at most: of one request, of several
 
 
 class Driver:
@@ -106,7 +105,7 @@ class Driver:
             finalists = [*kept]  # of an earlier start, whose units are not given up for another second one
         rivals = unraced + race.drafting
         if winner is not None:
-            least, largest = MEASURED_TOGETHER if several else MEASURED[1]
+            least, largest = MEASURED[several]
             needed = race.needed(winner, WANTED) if winner in race.ways else None
             units = min(largest, max(least, needed or largest))
             measured = Race([*finalists, PLAIN], units, LEVEL / RACES, first, gain_wanted=True)
