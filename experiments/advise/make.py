@@ -34,7 +34,7 @@ PAIRS = {
     "bytes": "drafter=bytes target=bytes data=unconditional",
 }  # included; others by --pair
 GAMMAS = (2, 4, 8)
-ADVICE = {1: 3.0, 8: 4.0}  # minutes of an advice, by rows
+ADVICE = {1: 3.0, 8: 3.0}  # minutes of an advice, by rows
 CASES = [(temperature, rows) for rows in (1, 8) for temperature in (0, 1)]
 REQUESTS = {1: 96, 8: 160}  # of the measurement of everything: 96 units, or five of 32 requests
 PROMPTS, READ = 640, {1: 480, 8: 480}  # of the included data, and those that the advice may read, by rows
@@ -98,7 +98,8 @@ def compared(place, words, unique, answer, rows, prompts) -> dict | None:
     out = place / "everything"
     path = out / "comparison.json"
     if not path.is_file():
-        more = [f"skip={prompts[0]}", f"take={prompts[1]}", f"hydra.sweep.dir={out}", "logger=none", f"name={place.name}"]
+        more = [f"skip={prompts[0]}", f"take={prompts[1]}", f"hydra.sweep.dir={out}", "logger=none"]
+        more += [f"name={place.name}"]
         first, *others = [shlex.join(way) for way in unique]
         common = [word for word in words if not word.startswith("drafter")]
         also = [word for other in others for word in ("--also", other)]
