@@ -2,7 +2,8 @@
 finished is kept in advice.json, and is not done again."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,21 @@ from specbench.results.reader import read_result
 from specbench.results.terminal import show
 
 FILE = "advice.json"
-PILOT_UNITS = 64, 16  # at most: of one request, of several
+FIRST_LOOK = FIRST_ALONE, FIRST  # units: of one request, of several; so are the next two
+PILOT_UNITS = 64, 16  # at most
 PILOT, VARIANTS = 0.35, 0.6  # of a load's time, when the pilot ends, and when variants of its best have been tried
 BEST = 2  # ways of the pilot whose variants are tried, and ways that are measured if they are not told apart
 WANTED = 0.03  # +- of the measured gain
-MEASURED = (FIRST_ALONE, 256), (FIRST, 16)  # units of a measurement at least and at most: of one request, of several
+MEASURED = (FIRST_ALONE, 256), (FIRST, 16)  # of a measurement, at least and at most
 
 
 class Driver:
     """The loads of a trial, one after the other. `state` is what advice.json holds."""
 
     def __init__(self, tried: Trial, folder: Path, seconds: float):
-        self.tried, self.folder, self.until = tried, folder, time.monotonic() + seconds
+        self.tried, self.folder = tried, folder
+        self.begun = time.monotonic()  # the load that is measured
+        self.until, self.share = self.begun + seconds, 0.0  # of all loads; seconds of this one
         self.targets = Targets()
         first = LoadBench(tried.common, tried.loads[0], folder, self.targets, self.save)
         drafters = {words[0]: words for words in tried.ways.values()}
@@ -65,11 +69,11 @@ class Driver:
     def _load(self, load: Load, own: dict[str, Any], loads: int) -> None:
         """One of so many loads that share the time that is left; that to load models is given to each."""
         bench = LoadBench(self.tried.common, load, self.folder, self.targets, self.save)
-        ways, begun = dict(self.tried.ways), time.monotonic()
-        total = bench.total(ways)
-        now = time.monotonic()
-        self.until += now - begun
-        share = max(0.0, self.until - now) / loads
+        ways = dict(self.tried.ways)
+        with self._untimed():
+            total = bench.total(ways)
+        self.begun = time.monotonic()
+        self.share = max(0.0, self.until - self.begun) / loads
         own |= {"rows": load.rows, "rate": load.rate, "prompts": total, "refused": own["refused"] | bench.refused}
         if not ways:
             return
@@ -79,51 +83,75 @@ class Driver:
                     f"{each.label} needs {wanted:,} prompts, there are {total:,}: give more by data.limit or data.count"
                     + ", or a smaller batch_size" * (each.rows > 1)
                 )
-        own |= {"unit": (unit := bench.unit_of(load)), "first_turns": any(p.turns[1:] for p in bench.example.prompts)}
-        several, last = unit > 1, total - FIRST * unit  # the measurement has FIRST units at least
-        stages, first = own["stages"], FIRST if several else FIRST_ALONE
-        most = PILOT_UNITS[several] if len(ways) > 1 else first
-        limits = min(total // 2, last), now + PILOT * share, most, first
-        winner, race = self._race(bench, stages, "pilot", ways, limits)
-        unraced: list[str] = []  # ways that the pilot left, whose variants are not tried
-        if winner is not None and len(race.ways) > 2 and len(race.units) >= FIRST:
-            pilot, more = [stage for name, stage in stages.items() if name.startswith("pilot")][-1], Ways()
-            for way in race.drafting[:BEST]:
-                more |= variants(bench.common, ways[way], read_result(Path(pilot["folders"][way][-1])))
-            begun = time.monotonic()
-            bench.total(more)
-            now, self.until = (second + time.monotonic() - begun for second in (now, self.until))
-            if len(more) > 1:
-                ways |= more
-                limits = min(total * 2 // 3, last), now + VARIANTS * share, most // 2, first
-                found, of_variants = self._race(bench, stages, "variants", more, limits)
-                if found:
-                    unraced = [way for way in race.drafting[BEST:] if way not in more]
-                    winner, race = found, of_variants
-        finalists = [] if winner is None else list(dict.fromkeys([winner, *race.drafting]))[:BEST]
-        if winner in (kept := stages.get("measurement", {}).get("ways", {})) and kept.keys() <= ways.keys():
-            finalists = [*kept]  # of an earlier start, whose units are not given up for another second one
-        rivals = unraced + race.drafting
+        own |= {"unit": bench.unit_of(load), "first_turns": any(p.turns[1:] for p in bench.example.prompts)}
+        winner, race, rivals = self._chosen(bench, own, ways)
+        rivals += race.drafting
         if winner is not None:
-            least, largest = MEASURED[several]
-            needed = race.needed(winner, WANTED) if winner in race.ways else None
-            units = min(largest, max(least, needed or largest))
-            measured = Race([*finalists, PLAIN], units, LEVEL / RACES, first, gain_wanted=True)
-            own_ways = {way: ways[way] for way in finalists}
-            stage = self._stage(bench, stages, "measurement", own_ways, measured, (total, now + share))
-            reasons = stage["reasons"] = measured.reasons | stage.get("reasons", {})
-            verdicts = stage["verdicts"]
-            wrong = {way for way in finalists
-                     if verdicts.get(way) == "failed" or reasons.get(way, "").startswith("failed")}  # fmt: skip
-            level = LEVEL / len(finalists)  # the faster of two is chosen here
-            gains = stage["gains"] = {way: measured.gain(way, level) for way in finalists if measured.units_of(way)}
-            winner = max(finalists, key=lambda way: (way not in wrong, gains.get(way, (0.0, None))[0]))
-            rivals = [way for way in rivals if way not in finalists or way in measured.left - wrong]
+            winner, rivals = self._measured(bench, own, ways, winner, race, rivals)
             own["words"] = ways[winner]
         own["winner"], own["rivals"] = winner, [way for way in rivals if way != winner]
         lost = bool(race.units) and not race.drafting
-        own["ended"] = "time" if time.monotonic() >= now + share else "prompts"
+        own["ended"] = "time" if time.monotonic() >= self._at(1.0) else "prompts"
         own["over"] = lost or (winner is not None and own["ended"] == "prompts")
+
+    @contextmanager
+    def _untimed(self) -> Iterator[None]:
+        """Inside, models are loaded: all limits of time move by as long as that takes."""
+        begun = time.monotonic()
+        yield
+        seconds = time.monotonic() - begun
+        self.begun, self.until = self.begun + seconds, self.until + seconds
+
+    def _at(self, part: float) -> float:
+        """The second of the clock at which this part of the load's time is over."""
+        return self.begun + part * self.share
+
+    def _chosen(self, bench: LoadBench, own: dict[str, Any], ways: Ways) -> tuple[str | None, Race, list[str]]:
+        """The fastest of the pilot and of variants of its best two, which are added to `ways` (None if plain decoding
+        wins); the race that it won; and the ways that the pilot left, whose variants are not tried."""
+        stages, several, total = own["stages"], own["unit"] > 1, own["prompts"]
+        first, last = FIRST_LOOK[several], total - FIRST * own["unit"]  # the measurement has FIRST units at least
+        most = PILOT_UNITS[several] if len(ways) > 1 else first
+        limits = min(total // 2, last), self._at(PILOT), most, first
+        winner, race = self._race(bench, stages, "pilot", ways, limits)
+        if winner is None or len(race.ways) < 3 or len(race.units) < FIRST:
+            return winner, race, []
+        pilot, more = [stage for name, stage in stages.items() if name.startswith("pilot")][-1], Ways()
+        for way in race.drafting[:BEST]:
+            more |= variants(bench.common, ways[way], read_result(Path(pilot["folders"][way][-1])))
+        with self._untimed():
+            bench.total(more)
+        if len(more) < 2:
+            return winner, race, []
+        ways |= more
+        limits = min(total * 2 // 3, last), self._at(VARIANTS), most // 2, first
+        found, of_variants = self._race(bench, stages, "variants", more, limits)
+        if found is None:
+            return winner, race, []
+        return found, of_variants, [way for way in race.drafting[BEST:] if way not in more]
+
+    def _measured(
+        self, bench: LoadBench, own: dict[str, Any], ways: Ways, winner: str, race: Race, rivals: Sequence[str]
+    ) -> tuple[str, list[str]]:
+        """The faster of the two fastest ways on other prompts, and which rivals are not told from it."""
+        stages, several = own["stages"], own["unit"] > 1
+        finalists = list(dict.fromkeys([winner, *race.drafting]))[:BEST]
+        if winner in (kept := stages.get("measurement", {}).get("ways", {})) and kept.keys() <= ways.keys():
+            finalists = [*kept]  # of an earlier start, whose units are not given up for another second one
+        least, largest = MEASURED[several]
+        needed = race.needed(winner, WANTED) if winner in race.ways else None
+        units = min(largest, max(least, needed or largest))
+        measured = Race([*finalists, PLAIN], units, LEVEL / RACES, FIRST_LOOK[several], gain_wanted=True)
+        own_ways = {way: ways[way] for way in finalists}
+        stage = self._stage(bench, stages, "measurement", own_ways, measured, (own["prompts"], self._at(1.0)))
+        reasons = stage["reasons"] = measured.reasons | stage.get("reasons", {})
+        verdicts = stage["verdicts"]
+        wrong = {way for way in finalists
+                 if verdicts.get(way) == "failed" or reasons.get(way, "").startswith("failed")}  # fmt: skip
+        level = LEVEL / len(finalists)  # the faster of two is chosen here
+        gains = stage["gains"] = {way: measured.gain(way, level) for way in finalists if measured.units_of(way)}
+        fastest = max(finalists, key=lambda way: (way not in wrong, gains.get(way, (0.0, None))[0]))
+        return fastest, [way for way in rivals if way not in finalists or way in measured.left - wrong]
 
     def _race(
         self, bench: LoadBench, stages: dict[str, Stage], name: str, ways: Ways, limits: tuple[int, float, int, int]
