@@ -25,7 +25,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Measured, commit, machine, read_rows, text, to_markdown, write_header, write_rows
 
+from specbench.contrib.advise.race import LEVEL
 from specbench.results.reader import read_result
+from specbench.stats.bootstrap import student
 
 FOLDER = Path(__file__).resolve().parent
 PAIRS = {
@@ -56,30 +58,30 @@ TABLE = {
 
 
 def words_of_case(pair: str, order: int, temperature: int, rows: int) -> list[str]:
-    """The overrides of a case, without which prompts it reads. Each pair has another order of the prompts:
-    at temperature 0 pairs that share a target would be judged on the same texts."""
+    """The overrides of a case, without which prompts it reads. Each included pair has its own order: with one order,
+    pairs that share a target would be judged on the same texts at temperature 0. Some texts are still shared."""
     own = shlex.split(pair)
     count = [] if any(word.startswith("data.path=") for word in own) else [f"data.count={PROMPTS}"]
     return [*own, f"temperature={temperature}", f"batch_size={rows}", *count, f"order={order}"]
 
 
-def case(name: str, pair: str, order: int, temperature: int, rows: int, read: int, requests: int) -> dict | None:
+def case(name, pair, order, temperature, rows, read, requests, minutes) -> dict | None:
     """The row of a case: measures what is missing. None if something failed."""
     words = words_of_case(pair, order, temperature, rows)
-    digest = zlib.crc32(shlex.join([*words, str(read), str(requests)]).encode())
+    digest = zlib.crc32(shlex.join([*words, str(read), str(requests), str(minutes)]).encode())
     place = STORE / f"{name}_t{temperature}_b{rows}_{digest:08x}"
     place.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "specbench.advise", *words, f"take={read}", "--minutes", str(ADVICE[rows])]
+    command = [sys.executable, "-m", "specbench.advise", *words, f"take={read}", "--minutes", str(minutes)]
     if not timed(place / "advice", [*command, f"hydra.run.dir={place / 'advice'}"]):
         return None
     state = json.loads((place / "advice" / "advice.json").read_text())
-    (own,), (answer,) = state["loads"].values(), state["answers"]
-    ways = [way for stage in own["stages"].values() for way in stage["ways"].values()]
-    pilot = own["stages"]["pilot"]["ways"].values()
+    (stages,) = (own["stages"] for own in state["loads"].values())
+    ways = [way for stage in stages.values() for way in stage["ways"].values()]
+    pilot = stages["pilot"]["ways"].values()
     ways += [[f"gamma={gamma}" if word.startswith("gamma=") else word for word in way]
              for way in pilot for gamma in GAMMAS]  # fmt: skip
     unique = sorted({" ".join(way): way for way in ways}.values(), key=len)  # the first has no path
-    return compared(place, words, unique, answer, rows, (read, requests))
+    return compared(place, words, unique, state, rows, (read, requests))
 
 
 def timed(place: Path, command: list[str]) -> bool:
@@ -92,9 +94,10 @@ def timed(place: Path, command: list[str]) -> bool:
     return not failed
 
 
-def compared(place, words, unique, answer, rows, prompts) -> dict | None:
+def compared(place, words, unique, state, rows, prompts) -> dict | None:
     """Decodes all ways in turn on other prompts (how many come before them, and how many they are), unless that was
     done, and makes the row."""
+    (of_load,), (answer,) = state["loads"].values(), state["answers"]
     out = place / "everything"
     path = out / "comparison.json"
     if not path.is_file():
@@ -124,8 +127,12 @@ def compared(place, words, unique, answer, rows, prompts) -> dict | None:
     seconds = [read_seconds(place / f"{what}_seconds.json") for what in ("advice", "everything")]
     low, high = answer["ci95"] or (math.nan,) * 2
     (is_low, is_high), expected = gains[advised][1], math.nan
-    if high > low and is_high > is_low:  # both measurements have errors
-        expected = math.erf(1.96 / math.hypot(1, math.log(is_high / is_low) / math.log(high / low)) / math.sqrt(2))
+    if answer["on"] and is_high > is_low:  # both measurements have errors
+        finalists = len(of_load["stages"]["measurement"]["ways"])
+        quantile = student(answer["units"] - 1, LEVEL / finalists)  # of the advice's interval
+        error = math.log(high / low) / 2 / quantile
+        error_there = math.log(is_high / is_low) / 2 / student(prompts[1] / unit_of(rows) - 1)
+        expected = math.erf(quantile * error / math.hypot(error, error_there) / math.sqrt(2))
     own = results[advised]
     return {
         "advice": "on" if answer["on"] else "off",
@@ -141,11 +148,15 @@ def compared(place, words, unique, answer, rows, prompts) -> dict | None:
 def gain_of(folder: Path, rows: int, part: int) -> float:
     """The speedup of a run on its units of even (0) or odd (1) numbers."""
     lines = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
-    of_unit = 1 if rows == 1 else 4 * rows
-    own = [line for number, line in enumerate(lines) if number // of_unit % 2 == part and "error" not in line]
+    own = [line for number, line in enumerate(lines) if number // unit_of(rows) % 2 == part and "error" not in line]
     keys = ("baseline_decode_seconds", "tokens", "decode_seconds", "baseline_tokens")
     plain, tokens, seconds, plain_tokens = (sum(line[key] for line in own) for key in keys)
     return plain * tokens / seconds / plain_tokens
+
+
+def unit_of(rows: int) -> int:
+    """The requests of a unit, which vary together."""
+    return 1 if rows == 1 else 4 * rows
 
 
 def note(path: Path, seconds: float) -> None:
@@ -181,9 +192,10 @@ def main() -> None:
     until, stored = time.monotonic() + 60 * args.minutes, FOLDER / "results.csv"
     pairs = PAIRS | dict(pair.split("=", 1) for pair in args.pair)
     rows = read_rows(stored) if stored.is_file() else []
-    for (temperature, size), (order, name) in () if args.stored else itertools.product(CASES, enumerate(pairs, 1)):
+    for (temperature, size), name in () if args.stored else itertools.product(CASES, pairs):
+        order = 1 + ([*PAIRS].index(name) if name in PAIRS else len(PAIRS))
         asked = {"pair": name, "words": pairs[name], "order": order, "temperature": temperature, "batch": size,
-                 "read": args.read or READ[size], "requests": REQUESTS[size]}  # fmt: skip
+                 "read": args.read or READ[size], "requests": REQUESTS[size], "limit": ADVICE[size]}  # fmt: skip
         known = any(asked.items() <= row.items() for row in rows)
         if known or time.monotonic() >= until or not (found := case(name, *list(asked.values())[1:])):
             continue

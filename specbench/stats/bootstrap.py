@@ -152,13 +152,14 @@ def fewest(half: Callable[[int], float], wanted: float) -> int | None:
     return high
 
 
-def units_needed(ci95: Interval, units: int, wanted: float, capped: bool = False) -> int | None:
-    """The units that an interval of the logarithm of +- `wanted` needs, if they vary as the `units` of this one. If
-    their number is `capped` they become larger instead, and Student's quantile stays what it is."""
-    if ci95 is None or ci95[0] <= 0:
+def units_needed(found: Interval, units: int, wanted: float, capped: bool = False, outside: float = 0.05) -> int | None:
+    """The units that an interval of the logarithm of +- `wanted` needs, if they vary as the `units` of the one that was
+    found; both miss the truth with the probability `outside`. If their number is `capped` they become larger instead,
+    and Student's quantile stays what it is."""
+    if found is None or found[0] <= 0:
         return None
-    spread = np.log(ci95[1] / ci95[0]) / 2 / student(units - 1) * np.sqrt(units)
-    return fewest(lambda n: float(student((units if capped else n) - 1) * spread / np.sqrt(n)), wanted)
+    spread = np.log(found[1] / found[0]) / 2 / student(units - 1, outside) * np.sqrt(units)
+    return fewest(lambda n: float(student((units if capped else n) - 1, outside) * spread / np.sqrt(n)), wanted)
 
 
 def _stderr(samples: Floats, count: int) -> float:

@@ -22,7 +22,7 @@ HOSTILE = {
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    found = AutoTokenizer.from_pretrained(SHIPPED / "target")
+    found = AutoTokenizer.from_pretrained(SHIPPED / "drafter")
     found.chat_template = PLAIN
     return found
 

@@ -20,12 +20,13 @@ from specbench.results.reader import read_result
 from specbench.results.terminal import show
 
 FILE = "advice.json"
-FIRST_LOOK = FIRST_ALONE, FIRST  # units: of one request, of several; so are the next two
+# Numbers of units, if one is a single request, and if it is several requests.
+FIRST_LOOK = FIRST_ALONE, FIRST
 PILOT_UNITS = 64, 16  # at most
+MEASURED = (FIRST_ALONE, 256), (FIRST, 8)  # of a measurement, at least and at most
 PILOT, VARIANTS = 0.35, 0.6  # of a load's time, when the pilot ends, and when variants of its best have been tried
 BEST = 2  # ways of the pilot whose variants are tried, and ways that are measured if they are not told apart
 WANTED = 0.03  # +- of the measured gain
-MEASURED = (FIRST_ALONE, 256), (FIRST, 16)  # of a measurement, at least and at most
 
 
 class Driver:
@@ -33,8 +34,8 @@ class Driver:
 
     def __init__(self, tried: Trial, folder: Path, seconds: float):
         self.tried, self.folder = tried, folder
-        self.begun = time.monotonic()  # the load that is measured
-        self.until, self.share = self.begun + seconds, 0.0  # of all loads; seconds of this one
+        self.begun = time.monotonic()  # when the current load began
+        self.until, self.share = self.begun + seconds, 0.0  # when all loads end; seconds of the current one
         self.targets = Targets()
         first = LoadBench(tried.common, tried.loads[0], folder, self.targets, self.save)
         drafters = {words[0]: words for words in tried.ways.values()}
@@ -107,8 +108,9 @@ class Driver:
         return self.begun + part * self.share
 
     def _chosen(self, bench: LoadBench, own: dict[str, Any], ways: Ways) -> tuple[str | None, Race, list[str]]:
-        """The fastest of the pilot and of variants of its best two, which are added to `ways` (None if plain decoding
-        wins); the race that it won; and the ways that the pilot left, whose variants are not tried."""
+        """The fastest way of the pilot and of variants of its best two, which are added to `ways`: None if plain
+        decoding wins, or nothing was decoded. Also the last race, and the ways that the pilot left and whose variants
+        are not tried."""
         stages, several, total = own["stages"], own["unit"] > 1, own["prompts"]
         first, last = FIRST_LOOK[several], total - FIRST * own["unit"]  # the measurement has FIRST units at least
         most = PILOT_UNITS[several] if len(ways) > 1 else first
@@ -139,7 +141,8 @@ class Driver:
         if winner in (kept := stages.get("measurement", {}).get("ways", {})) and kept.keys() <= ways.keys():
             finalists = [*kept]  # of an earlier start, whose units are not given up for another second one
         least, largest = MEASURED[several]
-        needed = race.needed(winner, WANTED) if winner in race.ways else None
+        level = LEVEL / len(finalists)  # the faster of two is chosen here
+        needed = race.needed(winner, WANTED, level) if winner in race.ways else None
         units = min(largest, max(least, needed or largest))
         measured = Race([*finalists, PLAIN], units, LEVEL / RACES, FIRST_LOOK[several], gain_wanted=True)
         own_ways = {way: ways[way] for way in finalists}
@@ -148,7 +151,6 @@ class Driver:
         verdicts = stage["verdicts"]
         wrong = {way for way in finalists
                  if verdicts.get(way) == "failed" or reasons.get(way, "").startswith("failed")}  # fmt: skip
-        level = LEVEL / len(finalists)  # the faster of two is chosen here
         gains = stage["gains"] = {way: measured.gain(way, level) for way in finalists if measured.units_of(way)}
         fastest = max(finalists, key=lambda way: (way not in wrong, gains.get(way, (0.0, None))[0]))
         return fastest, [way for way in rivals if way not in finalists or way in measured.left - wrong]

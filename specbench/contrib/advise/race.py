@@ -103,9 +103,10 @@ class Race:
         error = float((influence[0] - influence[1]).std(ddof=1) / np.sqrt(count))
         return gain, interval_around(gain, student(count - 1, outside) * error, True)
 
-    def needed(self, way: str, half: float) -> int | None:
+    def needed(self, way: str, half: float, outside: float = LEVEL) -> int | None:
         """The units that an interval of +- `half` needs, if they vary as those that are there."""
-        return units_needed(self.gain(way)[1], len(self.units_of(way)), half)
+        found = self.gain(way, outside)[1]
+        return units_needed(found, len(self.units_of(way)), half, outside=outside)
 
     def units_of(self, way: str) -> list[Unit]:
         """Those that the way has been decoded in."""

@@ -4,7 +4,6 @@ import copy
 import json
 import shutil
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,7 +39,7 @@ def few(monkeypatch, tmp_path):
     """A pilot of five requests, and a measurement of five others."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(driver, "PILOT_UNITS", (5, 5))
-    monkeypatch.setattr(driver, "MEASURED", {1: (5, 5)})
+    monkeypatch.setattr(driver, "MEASURED", ((5, 5), (5, 5)))
     monkeypatch.setattr(driver, "variants", lambda common, own, result: {"the winner": own})
     with steady():
         yield tmp_path
@@ -136,11 +135,12 @@ def test_an_interrupted_advice_keeps_what_it_has_and_goes_on(few, monkeypatch):
 def test_several_rows_and_a_rate_are_loads_with_groups_as_units(few, monkeypatch):
     monkeypatch.setattr(driver, "PILOT_UNITS", (5, 1))
     monkeypatch.setattr(driver, "FIRST", 1)
+    monkeypatch.setattr(driver, "FIRST_LOOK", (1, 1))
     segments, arrivals = set(), Poisson.arrivals
     monkeypatch.setattr(
         Poisson, "arrivals", lambda *own: segments.add(own[-1] if len(own) > 2 else 0) or arrivals(*own)
     )
-    monkeypatch.setattr(driver, "MEASURED_TOGETHER", (1, 1))
+    monkeypatch.setattr(driver, "MEASURED", ((1, 1), (1, 1)))
     given = words("gamma=1", "batch_size=1,2", "workload.rate=50", "workload.slo_per_token=10")
     state = json.loads((advise(given, 10, only=True) / "advice.json").read_text())
     assert [found["batch_size"] for found in state["answers"]] == [1, 2]
@@ -229,30 +229,38 @@ def test_ways_that_the_pilot_left_and_no_stage_raced_again_are_rivals(monkeypatc
         example = SimpleNamespace(prompts=())
 
         def total(self, ways):
-            return 60
+            clock[0] += 100.0  # which no limit counts
+            return 600
 
         def unit_of(self, load):
             return 1
 
     def race(self, bench, stages, name, ways, limits):
-        begins.append(limits[2:])
+        begins.append(limits)
         stages[name] = {"folders": {way: ["run"] for way in ways}}
         return ("a", left(*ways)) if name == "pilot" else ("a2", left("a2", "b"))
 
-    tried, begins = Trial([], {way: ["drafter=ngram"] for way in "abcd"}, [Load(1, None)], {}), []
+    clock = [0.0]
+    tried, begins, asked = Trial([], {way: ["drafter=ngram"] for way in "abcd"}, [Load(1, None)], {}), [], []
     own, found = {"stages": {}, "refused": {}}, {"a": [], "a2": [], "b": [], "c": []}
     monkeypatch.setattr(driver, "LoadBench", Bench)
     monkeypatch.setattr(driver, "read_result", lambda folder: {})
     monkeypatch.setattr(driver, "variants", lambda *others: found)
     monkeypatch.setattr(Driver, "_race", race)
-    monkeypatch.setattr(Driver, "_stage", lambda *others: {"verdicts": {}})
+    monkeypatch.setattr(Driver, "_stage", lambda *others: asked.append(others) or {"verdicts": {}})
+    monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     advised = Driver.__new__(Driver)
-    advised.tried, advised.folder, advised.targets, advised.until = tried, None, None, time.monotonic() + 60
-    advised._load(tried.loads[0], own, 1)
-    assert own["winner"] == "a2" and own["rivals"] == ["d", "b"] and begins[0] == (64, 17)
+    advised.tried, advised.folder, advised.targets = tried, None, None
+    advised.begun, advised.until, advised.share = 0.0, 60.0, 0.0
+    advised._load(tried.loads[0], own, 2)
+    assert own["winner"] == "a2" and own["rivals"] == ["d", "b"]
+    # Half of 60 seconds for the first of two loads: 35 % are the pilot's, 60 % when variants have been tried.
+    assert begins == [(300, 100 + 0.35 * 30, 64, 17), (400, 200 + 0.6 * 30, 32, 17)]
+    race, limits = asked[0][-2:]
+    assert limits == (600, 230) and (race.most, race.looks) == (17, [17]) and advised.until == 260
     advised.tried = Trial([], {"a": ["drafter=ngram"]}, tried.loads, {})  # one way is dropped no earlier than others
     advised._load(tried.loads[0], {"stages": {}, "refused": {}}, 1)
-    assert begins[2] == (17, 17) and driver.MEASURED[1][0] >= 17
+    assert begins[2][2:] == (17, 17)
 
 
 def test_a_stage_with_other_ways_than_before_begins_anew():
