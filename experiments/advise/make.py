@@ -36,7 +36,7 @@ PAIRS = {
     "bytes": "drafter=bytes target=bytes data=unconditional",
 }  # included; others by --pair
 GAMMAS = (2, 4, 8)
-ADVICE = {1: 3.0, 8: 3.0}  # minutes of an advice, by rows
+ADVICE = {1: 3.0, 8: 5.0}  # minutes of an advice, by rows
 CASES = [(temperature, rows) for rows in (1, 8) for temperature in (0, 1)]
 REQUESTS = {1: 96, 8: 160}  # of the measurement of everything: 96 units, or five of 32 requests
 PROMPTS, READ = 640, {1: 480, 8: 480}  # of the included data, and those that the advice may read, by rows

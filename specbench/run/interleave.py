@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from specbench.run.decoder import Session
 from specbench.run.drafter_reading import read_guesses
 from specbench.run.machine_watch import MachineWatch
 from specbench.run.phase_timer import Phases
-from specbench.run.reference_scores import ends_where_it_should, read
+from specbench.run.reference_scores import SharedScores, ends_where_it_should, read
 from specbench.run.signals import allow_signals
 from specbench.run.warm_up import calibrate, calibrate_drafter, going_on, pays_to_compile, probe_costs, warm_up
 from specbench.stats.position_stats import LIMIT, DecodedText, read_texts
@@ -94,7 +95,7 @@ class MethodRun:
         laws = betas and size <= LAW_BYTES
         return self.session.decode(jobs, speculative, wanted.columns, wanted.arrivals, evidence=evidence, laws=laws)
 
-    def add(self, group: Group) -> None:
+    def add(self, group: Group, scores: SharedScores) -> None:
         """Writes a group that was decoded in all ways, then reads its texts."""
         self._note(group)
         self.session.costs.add(group.speculative.rounds)
@@ -102,7 +103,7 @@ class MethodRun:
             with allow_signals(), self.phases("betas"):
                 self._read_texts(group, row)
         with allow_signals(), self.phases("verdict"):
-            read_again(self.session, self.record, group)
+            read_again(self.session, self.record, group, scores)
         with self.phases("logger"):
             self.on_group(group)
 
@@ -153,7 +154,7 @@ def kept_law(decoded: DecodeResult, row: int) -> Tensor | None:
     return decoded.evidence[row].whole_law(len(decoded.requests[row].tokens)) if decoded.evidence else None
 
 
-def read_again(session: Session, record: RunRecord, group: Group) -> None:
+def read_again(session: Session, record: RunRecord, group: Group, scores: SharedScores) -> None:
     """Reads the group's texts with the stock module, for the verdict, while tokens may still be read. At temperature 0
     also every sampled text that differs from plain decoding's."""
     parts = session.parts
@@ -167,7 +168,7 @@ def read_again(session: Session, record: RunRecord, group: Group) -> None:
             continue
         try:
             if parts.decoding.samples:
-                result.reading = _read_text(parts, group, row)
+                result.reading = _read_text(parts, group, row, partial(scores, row))
             else:
                 result.reading = parts.decoding.score(parts.target, result)
         except (MemoryError, RuntimeError, AssertionError) as error:  # the run goes on, but its verdict is not "passed"
@@ -178,11 +179,11 @@ def read_again(session: Session, record: RunRecord, group: Group) -> None:
         session.to_read -= result.request.columns + result.reading.tokens
 
 
-def _read_text(parts: Components, group: Group, row: int) -> ReferenceScore:
+def _read_text(parts: Components, group: Group, row: int, scores: Callable[..., Tensor]) -> ReferenceScore:
     """What the stock module says of a sampled text."""
     result, evidence = group.results[row], group.speculative.evidence
     prompt, new, own = result.request.tokens, result.speculative.tokens, evidence[row] if evidence else None
-    found = read(parts.target, prompt, new, own, result.baseline.tokens, result.request.encoder_input)
+    found = read(parts.target, prompt, new, own, result.baseline.tokens, result.request.encoder_input, scores)
     try:
         read_guesses(found, parts.drafter, parts.target, result, own)
     except (MemoryError, RuntimeError) as error:  # the target's verdict stands without that on alpha
@@ -343,6 +344,7 @@ class InterleavedGroup:
         """Gives each member its part of a decoded group."""
         self.done += len(wanted.requests)
         plain, groups = decoded[None, ""], []
+        scores = SharedScores(several=len(self.members) > 1)
         for member in self.members:
             ours, peers = decoded[member, ""], {name: decoded[member, name] for name in member.parts.peers}
             failures = [found for found in (plain, ours) if isinstance(found, Failure)]
@@ -358,7 +360,7 @@ class InterleavedGroup:
                 limit = job.limit - len(job.tokens)
                 results.append(Result(request, limit, ours.requests[row], plain.requests[row], by_peers))
             groups.append(Group(results, ours, plain, wanted.rate))
-            member.add(groups[-1])
+            member.add(groups[-1], scores)
         for result in groups[0].results if groups else ():
             self.requests.remember(result)
         for group in groups:

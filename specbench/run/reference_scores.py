@@ -23,11 +23,33 @@ from specbench.stats.estimates import Floats
 from specbench.stats.losslessness import first_difference
 from specbench.stats.reference_distribution import counted, largest_tv, law, stock_scores, tie
 from specbench.stats.test_statistics import no_sums
-from specbench.stats.verdict_records import DrawnFrom, ReferenceScore, law_window
+from specbench.stats.verdict_records import LAW_BYTES, DrawnFrom, ReferenceScore, law_window
 
 LONGEST = 4096  # tokens of a text that are read, its prompt included: eager attention holds their square
 SHARE_OF_MEMORY = 0.25  # of what is free: more is not taken by one layer's attention
 POSITIONS_AT_A_TIME = 64  # positions whose p is computed at a time
+
+
+class SharedScores:
+    """The stock module's logits of the texts of one group of requests: a text that `several` ways of decoding have
+    written is read once, as long as all that are kept have LAW_BYTES at most."""
+
+    def __init__(self, several: bool):
+        self.room = LAW_BYTES if several else 0.0
+        self.kept: dict[tuple[int, ...], Tensor] = {}  # by row and text
+
+    def __call__(
+        self, row: int, model: LanguageModel, text: Tensor, begin: int, encoder_input: EncoderInput | None
+    ) -> Tensor:
+        """`stock_scores` of the text of a row, whose prompt and encoder's input are those of all ways."""
+        key = (row, *text[0].tolist())
+        if key in self.kept:
+            return self.kept[key]
+        logits = stock_scores(model, text, begin, encoder_input)
+        if logits.nbytes <= self.room:
+            self.kept[key] = logits
+            self.room -= logits.nbytes
+        return logits
 
 
 def read(
@@ -37,6 +59,7 @@ def read(
     evidence: DrawnFrom | None,
     plain: Sequence[int] = (),
     encoder_input: EncoderInput | None = None,
+    scores: Callable[[LanguageModel, Tensor, int, EncoderInput | None], Tensor] = stock_scores,
 ) -> ReferenceScore:
     """Reads the tokens `new` after a prompt, and after an encoder's input if there is one, as many as fit LONGEST.
     Above temperature 0 it needs `evidence`; at temperature 0 it compares p before the argmax, which is kept there, and
@@ -44,7 +67,7 @@ def read(
     has no room for it."""
     clock = time.perf_counter()
     text, sampling = readable(model, prompt, new, encoder_input), model.sampling
-    logits = stock_scores(model, text, len(prompt), encoder_input)
+    logits = scores(model, text, len(prompt), encoder_input)
     tokens, most = text[0, len(prompt) :], logits.amax(-1)
     if sampling.greedy:
         reading = _greedy(logits, tokens, tie(logits, model.dtype, sampling), plain)

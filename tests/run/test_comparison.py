@@ -18,6 +18,7 @@ from specbench.errors import ConfigError
 from specbench.results.comparability import unlike_engines
 from specbench.results.comparison_tables import ranking
 from specbench.run import compare as in_turn
+from specbench.run import reference_scores
 from specbench.run.decoder import Session
 from specbench.run.interleave import order_of_ways
 from specbench.run.jobs import RunJob, jobs_of_one_task, jobs_that_share_decoding, labels_of
@@ -188,6 +189,28 @@ def test_in_turn_gives_what_each_gives_alone(good, monkeypatch, tmp_path):
                 ours.baseline.tokens == theirs.baseline.tokens and ours.speculative.tokens == theirs.speculative.tokens
             )
             assert [r.beta for r in ours.speculative.rounds] == [r.beta for r in theirs.speculative.rounds]
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_the_stock_module_reads_equal_texts_once(temperature, good, monkeypatch, tmp_path):
+    """At temperature 0 both ways write the same text, which is read once. Above it they write others, and what is read
+    of each is what is read of it alone."""
+    stock, read = reference_scores.stock_scores, []
+    monkeypatch.setattr(reference_scores, "stock_scores", lambda *given: read.append(1) or stock(*given))
+    of_both = ("logger=none", "executor=eager", "target=model", f"target.path={good}", f"temperature={temperature}")
+    targets, words = Targets(), [small(*of_both, way) for way in PAIR]
+    alone = [run(build(check(composed(*own))), tmp_path / own[-1])[1] for own in words]
+    assert len(read) == 4  # two prompts of each
+    read.clear()
+    made = [build(check(composed(*own)), targets=targets) for own in words]
+    found = [record for _, record in in_turn_of([made], tmp_path)]
+    texts = {(r.request.prompt_id, tuple(r.speculative.tokens)) for record in found for r in record.results}
+    assert len(read) == len(texts) == (4 if temperature else 2)
+    for record, wanted in zip(found, alone, strict=True):
+        for ours, theirs in zip(record.results, wanted.results, strict=True):
+            assert ours.reading.tokens == theirs.reading.tokens > 0
+            for name in ("gap", "short", "tv", "rounding"):
+                np.testing.assert_array_equal(getattr(ours.reading, name), getattr(theirs.reading, name))
 
 
 @pytest.mark.slow

@@ -26,7 +26,9 @@ from specbench.run.run import run_in_turn
 from specbench.stats.records import DecodedRequest, Group, RunRecord
 
 log = logging.getLogger(__name__)
+CHOOSING = ("pilot", "variants")  # the stages that only choose a way
 PART = 8  # units of a part, if they are of several requests
+READ_IN_RACES = 5_000  # tokens that a verdict reads again in these; at temperature 0 also each text that differs
 Stage = dict[str, Any]  # what advice.json holds of a stage
 
 
@@ -94,7 +96,9 @@ class LoadBench:
         place = self.folder / self.load.label.replace(", ", "-").replace(" ", "_") / name
         built = [self.built[" ".join(ways[way])] for way in labels]
         first = skip + built[0].config["skip"]  # which the command may have given
-        words = [[*ways[way], f"skip={first}", f"take={take}"] for way in labels]
+        most = READ_IN_RACES if name.partition("-")[0] in CHOOSING else built[0].verdict_tokens
+        read = min(most, built[0].verdict_tokens)
+        words = [[*ways[way], f"skip={first}", f"take={take}", f"verdict_tokens={read}"] for way in labels]
         jobs = [RunJob([*self.common, *own], place / f"way-{number}", self.checked(own))
                 for number, own in enumerate(words)]  # fmt: skip
         prompts = [prompt if len(prompt.turns) == 1 else replace(prompt, turns=prompt.turns[:1])
@@ -126,8 +130,8 @@ class LoadBench:
             return stopped
 
         segments = skip // self.unit_of(self.load)
-        runs = [(replace(parts, prompts=prompts, segments_before=segments, config=job.checked.resolved), job.folder,
-                 lambda group: None)
+        own_parts = {"prompts": prompts, "segments_before": segments, "verdict_tokens": read}
+        runs = [(replace(parts, **own_parts, config=job.checked.resolved), job.folder, lambda group: None)
                 for parts, job in zip(built, jobs, strict=True)]  # fmt: skip
         with decoding_progress(f"{self.load.label}, {name}: ") as progress:
             finished = run_in_turn([runs], progress, stops=stops)
