@@ -48,7 +48,10 @@ TABLE = {
     "batch": lambda row: f"{row['batch']:g}",
     "advice": text("advice"),
     "its gain": lambda row: f"{row['gain']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
-    "its gain on other prompts": lambda row: f"{row['advised_is']:.2f} ({row['is_low']:.2f} to {row['is_high']:.2f})",
+    "its gain on other prompts": lambda row: (
+        f"{row['advised_is']:.2f}"
+        + ("" if math.isnan(row["is_low"]) else f" ({row['is_low']:.2f} to {row['is_high']:.2f})")
+    ),
     "best of all": lambda row: f"{row['best']}: {row['best_is']:.2f}",
     "behind the best": lambda row: f"{row['regret']:.1%}",
     "time": lambda row: f"{row['share']:.2f}",

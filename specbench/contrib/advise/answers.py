@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specbench.contrib.advise.race import LEVEL, PLAIN, Race
+from specbench.contrib.advise.race import FIRST, FIRST_ALONE, LEVEL, PLAIN, Race
 from specbench.results.reader import read_result
 from specbench.results.wording import needs, steady, times, unsteady, within
 from specbench.stats.estimates import Interval
@@ -54,7 +54,8 @@ def load_answer(load: str, own: Mapping[str, Any]) -> LoadAnswer:
     on = ci95 is not None and ci95[0] > 1 and verdict != "failed" and not failed
     found |= {
         "on": on, "gain": gain, "ci95": ci95, "verdict": verdict, "fresh": True, "words": own["words"],
-        "rivals": own.get("rivals", []), "units": len(race.units), "requests": requests,
+        "rivals": rivals(own, ci95), "end_to_end": None if own["rate"] else result["speedup"]["end_to_end"],
+        "units": len(race.units), "requests": requests,
         "needs": needs(ci95, requests, len(race.units)), "steady": all(map(steady, parts)),
         "tokens_per_second": tokens_per_second(parts), "waits": waits(result),
         "goodput": goodput(result), "more": more(result) if own["rate"] is None else "",
@@ -90,17 +91,34 @@ def _why(own: Mapping[str, Any], found: LoadAnswer) -> str:
     if found["verdict"] == "failed":
         return "the output is not the target's: the verdict FAILED"
     if found["on"]:
-        return "95 % interval above 1" + ", but the machine was not steady" * (not found["steady"])
+        told = "95 % interval above 1" + ", but the machine was not steady" * (not found["steady"])
+        return f"{told}; {found['needs']}" if found["needs"] else told
     if not found["ci95"]:
         return _ended(own, "to know")
     told = "it loses" if found["ci95"][1] < 1 else "no gain is shown"
     return f"{told}; {found['needs']}" if found["needs"] and found["ci95"][1] >= 1 else told
 
 
+def rivals(own: Mapping[str, Any], ci95: Interval) -> list[str]:
+    """The ways that were not told from the winner: those that no test dropped, without those whose gain, in the stage
+    that tried them last, is below the winner's interval."""
+    last = {way: gain for stage in own["stages"].values() for way, gain in stage.get("gains", {}).items()}
+    slower = {way for way, (_, of_way) in last.items() if of_way and ci95 and of_way[1] < ci95[0]}
+    return [way for way in own.get("rivals", []) if way not in slower]
+
+
 def answer_notes(own: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What makes the numbers doubtful, of all parts of a measurement."""
     if len(parts) > 1:
         yield f"waiting times and goodput are of the largest of {len(parts)} parts, tokens/s of all of them"
+    if parts[0]["choices"]["data"] == "stdlib":
+        most = parts[0]["config"]["max_new_tokens"]
+        yield (f"measured on Python source, and at most {most} new tokens: other prompts gain more or less; give "
+               "yours, as by data=jsonl data.path=F")  # fmt: skip
+    pilot, first = own["stages"].get("pilot", {}), FIRST if own["unit"] > 1 else FIRST_ALONE
+    if len(pilot.get("ways", ())) > 1 and len(pilot["units"]) < first:
+        yield (f"the pilot ended after {len(pilot['units'])} units, and no way is dropped before {first}: with more "
+               "--minutes the choice is surer")  # fmt: skip
     if reasons := dict.fromkeys(reason for part in parts for reason in unsteady(part)):
         yield f"the machine was not steady: {'; '.join(reasons)}"
     if (recited := max(part.get("recited") or 0 for part in parts)) >= RECITES:
@@ -195,12 +213,13 @@ def answer_sentence(found: LoadAnswer) -> str:
     told, ci95 = gain_text(found)
     gain = "" if found["gain"] is None else f": {of_time}{told}{plain}{within(ci95)}"
     gain += " in the pilot" if gain and not found["fresh"] else ""
+    gain += f", with prefill {times(found['end_to_end'])}" if found.get("end_to_end") else ""
     verdict = f", verdict {found['verdict']}" if found["verdict"] else ""
     others = found.get("rivals") or []
     names = ", ".join(others) if len(others) <= SHOWN else f"{len(others)} other ways"
-    rivals = f"; it could not be told from {names}, which may be as fast or faster" if others else ""
+    untold = f"; it could not be told from {names}, which may be as fast or faster" if others else ""
     way = f" with {found['way']}" if found["way"] else ""
-    return f"{found['load']}: {advice(found)}{way}{gain}{verdict}; {found['why']}{rivals}."
+    return f"{found['load']}: {advice(found)}{way}{gain}{verdict}; {found['why']}{untold}."
 
 
 def advice(found: LoadAnswer) -> str:

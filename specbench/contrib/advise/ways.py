@@ -95,7 +95,7 @@ def trial(overrides: Sequence[str], only: bool) -> Trial:
         raise ConfigError(
             "--only needs drafters, as in drafter=suffix or drafter.path=Q"
             if only
-            else f"no drafter fits: {fit[TAKEN]}"
+            else "no drafter fits: " * (len({*fit.values()}) > 1) + fit[TAKEN]  # one reason is no drafter's
         )
     found = {name: reason for name, reason in fit.items() if reason}
     every = [

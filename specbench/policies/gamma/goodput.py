@@ -17,11 +17,12 @@ from specbench.theory import expected_tokens
 PRIOR = 16.0  # rounds or guesses that what calibration has found counts for
 REFIT = 8  # rounds after which the costs are fitted again
 CERTAIN = 1e-3  # confidences count as at least so far from 0 and 1
-RIDGE = np.array([1e-9, 1e-4, 1e-4, 1e-3])  # where rounds do not tell coefficients apart
+RIDGE = np.array([1e-9, 1e-4, 1e-4, 1e-4, 1e-3])  # where rounds do not tell coefficients apart
 
 
 class RoundCosts:
-    """Seconds of a round, linear in drafter steps, tokens that the target reads and tokens of context: least squares
+    """Seconds of a round, linear in drafter steps, tokens that the target reads and tokens of context, and larger by a
+    constant if there is a draft, since reading a few more tokens may be another, slower computation: least squares
     without negative coefficients, over calibration and over the rounds so far, which are forgotten. Where by that a
     round without a draft would take no time, it takes what it took in calibration."""
 
@@ -29,40 +30,41 @@ class RoundCosts:
         """`seconds` [largest + 1] of calibration, of rounds with so many rows and tokens of context."""
         largest, self.undrafted = len(seconds) - 1, float(seconds[0])
         self.keep = 1 - forget
-        self.scale = np.array([1.0, max(1, largest), rows * (largest + 1), max(1, context)])
-        x = np.array([[1.0, g, rows * (g + 1), context] for g in range(largest + 1)]) / self.scale
+        self.scale = np.array([1.0, 1.0, max(1, largest), rows * (largest + 1), max(1, context)])
+        x = np.array([[1.0, g > 0, g, rows * (g + 1), context] for g in range(largest + 1)]) / self.scale
         weight = PRIOR / len(x)
         self.prior = x.T @ x * weight + np.diag(RIDGE), x.T @ seconds * weight
-        self.seen: tuple[Array, Array] = np.zeros((4, 4)), np.zeros(4)
-        self.new: list[tuple[float, ...]] = []  # rounds since the last fit: 1, steps, tokens, context, seconds
+        self.seen: tuple[Array, Array] = np.zeros((5, 5)), np.zeros(5)
+        self.new: list[tuple[float, ...]] = []  # rounds since the last fit: as `x`, and seconds
         self._fit()
 
     def add(self, seconds: float, steps: int, tokens: int, context: int) -> None:
         """A round; one that was interrupted counts for at most twice what was expected."""
-        self.new.append((1.0, steps, tokens, context, min(seconds, 2 * self.seconds(steps, tokens, context))))
+        most = 2 * self.seconds(steps, tokens, context)
+        self.new.append((1.0, steps > 0, steps, tokens, context, min(seconds, most)))
         if len(self.new) == REFIT:
             found = np.array(self.new)
-            x, weight = found[:, :4] / self.scale, self.keep ** np.arange(REFIT)[::-1]
+            x, weight = found[:, :5] / self.scale, self.keep ** np.arange(REFIT)[::-1]
             past, weighted = self.keep**REFIT, x.T * weight
-            self.seen = self.seen[0] * past + weighted @ x, self.seen[1] * past + weighted @ found[:, 4]
+            self.seen = self.seen[0] * past + weighted @ x, self.seen[1] * past + weighted @ found[:, 5]
             self.new = []
             self._fit()
 
     def seconds(self, steps: Any, tokens: Any, context: int) -> Any:
-        start, step, token, kept = self.by
-        return start + step * steps + token * tokens + kept * context
+        start, draft, step, token, kept = self.by
+        return start + draft * (steps > 0) + step * steps + token * tokens + kept * context
 
     def _fit(self) -> None:
         A, b = (own + past for own, past in zip(self.prior, self.seen, strict=True))
-        used = np.arange(4)
+        used = np.arange(5)
         found = np.linalg.solve(A, b)
         while len(used) > 1 and (found < 0).any():  # what would be negative is 0
             used = used[found >= 0] if (found >= 0).any() else used[:1]
             found = np.linalg.solve(A[np.ix_(used, used)], b[used])
-        fitted = np.zeros(4)
+        fitted = np.zeros(5)
         fitted[used] = np.maximum(found, 0)
-        if not fitted[[0, 2, 3]].any():  # a round without a draft would take no time
-            fitted[:2] = self.undrafted, max(0.0, (b[1] - self.undrafted * A[1, 0]) / A[1, 1])
+        if not fitted[[0, 3, 4]].any():  # a round without a draft would take no time
+            fitted[:3] = self.undrafted, 0.0, max(0.0, (b[2] - self.undrafted * A[2, 0]) / A[2, 2])
         by = fitted / self.scale
         self.by: tuple[float, ...] = tuple(by.tolist())
 
@@ -199,7 +201,7 @@ class GoodputGamma(GammaPolicy):
                 logits.append(math.log(c / (1 - c)))
                 own.append((own[-1] if own else 1.0) * self.acceptance.of(logits[-1]))
         hopes = [own[-1] * hope if own else 0.0 for own, hope in zip(self.survival, self.hope, strict=True)]
-        _, step, token, _ = self.costs.by
+        _, _, step, token, _ = self.costs.by
         price = self.rate * token
         going = [len(own) == depth > 0 and (not self.by_row or hope >= price)
                  for own, hope in zip(self.survival, hopes, strict=True)]  # fmt: skip
@@ -211,7 +213,7 @@ class GoodputGamma(GammaPolicy):
         if self.signal is None:
             return [self.largest] * state.batch_size
         assert self.costs is not None
-        price = self.rate * self.costs.by[2]
+        price = self.rate * self.costs.by[3]
         if self.by_row:
             return [sum(s >= price for s in own) for own in self.survival]
         depth = max(map(len, self.survival))

@@ -15,7 +15,15 @@ from small_runs import finished as finished
 from specbench.config import compose
 from specbench.config.paths import conf_dir
 from specbench.contrib.advise import answers, bench, driver, ways
-from specbench.contrib.advise.answers import answer_notes, answer_sentence, best_constant, crossings, load_answer, more
+from specbench.contrib.advise.answers import (
+    answer_notes,
+    answer_sentence,
+    best_constant,
+    crossings,
+    load_answer,
+    more,
+    rivals,
+)
 from specbench.contrib.advise.bench import LoadBench
 from specbench.contrib.advise.command import advise, main
 from specbench.contrib.advise.driver import Driver
@@ -110,7 +118,8 @@ def test_the_faster_of_two_in_the_measurement_is_the_answer(right, few, monkeypa
     state = json.loads((folder / "advice.json").read_text())
     (own,), (found,) = state["loads"].values(), state["answers"]
     assert units == [names] * 10 and own["stages"]["pilot"]["left"][0] == names[0]
-    assert (found["way"], found["rivals"]) == (names[right], names[:1] if right else [])
+    assert (found["way"], found["rivals"]) == (names[right], [])  # the other one's interval is below this one's
+    assert own["rivals"] == (names[:1] if right else [])
     assert found["words"] == ["drafter=ngram", f"gamma={1 + right}"] and found["verdict"] == "passed"
     assert found["gain"] == pytest.approx(2 if right else 1 / 0.6)
     assert "measurement" in (folder / "report.html").read_text()
@@ -445,12 +454,24 @@ def test_the_largest_gamma_that_replay_knows_is_doubled(monkeypatch):
     for picked, doubled in (([6, 3], True), ([3, 3], False)):
         found = variants([], given, swept | {"gamma_pick": {"gammas": picked}})
         assert any("gamma=12" in way for way in found.values()) == doubled
-    own = {"words": [*found.values()][-1], "stages": {"variants": {"ways": found}}, "rate": None}
-    part = {"machine": None, "counts": {"tokens": 1, "baseline_tokens": 1, "prompts": 1}, "notes": [],
+    own = {"words": [*found.values()][-1], "stages": {"variants": {"ways": found}}, "rate": None, "unit": 1}
+    part = {"machine": None, "choices": {"data": "jsonl"}, "config": {"max_new_tokens": 8},
+            "counts": {"tokens": 1, "baseline_tokens": 1, "prompts": 1}, "notes": [],
             "throughput": dict.fromkeys((f"{name}_tokens_per_second" for name in DECODERS), 9.0)}  # fmt: skip
     assert [*answer_notes(own, [part])] == []
     assert [*answer_notes(own | {"words": given}, [part])] == ["gamma 4 is the largest tried"]
     assert len([*answer_notes(own | {"rate": 10.0}, [part])]) == 2  # decoders that give less than is asked for
+    (told,) = answer_notes(own, [part | {"choices": {"data": "stdlib"}}])
+    assert "measured on Python source, and at most 8 new tokens" in told
+    own["stages"]["pilot"] = {"ways": found, "units": [1] * 7}
+    assert "the pilot ended after 7 units, and no way is dropped before 17" in next(answer_notes(own, [part]))
+    assert not [*answer_notes(own | {"unit": 32}, [part])]
+
+
+def test_ways_that_are_surely_slower_than_the_winner_are_no_rivals():
+    gains = {"slow": [0.3, [0.25, 0.35]], "near": [1.1, [0.9, 1.2]], "untold": [0.5, None]}
+    own = {"rivals": [*gains], "stages": {"pilot": {"gains": gains}, "variants": {}}}
+    assert rivals(own, (1.05, 1.3)) == ["near", "untold"] and rivals(own, None) == [*gains]
 
 
 def test_of_several_parts_the_worst_verdict_and_all_of_their_numbers_count(finished, monkeypatch):
