@@ -46,9 +46,10 @@ class SharedScores:
         if key in self.kept:
             return self.kept[key]
         logits = stock_scores(model, text, begin, encoder_input)
-        if logits.nbytes <= self.room:
+        held = logits.untyped_storage().nbytes()  # they may be a part of more
+        if held <= self.room:
             self.kept[key] = logits
-            self.room -= logits.nbytes
+            self.room -= held
         return logits
 
 

@@ -377,7 +377,7 @@ class AtAPrice(GoodputGamma):
     admitted = ()
 
     def _choose(self, alphas, mean):
-        self.costs.by = (1.0, 0.2, 0.1, 0.0)
+        self.costs.by = (1.0, 0.0, 0.2, 0.1, 0.0)
         return 3, 2.5
 
     def go_on(self, state, count, signals):

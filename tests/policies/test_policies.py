@@ -216,7 +216,7 @@ def test_goodput_fits_what_rounds_cost_by_steps_tokens_and_context(draft):
         steps, rows, context = generator.integers([0, 1, 100], [6, 9, 9000])
         seconds = by[0] + draft * (steps > 0) + by[2] * steps + by[3] * rows * (steps + 1) + by[4] * context
         fitted.add(seconds * generator.normal(1, 0.02), steps, rows * (steps + 1), context)
-    assert fitted.by == pytest.approx(by, rel=0.15, abs=0.05)
+    assert fitted.by == (pytest.approx(by, rel=0.15) if draft else pytest.approx(by, rel=0.15, abs=4e-3))
     before = fitted.seconds(3, 20, 500)
     fitted.add(1e9, 3, 20, 500)  # an interruption
     assert fitted.seconds(3, 20, 500) == pytest.approx(before, rel=0.1)

@@ -54,7 +54,8 @@ def load_answer(load: str, own: Mapping[str, Any]) -> LoadAnswer:
     on = ci95 is not None and ci95[0] > 1 and verdict != "failed" and not failed
     found |= {
         "on": on, "gain": gain, "ci95": ci95, "verdict": verdict, "fresh": True, "words": own["words"],
-        "rivals": rivals(own, ci95), "end_to_end": None if own["rate"] else result["speedup"]["end_to_end"],
+        "rivals": rivals(own),
+        "end_to_end": None if own["rate"] or parts[1:] else result["speedup"]["end_to_end"],
         "units": len(race.units), "requests": requests,
         "needs": needs(ci95, requests, len(race.units)), "steady": all(map(steady, parts)),
         "tokens_per_second": tokens_per_second(parts), "waits": waits(result),
@@ -99,11 +100,13 @@ def _why(own: Mapping[str, Any], found: LoadAnswer) -> str:
     return f"{told}; {found['needs']}" if found["needs"] and found["ci95"][1] >= 1 else told
 
 
-def rivals(own: Mapping[str, Any], ci95: Interval) -> list[str]:
-    """The ways that were not told from the winner: those that no test dropped, without those whose gain, in the stage
-    that tried them last, is below the winner's interval."""
-    last = {way: gain for stage in own["stages"].values() for way, gain in stage.get("gains", {}).items()}
-    slower = {way for way, (_, of_way) in last.items() if of_way and ci95 and of_way[1] < ci95[0]}
+def rivals(own: Mapping[str, Any]) -> list[str]:
+    """The ways that were not told from the winner: those that no test dropped, without those whose interval is below
+    the winner's in a stage that tried both, on the same prompts."""
+    slower = set[str]()
+    for gains in (stage.get("gains", {}) for stage in own["stages"].values()):
+        _, of_winner = gains.get(own["winner"], (None, None))
+        slower |= {way for way, (_, of_way) in gains.items() if of_way and of_winner and of_way[1] < of_winner[0]}
     return [way for way in own.get("rivals", []) if way not in slower]
 
 
@@ -115,10 +118,11 @@ def answer_notes(own: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> 
         most = parts[0]["config"]["max_new_tokens"]
         yield (f"measured on Python source, and at most {most} new tokens: other prompts gain more or less; give "
                "yours, as by data=jsonl data.path=F")  # fmt: skip
-    pilot, first = own["stages"].get("pilot", {}), FIRST if own["unit"] > 1 else FIRST_ALONE
-    if len(pilot.get("ways", ())) > 1 and len(pilot["units"]) < first:
-        yield (f"the pilot ended after {len(pilot['units'])} units, and no way is dropped before {first}: with more "
-               "--minutes the choice is surer")  # fmt: skip
+    first = FIRST if own["unit"] > 1 else FIRST_ALONE
+    for pilot in [stage for name, stage in own["stages"].items() if name.startswith("pilot")][-1:]:
+        if len(pilot["left"]) > 1 and len(pilot["units"]) < first:
+            yield (f"the pilot ended after {len(pilot['units'])} units, and no way is dropped before {first}: with "
+                   "more --minutes, and prompts, the choice is surer")  # fmt: skip
     if reasons := dict.fromkeys(reason for part in parts for reason in unsteady(part)):
         yield f"the machine was not steady: {'; '.join(reasons)}"
     if (recited := max(part.get("recited") or 0 for part in parts)) >= RECITES:

@@ -463,15 +463,18 @@ def test_the_largest_gamma_that_replay_knows_is_doubled(monkeypatch):
     assert len([*answer_notes(own | {"rate": 10.0}, [part])]) == 2  # decoders that give less than is asked for
     (told,) = answer_notes(own, [part | {"choices": {"data": "stdlib"}}])
     assert "measured on Python source, and at most 8 new tokens" in told
-    own["stages"]["pilot"] = {"ways": found, "units": [1] * 7}
+    own["stages"]["pilot"] = {"ways": found, "left": [*found], "units": [1] * 7}
     assert "the pilot ended after 7 units, and no way is dropped before 17" in next(answer_notes(own, [part]))
     assert not [*answer_notes(own | {"unit": 32}, [part])]
 
 
 def test_ways_that_are_surely_slower_than_the_winner_are_no_rivals():
+    """The control: in a stage that did not try the winner, on other prompts."""
     gains = {"slow": [0.3, [0.25, 0.35]], "near": [1.1, [0.9, 1.2]], "untold": [0.5, None]}
-    own = {"rivals": [*gains], "stages": {"pilot": {"gains": gains}, "variants": {}}}
-    assert rivals(own, (1.05, 1.3)) == ["near", "untold"] and rivals(own, None) == [*gains]
+    own = {"winner": "best", "rivals": [*gains], "stages": {"pilot": {"gains": gains}, "variants": {}}}
+    assert rivals(own) == [*gains]
+    gains["best"] = [1.2, [1.05, 1.3]]
+    assert rivals(own) == ["near", "untold"]
 
 
 def test_of_several_parts_the_worst_verdict_and_all_of_their_numbers_count(finished, monkeypatch):
