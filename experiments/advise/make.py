@@ -100,12 +100,11 @@ def timed(place: Path, command: list[str]) -> bool:
 def compared(place, words, unique, state, rows, prompts) -> dict | None:
     """Decodes all ways in turn on other prompts (how many come before them, and how many they are), unless that was
     done, and makes the row."""
-    (of_load,), (answer,) = state["loads"].values(), state["answers"]
+    (of_load,), (answer,), (skip, take) = state["loads"].values(), state["answers"], prompts
     out = place / "everything"
     path = out / "comparison.json"
     if not path.is_file():
-        more = [f"skip={prompts[0]}", f"take={prompts[1]}", f"hydra.sweep.dir={out}", "logger=none"]
-        more += [f"name={place.name}"]
+        more = [f"skip={skip}", f"take={take}", f"hydra.sweep.dir={out}", "logger=none", f"name={place.name}"]
         first, *others = [shlex.join(way) for way in unique]
         common = [word for word in words if not word.startswith("drafter")]
         also = [word for other in others for word in ("--also", other)]
@@ -134,7 +133,7 @@ def compared(place, words, unique, state, rows, prompts) -> dict | None:
         finalists = len(of_load["stages"]["measurement"]["ways"])
         quantile = student(answer["units"] - 1, LEVEL / finalists)  # of the advice's interval
         error = math.log(high / low) / 2 / quantile
-        error_there = math.log(is_high / is_low) / 2 / student(prompts[1] / unit_of(rows) - 1)
+        error_there = math.log(is_high / is_low) / 2 / student(take / unit_of(rows) - 1)
         expected = math.erf(quantile * error / math.hypot(error, error_there) / math.sqrt(2))
     own = results[advised]
     return {

@@ -35,13 +35,15 @@ class SharedScores:
     written is read once, as long as all that are kept have LAW_BYTES at most."""
 
     def __init__(self, several: bool):
-        self.room = LAW_BYTES if several else 0.0
+        self.several, self.room = several, LAW_BYTES
         self.kept: dict[tuple[int, ...], Tensor] = {}  # by row and text
 
     def __call__(
         self, row: int, model: LanguageModel, text: Tensor, begin: int, encoder_input: EncoderInput | None
     ) -> Tensor:
         """`stock_scores` of the text of a row, whose prompt and encoder's input are those of all ways."""
+        if not self.several:
+            return stock_scores(model, text, begin, encoder_input)
         key = (row, *text[0].tolist())
         if key in self.kept:
             return self.kept[key]

@@ -216,7 +216,8 @@ def test_goodput_fits_what_rounds_cost_by_steps_tokens_and_context(draft):
         steps, rows, context = generator.integers([0, 1, 100], [6, 9, 9000])
         seconds = by[0] + draft * (steps > 0) + by[2] * steps + by[3] * rows * (steps + 1) + by[4] * context
         fitted.add(seconds * generator.normal(1, 0.02), steps, rows * (steps + 1), context)
-    assert fitted.by == (pytest.approx(by, rel=0.15) if draft else pytest.approx(by, rel=0.15, abs=4e-3))
+    assert [*fitted.by[:1], *fitted.by[2:]] == pytest.approx([*by[:1], *by[2:]], rel=0.15)
+    assert fitted.by[1] == pytest.approx(draft, abs=0.15)
     before = fitted.seconds(3, 20, 500)
     fitted.add(1e9, 3, 20, 500)  # an interruption
     assert fitted.seconds(3, 20, 500) == pytest.approx(before, rel=0.1)
@@ -233,15 +234,13 @@ def test_goodput_never_takes_a_round_to_cost_nothing(seconds):
 @pytest.mark.parametrize("drafted", [0.0, 3.5])
 def test_goodput_remembers_what_a_round_without_a_draft_takes(drafted):
     """A draft costs 3.5 at once, as where the target reads its tokens by another kernel, and then 2 a guess. A line
-    through rounds with drafts alone, the negative control, is wrong by that for a round without one."""
+    through the rounds, all of which have drafts, says that one without a draft takes 8.5."""
     gammas = np.arange(11)
     fitted = RoundCosts(5 + drafted * (gammas > 0) + 2.0 * gammas, 8, 800, 0.01)
     for number in range(800):
         fitted.add(5 + drafted + 2.0 * (g := 1 + number % 4), g, 8 * (g + 1), 800)
     assert fitted.seconds(0, 8, 800) == pytest.approx(5, rel=0.02)
     assert fitted.seconds(3, 32, 800) == pytest.approx(11 + drafted, rel=0.02)
-    line = np.polyfit([1, 2, 3, 4], [fitted.seconds(g, 8 * (g + 1), 800) for g in (1, 2, 3, 4)], 1)
-    assert line[1] == pytest.approx(5 + drafted, rel=0.02)
 
 
 def test_goodput_learns_what_a_confidence_means():

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from specbench.contrib.advise.race import FIRST, FIRST_ALONE, LEVEL, PLAIN, Race
+from specbench.contrib.advise.bench import last_pilot
+from specbench.contrib.advise.race import FIRST_LOOK
 from specbench.results.reader import read_result
 from specbench.results.wording import needs, steady, times, unsteady, within
 from specbench.stats.estimates import Interval
@@ -16,7 +17,6 @@ from specbench.stats.latency import DECODERS
 RECITES = 0.25  # share of new tokens that stand earlier in prompt or text: the data are easily guessed
 DELAYS, PERCENTILES = ("first_token", "per_token"), ("p50", "p99")
 SHOWN = 3  # ways whose reason is told
-NO_LIMIT = 10**9
 OF_A_ROUND = ("gamma_policy", "verifier=")  # overrides that other engines have no like of
 LoadAnswer = dict[str, Any]
 
@@ -39,25 +39,21 @@ def load_answer(load: str, own: Mapping[str, Any]) -> LoadAnswer:
         why = _why_none(own, way)
         return found | {"gain": gain, "ci95": ci95, "verdict": verdicts.get(way), "why": why, "fresh": False}
     stage = stages.get("measurement", {"units": []})
-    race = Race([winner, PLAIN], NO_LIMIT)
-    for unit in stage["units"]:
-        if winner in unit:
-            race.add(unit)
-    if not race.units or not stage["folders"].get(winner):
+    units = sum(winner in unit for unit in stage["units"])
+    if not units or not stage["folders"].get(winner):
         why = _ended(own, "to measure the winner")
         return found | {"gain": None, "ci95": None, "verdict": None, "fresh": True, "why": why}
     parts = [read_result(Path(folder)) for folder in stage["folders"][winner]]
     result = max(parts, key=lambda part: part["counts"]["tokens"])
-    gain, ci95 = race.gain(winner, LEVEL / len(stage["ways"]))  # as in the driver
-    verdict, requests = stage["verdicts"][winner], len(race.units) * own["unit"]
+    gain, ci95 = stage["gains"][winner]
+    verdict, requests = stage["verdicts"][winner], units * own["unit"]
     failed = stage.get("reasons", {}).get(winner, "").startswith("failed")
     on = ci95 is not None and ci95[0] > 1 and verdict != "failed" and not failed
     found |= {
         "on": on, "gain": gain, "ci95": ci95, "verdict": verdict, "fresh": True, "words": own["words"],
         "rivals": rivals(own),
         "end_to_end": None if own["rate"] or parts[1:] else result["speedup"]["end_to_end"],
-        "units": len(race.units), "requests": requests,
-        "needs": needs(ci95, requests, len(race.units)), "steady": all(map(steady, parts)),
+        "units": units, "requests": requests, "needs": needs(ci95, requests, units), "steady": all(map(steady, parts)),
         "tokens_per_second": tokens_per_second(parts), "waits": waits(result),
         "goodput": goodput(result), "more": more(result) if own["rate"] is None else "",
         "folder": stage["folders"][winner][-1], "constant": best_constant(own), "notes": [*answer_notes(own, parts)],
@@ -118,11 +114,10 @@ def answer_notes(own: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> 
         most = parts[0]["config"]["max_new_tokens"]
         yield (f"measured on Python source, and at most {most} new tokens: other prompts gain more or less; give "
                "yours, as by data=jsonl data.path=F")  # fmt: skip
-    first = FIRST if own["unit"] > 1 else FIRST_ALONE
-    for pilot in [stage for name, stage in own["stages"].items() if name.startswith("pilot")][-1:]:
-        if len(pilot["left"]) > 1 and len(pilot["units"]) < first:
-            yield (f"the pilot ended after {len(pilot['units'])} units, and no way is dropped before {first}: with "
-                   "more --minutes, and prompts, the choice is surer")  # fmt: skip
+    pilot, first = last_pilot(own["stages"]), FIRST_LOOK[own["unit"] > 1]
+    if len(pilot.get("left", ())) > 1 and len(pilot["units"]) < first:
+        yield (f"the pilot ended after {len(pilot['units'])} units, and no way is dropped before {first}: with more "
+               "--minutes, and prompts, the choice is surer")  # fmt: skip
     if reasons := dict.fromkeys(reason for part in parts for reason in unsteady(part)):
         yield f"the machine was not steady: {'; '.join(reasons)}"
     if (recited := max(part.get("recited") or 0 for part in parts)) >= RECITES:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,8 @@ from specbench.run.run import run_in_turn
 from specbench.stats.records import DecodedRequest, Group, RunRecord
 
 log = logging.getLogger(__name__)
-CHOOSING = ("pilot", "variants")  # the stages that only choose a way
 PART = 8  # units of a part, if they are of several requests
-READ_IN_RACES = 5_000  # tokens that a verdict reads again in these; at temperature 0 also each text that differs
+READ_IN_RACES = 5_000  # tokens that a verdict reads again before the measurement, beside texts that differ
 Stage = dict[str, Any]  # what advice.json holds of a stage
 
 
@@ -96,8 +95,9 @@ class LoadBench:
         place = self.folder / self.load.label.replace(", ", "-").replace(" ", "_") / name
         built = [self.built[" ".join(ways[way])] for way in labels]
         first = skip + built[0].config["skip"]  # which the command may have given
-        most = READ_IN_RACES if name.partition("-")[0] in CHOOSING else built[0].verdict_tokens
-        read = min(most, built[0].verdict_tokens)
+        read = built[0].verdict_tokens
+        if not name.startswith("measurement"):
+            read = min(read, READ_IN_RACES)
         words = [[*ways[way], f"skip={first}", f"take={take}", f"verdict_tokens={read}"] for way in labels]
         jobs = [RunJob([*self.common, *own], place / f"way-{number}", self.checked(own))
                 for number, own in enumerate(words)]  # fmt: skip
@@ -155,6 +155,11 @@ class LoadBench:
             found = word(result.as_dict()["lossless"]), state["verdicts"].get(way, WORST[-1])
             state["verdicts"][way] = min(found, key=WORST.index)
             state["folders"].setdefault(way, []).append(str(job.folder))
+
+
+def last_pilot(stages: Mapping[str, Stage]) -> Stage:
+    """The last pilot, which begins again without a way whose text was wrong; empty if there is none."""
+    return next((stage for name, stage in reversed([*stages.items()]) if name.startswith("pilot")), {})
 
 
 def unit_of(groups: dict[str, Group]) -> Unit:

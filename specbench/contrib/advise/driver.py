@@ -10,8 +10,8 @@ from typing import Any
 from rich.text import Text
 
 from specbench.config.build import Targets
-from specbench.contrib.advise.bench import LoadBench, Stage
-from specbench.contrib.advise.race import ERROR, FIRST, FIRST_ALONE, LEVEL, PLAIN, RACES, Race
+from specbench.contrib.advise.bench import LoadBench, Stage, last_pilot
+from specbench.contrib.advise.race import ERROR, FIRST, FIRST_LOOK, LEVEL, PLAIN, RACES, Race
 from specbench.contrib.advise.ways import Load, Trial, Ways, variants
 from specbench.errors import ConfigError
 from specbench.results.atomic_files import file_text, parse_json, write_json
@@ -20,10 +20,9 @@ from specbench.results.reader import read_result
 from specbench.results.terminal import show
 
 FILE = "advice.json"
-# Numbers of units, if one is a single request, and if it is several requests.
-FIRST_LOOK = FIRST_ALONE, FIRST
+# Numbers of units, if a unit is one request, and if it is several.
 PILOT_UNITS = 64, 16  # at most
-MEASURED = (FIRST_ALONE, 256), (FIRST, 8)  # of a measurement, at least and at most
+MEASURED = (FIRST_LOOK[0], 256), (FIRST_LOOK[1], 8)  # of a measurement, at least and at most
 PILOT, VARIANTS = 0.35, 0.6  # of a load's time, when the pilot ends, and when variants of its best have been tried
 BEST = 2  # ways of the pilot whose variants are tried, and ways that are measured if they are not told apart
 WANTED = 0.03  # +- of the measured gain
@@ -118,7 +117,7 @@ class Driver:
         winner, race = self._race(bench, stages, "pilot", ways, limits)
         if winner is None or len(race.ways) < 3 or len(race.units) < FIRST:
             return winner, race, []
-        pilot, more = [stage for name, stage in stages.items() if name.startswith("pilot")][-1], Ways()
+        pilot, more = last_pilot(stages), Ways()
         for way in race.drafting[:BEST]:
             more |= variants(bench.common, ways[way], read_result(Path(pilot["folders"][way][-1])))
         with self._untimed():

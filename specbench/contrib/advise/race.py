@@ -23,7 +23,7 @@ ERROR = (
 )
 WORTH = 0.02  # ways that differ by less are equally good
 FIRST, GROWTH = 5, 1.4  # units at the first look, and from one look to the next
-FIRST_ALONE = 17  # at the first look, if a unit is one request
+FIRST_LOOK = 17, FIRST  # units at the first look, if a unit is one request, and if it is several
 PLAIN = "plain decoding"
 Unit = Mapping[str, Sequence[float]]  # by way: seconds and tokens
 

@@ -164,8 +164,11 @@ def test_several_rows_and_a_rate_are_loads_with_groups_as_units(few, monkeypatch
 def stored(verdict, rates, winner="way"):
     """What advice.json has of a load whose measurement has these seconds per token of the way, and 1 of plain."""
     race = [{"way": [rate, 1.0], PLAIN: [1.0, 1.0]} for rate in rates]
-    stage = {"units": race, "verdicts": {"way": verdict}, "folders": {"way": ["run"]},
-             "ways": {"way": ["drafter=ngram"]}}  # fmt: skip
+    measured = Race(["way", PLAIN], len(race))
+    for unit in race:
+        measured.add(unit)
+    stage = {"units": race, "gains": {"way": measured.gain("way")}, "verdicts": {"way": verdict},
+             "folders": {"way": ["run"]}, "ways": {"way": ["drafter=ngram"]}}  # fmt: skip
     return {
         "rows": 1,
         "rate": None,
