@@ -34,6 +34,7 @@ from specbench.executors import packed_linear
 from specbench.executors.compile_cache import Programs
 from specbench.executors.compiled_function import Leaf
 from specbench.executors.cudagraph import CudaGraphExecutor
+from specbench.executors.layer_programs import LEAST_LAYERS, LayerPrograms
 from specbench.executors.pytree import flatten_arguments
 from specbench.executors.quant_grids import INT4
 from specbench.models.language_model import LanguageModel
@@ -155,6 +156,20 @@ def program(of: LanguageModel, function: Callable[..., Any], arguments: tuple[An
     return code
 
 
+def layer_program(guesses: int, written: list[str]) -> str:
+    """The program of one layer of the shape "1b", for the target's call on so many guesses."""
+    of, layers = model(LEAST_LAYERS, CudaGraphExecutor(), "triton"), LayerPrograms(Programs(None), graphs=True)
+    layers.attach(of.module)
+    layers.start()
+    written.clear()
+    function, arguments = score(of, guesses)
+    with layers.in_graph():
+        function(*arguments)
+    (code,) = written  # one program for all layers
+    assert "_cpu(" not in code and "device='cpu'" not in code, "the program uses the host"
+    return code
+
+
 def calls(code: str) -> list[str]:
     """The kernels and library functions that the program calls, in order."""
     return CALL.findall(code[code.index("def call(") :])
@@ -163,7 +178,7 @@ def calls(code: str) -> list[str]:
 def main(shape: str) -> dict[str, dict[int, list[str]]]:
     """The calls by leaf and number of layers. "kernel" and "kernel step" are with the attention kernel. Of the shape
     "1b" also "unpacked", the target's call without shared products, "score" and "step", which are without the kernel,
-    and "int4", the target's call with it and weights in 4 bits."""
+    "int4", the target's call with it and weights in 4 bits, and "layer" and "layer step", programs of one layer."""
     written = answer_for_the_device()
     names = ("score", "step", "unpacked", "kernel", "kernel step", "int4")
     found: dict[str, dict[int, list[str]]] = {name: {} for name in names}
@@ -181,6 +196,7 @@ def main(shape: str) -> dict[str, dict[int, list[str]]]:
                 of = model(layers, CudaGraphExecutor(), "triton")
             found["int4"][layers] = calls(program(of, *score(of, 4), written))
         if shape == "1b":
+            found |= {name: {1: calls(layer_program(n, written))} for name, n in (("layer", 4), ("layer step", 0))}
             of = model(2, Executor())
             found["unpacked"][2] = calls(program(of, *score(of, 5), written))
     return found

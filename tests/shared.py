@@ -48,6 +48,10 @@ def _no_gradients():
 
 @pytest.fixture
 def traced(monkeypatch) -> list[torch.fx.GraphModule]:
+    return traced_programs(monkeypatch)
+
+
+def traced_programs(monkeypatch) -> list[torch.fx.GraphModule]:
     """Programs are traced and not compiled: operations can be recorded. The list of those that were made."""
     made: list[torch.fx.GraphModule] = []
 

@@ -15,7 +15,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,8 @@ from specbench.decoding.rows import Rows
 from specbench.errors import causes
 from specbench.executors.compile_cache import Programs
 from specbench.executors.compiled_function import Leaf
-from specbench.executors.packed_linear import packed, with_packed
+from specbench.executors.layer_programs import LEAST_LAYERS, LayerPrograms, runs_by_layers
+from specbench.executors.packed_linear import packed, twin_of, with_packed
 from specbench.executors.pytree import bucket, bucket_lengths, flatten_arguments, rebuild, refuse_growing_cache
 from specbench.kernels import ops
 from specbench.settings import BaseSettings, setting
@@ -48,13 +49,21 @@ class CudaGraphExecutor(Executor):
 
     @dataclass
     class Settings(BaseSettings):
-        compile: bool = setting(default=True)
+        compile: str = setting(choices=("true", "layers", "false"), default="true")
 
-    def __init__(self, programs: Programs | None = None, compiles: bool = True, falls_back: bool = False) -> None:
-        """Leaves run as `programs`; without any they run as they are. Those that are missing are compiled if it
-        `compiles`, else none is used unless all are there. `falls_back` is as in the base class."""
-        self.programs = programs if programs is not None and (compiles or programs.any) else None
-        self.compiles, self.falls_back = compiles and self.programs is not None, falls_back
+    def __init__(
+        self, programs: Programs | None = None, compiles: bool = True, falls_back: bool = False, by_layers: bool = False
+    ) -> None:
+        """Leaves run as `programs` or, `by_layers`, the layers of models as one program each; without any they run as
+        they are. Those that are missing are compiled if it `compiles`, else none is used unless all are there.
+        `falls_back` is as in the base class."""
+        self.kept = programs if programs is not None and (compiles or programs.any or by_layers) else None
+        self.programs = None if by_layers else self.kept
+        self.layers = LayerPrograms(self.kept, graphs=True) if by_layers and self.kept is not None else None
+        self.compiles, self.falls_back = compiles and self.kept is not None, falls_back
+        self.by_layers = self.layers is not None  # and its own graphs hold them
+        if self.layers is not None and compiles:
+            self.layers.start()
         self.left_out: str | None = None  # why programs that were there are not used
         self.not_captured: dict[str, str] = {}  # functions that run eagerly, and why
         self.leaves: dict[Callable[..., Any], Leaf] = {}
@@ -72,17 +81,31 @@ class CudaGraphExecutor(Executor):
     def from_settings(
         cls, settings: Any, device: torch.device, run: Selections, identity: CodeIdentity
     ) -> "CudaGraphExecutor":
-        return cls(Programs.stored(identity) if settings.compile else None)
+        programs = None if settings.compile == "false" else Programs.stored(identity)
+        return cls(programs, by_layers=settings.compile == "layers")
 
     @classmethod
     def refuses(cls, settings: Any, run: Selections) -> str | None:
         if not run.device.startswith("cuda"):
             return f"on device={run.device}: it needs CUDA, use executor=compiled"
+        if settings.compile == "layers" and not run["cache"].kind.in_place:
+            return f"with executor.compile=layers and cache={run['cache'].name}: use cache=static"
         return refuse_growing_cache(run)
 
     def load(self, module: Module, exact: bool = True) -> Module:
         """One product for layers with the same input, whose results may differ by the rounding of the dtype."""
-        return packed(module)
+        found = packed(module)
+        if self.layers is not None and not runs_by_layers(found):
+            found = twin_of(module) if found is module else found
+            self.layers.attach(found)
+        return found
+
+    def loaded(self) -> LayerPrograms | None:
+        return self.layers
+
+    def share(self, loaded: LayerPrograms | None) -> None:
+        if loaded is not None:
+            self.layers, self.kept = loaded, loaded.kept
 
     def stored(self, module: nn.Module) -> Stored:
         return with_packed(super().stored(module), module)
@@ -133,15 +156,26 @@ class CudaGraphExecutor(Executor):
     def ready(self) -> bool:
         """If a program was missing and none is made, all graphs are captured again without programs."""
         self.warm = True
-        lacking = 0 if self.compiles else sum(leaf.missed for leaf in self.leaves.values())
+        if self.by_layers and self.layers is not None and (self.layers.missed or not self.layers.used):
+            self.without_programs("not all layers have a compiled program that is right, so none was used, see run.log")
+            return True
+        lacking = 0 if self.compiles else self.missed
         if lacking:
             self.without_programs(
                 f"{lacking} calls had no compiled program, so none was used: executor=cudagraph makes them"
             )
         return lacking > 0
 
+    @property
+    def missed(self) -> int:
+        """Calls for which there was no program."""
+        of_layers = self.layers.missed if self.layers is not None and self.by_layers else 0
+        return of_layers + sum(leaf.missed for leaf in self.leaves.values())
+
     def without_programs(self, why: str = "") -> None:
         self.programs, self.leaves, self.functions, self.compiles = None, {}, {}, False
+        if self.layers is not None:
+            self.layers.used = self.by_layers = False
         self.places, self.left_out = set(), why or None
 
     def run_eagerly(self, why: str) -> None:
@@ -165,9 +199,10 @@ class CudaGraphExecutor(Executor):
         return self.pool_bytes() + sum(function.bytes() for function in self.functions.values())
 
     def facts(self) -> dict[str, Any]:
-        found, made = (0, 0) if self.programs is None else (self.programs.found, self.programs.made)
-        missed = sum(leaf.missed for leaf in self.leaves.values())
-        programs = {"used": found + made > 0, "found": found, "made": made, "missed": missed, "left_out": self.left_out}
+        kept = self.kept or Programs(None)
+        used = (self.by_layers or self.programs is not None) and kept.found + kept.made > 0
+        programs = {"used": used, "found": kept.found, "made": kept.made, "seconds": kept.seconds,
+                    "missed": self.missed, "left_out": self.left_out}  # fmt: skip
         return {"graphs": self.graphs, "captures": self.captures, "captures_after_warm_up": self.late,
                 "capture_seconds": self.capture_seconds,
                 "not_captured": self.not_captured, "bytes": self.bytes(), "rounds_ahead": self.ahead,
@@ -175,8 +210,10 @@ class CudaGraphExecutor(Executor):
 
     def notes(self) -> list[str]:
         found = [self.left_out] if self.left_out else []
-        if self.programs is not None:
-            found += self.programs.notes()
+        if self.kept is not None:
+            found += self.kept.notes()
+            if self.layers is not None and not self.layers.attached:
+                found.append(f"no layers ran as programs: a model needs {LEAST_LAYERS} that are alike")
         if self.late:
             found.append(
                 f"CUDA graphs captured after warm-up: {self.late}; the rounds that waited for them took longer"
@@ -190,7 +227,8 @@ class CudaGraphExecutor(Executor):
         """Inside this context leaves run as they are: a function around them is captured."""
         before, self.inside = self.inside, True
         try:
-            yield
+            with nullcontext() if self.layers is None else self.layers.in_graph():
+                yield
         finally:
             self.inside = before
 
@@ -362,14 +400,14 @@ def twin(t: Tensor) -> Tensor:
 
 @contextmanager
 def stand_ins(models: Sequence[HasCache]) -> Iterator[None]:
-    """Inside this context the caches of the models use other tensors, one for all of the same shape: enough to run the
-    same kernels, and as large as one of many layers."""
+    """Inside this context the caches of the models use other tensors, two in turn for all of the same shape, since keys
+    and values must not be one: enough to run the same kernels, and as large as one of many layers."""
     with ExitStack() as stack:
         for model in models:
             copies: dict[Any, Tensor] = {}
-            stored = model.cache_tensors()
-            for t in stored:
-                if (t.shape, t.dtype) not in copies:
-                    copies[t.shape, t.dtype] = t.clone()
-            stack.enter_context(model.on_cache([copies[t.shape, t.dtype] for t in stored]))
+            stored = [((number % 2, t.shape, t.dtype), t) for number, t in enumerate(model.cache_tensors())]
+            for kind, t in stored:
+                if kind not in copies:
+                    copies[kind] = t.clone()
+            stack.enter_context(model.on_cache([copies[kind] for kind, _ in stored]))
         yield

@@ -1,7 +1,8 @@
 """One compiled program for all decoder layers that are alike, called once for each.
 
 A model of many small layers spends its steps in calls, not in reading weights. Compiling all of its layers takes
-minutes, compiling one takes seconds. Caches are those of `specbench.cache`. b rows, N new tokens, T columns.
+minutes, compiling one takes seconds. On a CPU a program serves any number of columns; in CUDA graphs, where a call
+costs nothing, each set of shapes has its own. Caches are those of `specbench.cache`. b rows, N new tokens, T columns.
 """
 
 import contextlib
@@ -12,7 +13,8 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, Self
 from unittest.mock import patch
 
 import torch
@@ -34,7 +36,8 @@ log = logging.getLogger(__name__)
 LEAST_LAYERS = 8  # of one class: with fewer, calls are little of a step
 MOST_TOKENS = 64  # of a forward: with more, products take the time
 SECONDS = 24.0  # to make the programs of a model: an assumption
-ROUNDING = 1e-3  # of the largest result: what a program may differ by from the layer as it is written
+ROUNDING = 1e-3  # of the largest change by a layer: what a program may differ by from the layer as it is written
+ROUNDINGS = 4.0  # of the dtype, if that is more, and of each result
 MOST_SIZE = 10**6
 PLAIN = (bool, int, float, str, tuple, torch.dtype)
 UNREADABLE = os.urandom(16).hex()  # in place of a source: no other process finds programs that depend on it
@@ -42,11 +45,14 @@ KNOWN = {"specbench", "torch", "transformers", *sys.stdlib_module_names}  # vers
 
 
 class LayerPrograms:
-    """The programs of a module's decoder layers: one for a single new token, one for several."""
+    """The programs of a module's decoder layers, which copies of the module share."""
 
-    def __init__(self, kept: Programs):
-        """Programs are found in `kept`; those that are missing are made while `compiles` is set."""
+    def __init__(self, kept: Programs, graphs: bool = False):
+        """Programs are found in `kept`; those that are missing are made while `compiles` is set. There is one for a
+        single new token and one for several or, with `graphs`, one for the shapes of each call, of any number of rows;
+        these run inside of `in_graph` only."""
         self.kept, self.used, self.compiles = kept, True, False
+        self.graphs, self.runs = graphs, not graphs
         self.attached: bool | None = None  # whether there are layers that may run as programs; None: nothing is loaded
         self.warm_ups = 0  # that are left of those in which programs are made
         self.missed = 0  # calls without a program
@@ -65,6 +71,18 @@ class LayerPrograms:
                     self.attached = True
                     for layer, place in zip(layers, places, strict=True):
                         layer.forward = LayerCall(layer, place, self)
+
+    def __deepcopy__(self, copies: dict[int, Any]) -> Self:
+        return self
+
+    @contextlib.contextmanager
+    def in_graph(self) -> Iterator[None]:
+        """Inside this context programs run that are for graphs."""
+        before, self.runs = self.runs, True
+        try:
+            yield
+        finally:
+            self.runs = before
 
     @property
     def running(self) -> bool:
@@ -112,13 +130,16 @@ class LayerCall:
         self.cache_name = cache_argument(type(layer).forward)
         self.weights = dict([*layer.named_parameters(), *layer.named_buffers()])
         self.tensors = [*self.weights.values()]
-        kind = (_described(layer), *((name, t.shape, t.dtype) for name, t in self.weights.items()))
+        self.config = getattr(next(layer.children(), None), "config", None)
+        types = getattr(self.config, "layer_types", None) if programs.graphs else None
+        own = types[place] if isinstance(types, list) else None  # the kernel's window is a constant of a program
+        kind = (_described(layer), own, *((name, t.shape, t.stride(), t.dtype) for name, t in self.weights.items()))
         self.kind = sys.intern(str(kind))  # one text for all layers of a kind: each call looks it up
         self.checked: set[Any] = set()
 
     def __call__(self, hidden_states: Tensor, **given: Any) -> Any:
-        """The layer's result for hidden states [b, N, H]; by a program, if they are of one row and its cache and mask
-        are of the usual form."""
+        """The layer's result for hidden states [b, N, H]; by a program, if its cache and mask are of the usual form
+        and, without graphs, they are of one row."""
         hidden, programs = hidden_states.contiguous(), self.programs
         cache: Any = given.get(self.cache_name)
         rest, last = [value for value in given.values() if value is not cache], programs.last
@@ -131,28 +152,37 @@ class LayerCall:
         if last.code is None or stored[0].shape != last.shape:
             programs.missed += 1
             return self.run(hidden, given)
-        found = rebuild(last.result, last.code([hidden, *last.tensors, cache.slots, *stored, *self.tensors]))
-        return found if last.code in self.checked else self._check(last, found, self.run(hidden, given))
+        every = [hidden, *last.tensors, cache.slots, *stored, *self.tensors]
+        if last.code in self.checked:
+            return rebuild(last.result, last.code(every))
+        written = self.run(hidden, given)
+        self._check(last, every, written)
+        return written
 
     def _shared(self, hidden: Tensor, given: dict[str, Any], rest: list[Any], cache: Any) -> "Shared | None":
         """What the layers of this forward have in common, None if no program serves it."""
-        mask, programs = given.get("attention_mask"), self.programs
-        usual = programs.used and getattr(cache, "in_place", False) and self.place in cache.numbers and len(hidden) == 1
-        usual = usual and cache.near is None and hidden.shape[1] <= MOST_TOKENS  # a program reads leading columns
-        usual = usual and isinstance(mask, Tensor) and mask.shape[-1] > 1
+        mask: Any = given.get("attention_mask")
+        programs = self.programs
+        usual = programs.used and programs.runs and getattr(cache, "in_place", False) and self.place in cache.numbers
+        usual = usual and cache.near is None and isinstance(mask, Tensor)  # a program reads leading columns
         if not usual or torch.compiler.is_compiling():
+            return None
+        if not programs.graphs and (len(hidden) > 1 or hidden.shape[1] > MOST_TOKENS or mask.shape[-1] <= 1):
             return None
         number = cache.numbers[self.place]
         names = tuple(name for name, value in given.items() if value is not cache)
         spec, tensors = flatten_arguments((hidden, *rest))
         tensors, stored = [t.contiguous() for t in tensors], cache.pools[2 * number : 2 * number + 2]
         span, shapes = cache.span, tuple(t.shape for t in stored)
-        key = (self.kind, spec, names, min(hidden.shape[1], 2), shapes, span.start, span.stop)
+        every = (*((t.shape, t.dtype) for t in tensors), cache.visible, cache.in_blocks)
+        called = every if programs.graphs else min(hidden.shape[1], 2)
+        key = (self.kind, spec, names, called, shapes, span.start, span.stop)
         if key not in programs.found:
             programs.found[key] = self._find(key, cache, number, tensors)
             if (made := programs.found[key]) is not None:
                 given_to_all = [*tensors, cache.slots, *stored, *self.tensors]
-                programs.found[key] = innermost(made[0], given_to_all), made[1]
+                found = partial(_call, made[0]) if programs.graphs else innermost(made[0], given_to_all)
+                programs.found[key] = found, made[1]
         code, result = programs.found[key] or (None, None)
         programs.last = Shared(self.kind, hidden.shape, rest, cache.slots, key, tensors[1:], shapes[0], code, result)
         return programs.last
@@ -161,50 +191,77 @@ class LayerCall:
         """The layer as it is written."""
         return type(self.layer).forward(self.layer, hidden, **given)
 
-    def _check(self, shared: "Shared", found: Any, written: Any) -> Any:
-        """Compares a program's first result with that of the layer as it is written, which it returns."""
-        pairs = zip(flatten_arguments(found)[1], flatten_arguments(written)[1], strict=True)
-        if all((ours - own).abs().max() <= ROUNDING * own.abs().max() for ours, own in pairs):
+    def _check(self, shared: "Shared", every: list[Tensor], written: Any) -> None:
+        """Compares a program's first result, for the arguments `every`, with that of the layer as it is written."""
+        assert shared.code is not None
+        try:
+            pairs = zip(shared.code([*every]), flatten_arguments(written)[1], strict=True)  # it empties its list
+            right = all(is_rounding(found, own, every[0]) for found, own in pairs)
+            why = "gave another result than the layer"
+        except Exception as error:  # of a program from the disk, say
+            right, why = False, f"could not run: {first_line(error)}"
+        if right:
             self.checked.add(shared.code)
         else:
-            log.warning("a program of layer %s gave another result than the layer: it is not used", self.place)
+            log.warning("a program of layer %s %s: it is not used", self.place, why)
             self.programs.found[shared.key] = self.programs.last = None
-        return written
 
     def _find(self, key: Any, cache: Any, number: int, tensors: Sequence[Tensor]) -> CompiledProgram | None:
         """The program for a key: from the disk, or compiled."""
         programs = self.programs
-        config = getattr(next(self.layer.children()), "config", None)
-        attention, modes = str(getattr(config, "_attn_implementation", "")), torch.is_inference_mode_enabled()
-        name = program_name("layer", *map(str, key), str(config), attention, type(cache).__qualname__, modes)
+        attention, device = str(getattr(self.config, "_attn_implementation", "")), str(tensors[0].device)
+        modes = torch.is_inference_mode_enabled(), torch.get_float32_matmul_precision(), device
+        name = program_name("layer", *map(str, key), str(self.config), attention, type(cache).__qualname__, *modes)
         found = programs.kept.find(name, programs.kept.layers)
-        if found is None and programs.compiles:
+        if found is None and programs.compiles and programs.kept.failed is None:
             try:
                 with programs.kept.making(len(self.weights)):
                     found = self._compile(name, key, cache, number, tensors)
-            except Exception as error:  # what cannot be traced for any number of columns runs as it is
-                log.info("layers of %s are not compiled: %s", type(self.layer).__name__, first_line(error))
+            except Exception as error:
+                if programs.graphs:  # of a compiler that is not there, say
+                    programs.kept.give_up(error)
+                else:  # what cannot be traced for any number of columns runs as it is
+                    log.info("layers of %s are not compiled: %s", type(self.layer).__name__, first_line(error))
         return found
 
     def _compile(
         self, name: str | None, key: Any, cache: Any, number: int, tensors: Sequence[Tensor]
     ) -> CompiledProgram:
-        """Traces the layer for any number of columns and, unless it is one, of new tokens; compiles and keeps it."""
+        """Traces the layer, for graphs with the shapes of this call, else for any number of columns and, unless it is
+        one, of new tokens; compiles and keeps it."""
         _, spec, names, count, *_ = key
-        results: list[Any] = []
+        results, graphs = list[Any](), self.programs.graphs
 
         def call(*every: Tensor) -> tuple[Tensor, ...]:
             (slots, keys, values), weights = every[len(tensors) :][:3], every[len(tensors) + 3 :]
             hidden, *rest = rebuild(spec, every[: len(tensors)])
             given = dict(zip(names, rest, strict=True)) | {self.cache_name: cache}
             named = dict(zip(self.weights, weights, strict=True))
-            held = _held(cache, number, slots, [keys, values], given["attention_mask"].shape[-1])
-            with held, shared_heads(), _reparametrize_module(self.layer, named):
+            visible = cache.visible if graphs else given["attention_mask"].shape[-1]
+            held = _held(cache, number, slots, [keys, values], visible)
+            heads = contextlib.nullcontext() if graphs else shared_heads()
+            with held, heads, _reparametrize_module(self.layer, named):
                 result, found = flatten_arguments(self.run(hidden, given))
             results.append(result)
             return tuple(found)
 
         fixed = [*cache.pools[2 * number : 2 * number + 2], *self.weights.values()]
+        inputs, shapes = [*tensors, cache.slots], None
+        if not graphs:
+            inputs, shapes = self._of_any_size(cache, count, tensors, fixed)
+        exported = torch.export.export(AsModule(call), (*inputs, *fixed), dynamic_shapes=shapes, strict=False)
+        if any(entry.target is not None for entry in exported.graph_signature.input_specs):
+            raise ValueError("it needs tensors that are no weights")
+        with torch._inductor.config.patch(UNCHECKED | OPTIONS.get(inputs[0].device.type, {})):
+            artifact = torch._inductor.standalone_compile(exported.graph_module, [*inputs, *fixed])
+        self.programs.kept.keep(name, self.programs.kept.layers, artifact, results[-1])
+        return artifact, results[-1]
+
+    def _of_any_size(
+        self, cache: Any, count: int, tensors: Sequence[Tensor], fixed: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Any]:
+        """Inputs with which the layer is traced for any number of columns and, unless `count` is 1, of new tokens, and
+        which of their dimensions are free; `fixed` follow them as they are."""
         # Numbers that no other size has: equal ones would be taken for one.
         others = {size for tensor in (*tensors, *fixed) for size in tensor.shape}
         tokens = 1 if count == 1 else next(n for n in range(5, MOST_SIZE) if n not in others)
@@ -216,14 +273,25 @@ class LayerCall:
             sizes = {1: tokens} if tensor.dim() < 4 else {2: tokens, 3: columns}
             inputs.append(tensor.new_zeros([sizes.get(d, n) for d, n in enumerate(tensor.shape)]))
             free.append({d: Dim.DYNAMIC for d, n in sizes.items() if n != 1})
-        shapes = {"tensors": (*free, *[None] * len(fixed))}
-        exported = torch.export.export(AsModule(call), (*inputs, *fixed), dynamic_shapes=shapes, strict=False)
-        if any(entry.target is not None for entry in exported.graph_signature.input_specs):
-            raise ValueError("it needs tensors that are no weights")
-        with torch._inductor.config.patch(UNCHECKED | OPTIONS[fixed[0].device.type]):
-            artifact = torch._inductor.standalone_compile(exported.graph_module, [*inputs, *fixed])
-        self.programs.kept.keep(name, self.programs.kept.layers, artifact, results[-1])
-        return artifact, results[-1]
+        return inputs, {"tensors": (*free, *[None] * len(fixed))}
+
+
+def is_rounding(found: Tensor, written: Tensor, hidden: Tensor) -> bool:
+    """Whether a program's result is the layer's as it is written but for rounding, both of any shape, for hidden states
+    [b, N, H], most of which a layer returns as they are."""
+    step, own = torch.finfo(written.dtype).eps, written.float()
+    change = own - hidden if own.shape == hidden.shape else own
+    most = ROUNDINGS * step * own.abs() + max(ROUNDING, ROUNDINGS * step) * change.abs().max()
+    return bool(((found - own).abs() <= most).all())
+
+
+def runs_by_layers(module: nn.Module) -> bool:
+    """Whether some of its layers may run as programs."""
+    return any(isinstance(vars(layer).get("forward"), LayerCall) for layer in module.modules())
+
+
+def _call(code: Callable[..., Sequence[Tensor]], given: list[Tensor]) -> Sequence[Tensor]:
+    return code(*given)
 
 
 def innermost(code: Callable[..., Sequence[Tensor]], given: list[Tensor]) -> Callable[[list[Tensor]], Sequence[Tensor]]:

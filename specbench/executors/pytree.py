@@ -30,8 +30,8 @@ class COLUMNS:
 
 
 def flatten_arguments(value: Any) -> tuple[Any, list[Any]]:
-    """A hashable description of `value` (tensors, tuples, dataclasses, constants), and in order the tensors in it, of
-    any shape, and its numbers of columns."""
+    """A hashable description of `value` (tensors, tuples, named ones too, dataclasses, constants), and in order the
+    tensors in it, of any shape, and its numbers of columns."""
     tensors: list[Any] = []
     return _describe(value, tensors), tensors
 
@@ -49,7 +49,7 @@ def _describe(value: Any, tensors: list[Any]) -> Any:
     if kind is TENSOR or kind is COLUMNS:
         tensors.append(value)
         return kind
-    entries = value if kind is tuple else value.__dict__.values()
+    entries = value if issubclass(kind, tuple) else value.__dict__.values()
     return (kind, tuple([_describe(entry, tensors) for entry in entries]))
 
 
@@ -60,7 +60,7 @@ def _kind_of(own: type) -> type | None:
         return TENSOR
     if issubclass(own, Columns):
         return COLUMNS
-    return own if own is tuple or dataclasses.is_dataclass(own) else None
+    return own if own is tuple or hasattr(own, "_fields") or dataclasses.is_dataclass(own) else None
 
 
 def _rebuild(spec: Any, tensors: Iterator[Tensor]) -> Any:

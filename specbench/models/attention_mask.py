@@ -108,10 +108,13 @@ class AttentionMask:
             return set(kinds)
         return {"full_attention" if self.window is None else "sliding_attention"}
 
-    def window_of(self, layer: int) -> int | None:
-        """The sliding window of a layer in tokens, its own included, or None."""
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The sliding window of each layer in tokens, its own included, or None; one entry if all are alike."""
         kinds = getattr(self.config, "layer_types", None)
-        return self.window if not isinstance(kinds, list) or kinds[layer] == "sliding_attention" else None
+        if not isinstance(kinds, list):
+            return (self.window,)
+        return tuple(self.window if kind == "sliding_attention" else None for kind in kinds)
 
     def as_bias(self, visible: Tensor) -> Tensor:
         """visible [b, 1, N, T] bool as the mask [b, 1, N, T]: booleans for SDPA, or numbers that are added to scores,

@@ -5,15 +5,18 @@ Libraries raise errors of a dozen classes for a damaged file. `reading` is the o
 
 import hashlib
 import json
+import logging
 import os
+import re
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.utils._validators import validate_repo_id
 from safetensors import safe_open
 
@@ -21,6 +24,7 @@ from specbench.data.sources import place_of
 from specbench.errors import ConfigError, shown
 from specbench.executors.machine import cache_dir, out_of_memory
 
+log = logging.getLogger(__name__)
 LONGEST_REASON = 240  # characters of a library's message
 INDEX = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}
 JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -34,6 +38,7 @@ PICKLES = (".bin", ".pt")
 SCALE = "_scale"  # ends the name of the scales of a matrix in 8 bits
 GGUF, CONVERSION = ".gguf", 1  # the version of what models/gguf.py writes
 LFS_POINTER = b"version https://git-lfs"
+HUB_SECONDS = 10.0  # that the hub may take to say how large files are
 
 
 def local_path(path: str) -> Path:
@@ -200,6 +205,34 @@ def weight_files(folder: Path) -> list[str]:
                 raise ValueError(f"{index} has no weight_map from tensors to files")
             return sorted(set(shards.values()))
     raise ValueError(f"it has no weights, {' or '.join(INDEX)}: it holds {names_in(folder)}")
+
+
+def weight_bytes(source: str, revision: str | None) -> int | None:
+    """Bytes of the files that transformers reads weights from: of a folder, or of a hub id, in the local cache or as
+    the hub says; None if nobody can tell. Raises ValueError for a folder without weights."""
+    if Path(source).is_dir():
+        return _bytes_in(Path(source))
+    config = try_to_load_from_cache(source, "config.json", revision=revision)
+    with suppress(OSError, ValueError):  # they are not there yet
+        if isinstance(config, str):
+            return _bytes_in(Path(config).parent)
+    try:
+        info = HfApi().model_info(source, revision=revision, files_metadata=True, timeout=HUB_SECONDS)
+    except Exception as error:  # without a network, say
+        log.info("the hub does not say how large %s is: %s", source, short_message(error))
+        return None
+    sizes = {file.rfilename: file.size for file in info.siblings or ()}
+    for whole in INDEX:
+        stem, _, kind = whole.partition(".")
+        shards = [name for name in sizes if re.fullmatch(rf"{stem}-\d+-of-\d+\.{kind}", name)]
+        found = [sizes[name] for name in ([whole] if whole in sizes else shards)]
+        if found and None not in found:
+            return sum(size for size in found if size)
+    return None
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum((folder / name).stat().st_size for name in weight_files(folder))
 
 
 def _are_floats(file: Path) -> dict[str, bool]:

@@ -6,7 +6,6 @@ without it run as under the name sdpa. b rows, N new tokens, M entries of a tree
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +41,7 @@ class SeenColumns:
     table: Tensor  # [b, width]
     first: Tensor  # [b], the column of the first new token; below 0 if it stands before the text
     places: TokenPlaces
-    window_of: Callable[[int], int | None]  # the sliding window of a layer
+    windows: tuple[int | None, ...]  # `AttentionMask.windows`
     errors: list[Tensor] | None = None  # if a list, each layer adds its distance from plain attention
 
 
@@ -90,7 +89,7 @@ def _attention(
         return result
     if found := [name for name in UNUSUAL if others.get(name) is not None]:
         raise RuntimeError(f"{type(module).__name__} computes attention with {', '.join(found)}")
-    window = seen.window_of(int(module.layer_idx))  # type: ignore[arg-type]
+    window = seen.windows[int(module.layer_idx) if len(seen.windows) > 1 else 0]  # type: ignore[arg-type]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     tree = seen.places.tree
     sees, depth = (None, None) if tree is None else (tree.sees, tree.depth)
@@ -112,7 +111,7 @@ def arguments(model: Any, first: Tensor, places: TokenPlaces) -> dict[str, Any]:
     table = model.cache.block_table()
     if torch.compiler.is_compiling():
         table, first = stored_op(table), stored_op(first)
-    seen = SeenColumns(table, first, places, model.mask.window_of, model.kernel_errors)
+    seen = SeenColumns(table, first, places, model.mask.windows, model.kernel_errors)
     return {"attention_mask": first.new_empty((b, 1, N, 0), dtype=torch.bool), "specbench_seen": seen}
 
 

@@ -40,7 +40,7 @@ from specbench.models.checkpoint import (
     reading,
     short_message,
     source_of,
-    weight_files,
+    weight_bytes,
 )
 from specbench.models.context import Context
 from specbench.models.encoder_decoder import refuse_decoder
@@ -254,11 +254,9 @@ def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype)
         size = dataclasses.replace(family.sized(config, size), family=family)
         if settings.quantization is not None:
             size = quantised_size(size, module, settings.quantization)
-        folder = Path(_source(settings, role))
-        if settings.weights == "random" or not quantization_of(config) or not folder.is_dir():
-            return size
-        files = (folder / name for name in weight_files(folder))  # packed, as the quantiser stores them
-        return dataclasses.replace(size, weights=sum(file.stat().st_size for file in files), tied=0, halves=False)
+        packed = settings.weights != "random" and quantization_of(config)  # as the quantiser stores them
+        files = weight_bytes(_source(settings, role), settings.revision) if packed else None
+        return size if files is None else dataclasses.replace(size, weights=files, tied=0, halves=False)
 
 
 def quantization_of(config: PretrainedConfig) -> Any:

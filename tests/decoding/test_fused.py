@@ -94,7 +94,14 @@ def test_keys_and_values_are_written_where_they_stay(kernels):
     """A program that wrote into a copy of the cache would have a kernel that copies it back."""
     for layers in ("2", "3"):  # rotations and writes of a layer are one kernel
         assert sum("triton_for_fused" in call for call in kernels["kernel"][layers]) == int(layers) + 1
-    assert not any("fused_copy_" in call for calls in kernels.values() for call in calls["2"])
+    assert not any("fused_copy_" in call for of in kernels.values() for calls in of.values() for call in calls)
+
+
+@pytest.mark.slow
+def test_a_program_of_one_layer_is_few_kernels(kernels):
+    """Of several tokens one more than a layer of a program of all: the sum at its end is written before the norm of the
+    next layer reads it."""
+    assert len(kernels["layer"]["1"]) <= 10 and len(kernels["layer step"]["1"]) <= 8
 
 
 @pytest.mark.slow

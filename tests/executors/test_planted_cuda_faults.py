@@ -12,13 +12,17 @@ from typing import Any, NamedTuple
 
 import pytest
 import test_cudagraph as graphs
+import test_layer_graphs as layers
 import torch
 
 pytest.importorskip("triton")
 
+from shared import traced_programs
+
 from specbench.decoding.sampling import Sampling
 from specbench.executors import cudagraph, packed_linear
 from specbench.executors.cudagraph import Captured, CudaGraphExecutor
+from specbench.executors.layer_programs import LayerCall
 from specbench.kernels import attention
 from specbench.models.language_model import LanguageModel
 from specbench.verifiers.speculative import SpeculativeVerifier
@@ -62,6 +66,11 @@ def overwrites(tables: Any, monkeypatch: Any) -> None:
 
 def packs(tables: Any, monkeypatch: Any) -> None:
     fused.test_a_packed_model_computes_the_same_and_holds_nothing_twice(True, monkeypatch)
+
+
+def runs_layers(tables: Any, monkeypatch: Any) -> None:
+    made = traced_programs(monkeypatch)
+    layers.test_graphs_of_programs_of_layers_read_and_write_what_the_layers_do("sdpa", made)
 
 
 def waits_for_streams(tables: Any, monkeypatch: Any) -> None:
@@ -114,6 +123,17 @@ FAULTS = {
         "(weight, bias), layers = (stacked(group)[0], None), linear_layers(group)", packs),
     "parts of a shared product are exchanged": Fault(
         packed_linear.SharedProduct, "part", "self.parts[place]", "self.parts[-1 - place]", packs),
+    "a layer's program serves another number of tokens": Fault(
+        LayerCall, "_shared", "called = every if programs.graphs else", "called = 1 if programs.graphs else",
+        runs_layers),
+    "layers write where the first one does": Fault(
+        LayerCall, "__call__", "cache.pools[number : number + 2]", "cache.pools[:2]", runs_layers),
+    "a layer's program has the window of another": Fault(
+        LayerCall, "__init__", "types[place] if isinstance(types, list) else None", "None",
+        lambda tables, monkeypatch: layers.test_layers_with_another_window_have_another_program()),
+    "keys and values are one tensor before a capture": Fault(
+        cudagraph, "stand_ins", "number % 2", "0",
+        lambda tables, monkeypatch: layers.test_keys_and_values_are_two_tensors_before_a_capture_too()),
     "garbage is collected in a capture": Fault(
         graphs, "no_garbage_collection", "gc.disable()", "pass",
         lambda tables, monkeypatch: graphs.test_no_garbage_is_collected_during_a_capture()),
@@ -169,6 +189,8 @@ def test_a_fault_makes_a_test_fail(fault, tables, splits, monkeypatch):
         "a capture warms up on the cache itself",
         "the calls before a capture do not wait for the stream",
         "a shared product drops its bias",
+        "layers write where the first one does",
+        "a layer's program has the window of another",
         "garbage is collected in a capture",
     ],
 )

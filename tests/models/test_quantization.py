@@ -1,5 +1,7 @@
 """Quantised weights: what their values are, the products that multiply by them, and the law of a quantised target."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from checkpoints import checkpoint, config
@@ -17,6 +19,7 @@ from specbench.executors.linear_kernels import KINDS, QUANTIZED
 from specbench.executors.packed_linear import PackedLinear
 from specbench.executors.quant_grids import FP8, GRIDS, INT4, INT8
 from specbench.models import pretrained
+from specbench.models.checkpoint import weight_bytes
 from specbench.models.pretrained import PretrainedModel, footprint, placed_on
 from specbench.run.run import run
 
@@ -201,6 +204,35 @@ def test_the_estimate_of_a_quantised_checkpoint_is_what_its_files_hold(tmp_path)
     found = footprint(settings, "target", torch.float32)
     assert found.weights == (folder / "model.safetensors").stat().st_size < 0.3 * whole and found.tied == 0
     assert not found.halves  # its layers are no linear ones that an executor would store in 16 bits
+
+
+@pytest.mark.parametrize(("files", "expected"), [
+    ({"model-00001-of-00002.safetensors": 700, "model-00002-of-00002.safetensors": 41, "pytorch_model.bin": 5,
+      "original/model.safetensors": 9, "model.safetensors.index.json": 1}, 741),
+    ({"model.safetensors": 12, "model-00001-of-00002.safetensors": 700}, 12),
+    ({"pytorch_model.bin": 13, "config.json": 1}, 13),
+    ({"model.safetensors": None}, None),
+    ({"weights.gguf": 8}, None),
+    (OSError("offline"), None),
+])  # fmt: skip
+def test_how_large_the_weights_of_a_hub_id_are_the_hub_says(files, expected, monkeypatch):
+    def model_info(self, name, **options):
+        assert name == "some/where" and options["files_metadata"]
+        if isinstance(files, OSError):
+            raise files
+        siblings = [SimpleNamespace(rfilename=name, size=size) for name, size in files.items()]
+        return SimpleNamespace(siblings=siblings)
+
+    monkeypatch.setattr("specbench.models.checkpoint.HfApi.model_info", model_info)
+    monkeypatch.setattr("specbench.models.checkpoint.try_to_load_from_cache", lambda *given, **more: None)
+    assert weight_bytes("some/where", None) == expected
+
+
+def test_how_large_the_weights_of_a_hub_id_are_its_files_in_the_local_cache_say(tmp_path, monkeypatch):
+    folder, there = checkpoint(tmp_path), str(tmp_path / "config.json")
+    monkeypatch.setattr("specbench.models.checkpoint.try_to_load_from_cache", lambda *given, **more: there)
+    size = (folder / "model.safetensors").stat().st_size
+    assert weight_bytes("some/where", None) == size == weight_bytes(str(folder), None)
 
 
 def test_weights_go_to_a_gpu_one_by_one_where_accelerate_is_there(monkeypatch, caplog):

@@ -59,11 +59,11 @@ class Uncaptured(CudaGraphExecutor):
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """The device to check, a folder for the runs' files, and whether graphs are of compiled programs by default."""
+    """The device to check, a folder for the runs' files, and what `executor.compile` is for graphs."""
 
     device: torch.device
     folder: Path
-    compiled: bool = False
+    compile: str = "false"
 
     def parts(self, *overrides: str) -> Components:
         """The components of a run with these overrides on this device. Raises ConfigError."""
@@ -72,8 +72,13 @@ class Bench:
 
     def overrides(self, overrides: Sequence[str]) -> list[str]:
         """These overrides, and what all runs of the checks share."""
-        compiled = [f"executor.compile={str(self.compiled).lower()}"] if GRAPHS in overrides else []
+        compiled = [f"executor.compile={self.compile}"] if GRAPHS in overrides else []
         return [f"device={self.device}", "logger=none", *compiled, *overrides]
+
+    @property
+    def compiled(self) -> bool:
+        """Whether graphs are of compiled programs."""
+        return self.compile != "false"
 
 
 def jobs_of(parts: Components, count: int, length: int, new: int) -> list[Job]:

@@ -25,6 +25,7 @@ from specbench.contrib.gpu_check.bench import FAILED, INFO, PASSED, UNCLEAR, Ben
 from specbench.errors import ConfigError, stop
 from specbench.results.provenance import provenance
 
+ORDER = (1, 2, 11, 3, 4, 5, 6, 7, 8, 9, 10)  # what says whether it is right comes first
 NO_CUDA = "no CUDA device is here: these checks measure one, and a CPU needs none of them (device=cpu)"
 COLOURS = {PASSED: "green", FAILED: "red", UNCLEAR: "yellow", INFO: "dim"}
 LOG_END = 4000  # characters of the end of a log
@@ -89,7 +90,8 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", default="outputs/gpu_check", help="folder for results.json and logs")
     parser.add_argument("--limit-seconds", type=float, default=600, help="for all of them together")
     parser.add_argument("--device", default="cuda", help="cuda or cuda:N")
-    parser.add_argument("--compile", action="store_true", help="graphs of compiled programs; makes them, for minutes")
+    parser.add_argument("--compile", nargs="?", const="true", default="false", choices=("true", "layers", "false"),
+                        help="graphs of compiled programs, made for minutes, or of layers, made in less")  # fmt: skip
     parser.add_argument("--child", type=int, choices=CHECKS, help=argparse.SUPPRESS)  # one check, in this process
     return parser.parse_args(argv)
 
@@ -112,7 +114,7 @@ def check_all(options: argparse.Namespace, facts: dict[str, Any], began: float) 
     may use its share of the time that is left; the clock was `began` when the command started."""
     folder, console = Path(options.out), Console()
     folder.mkdir(parents=True, exist_ok=True)
-    numbers, found = options.phase or [*CHECKS], list[dict[str, Any]]()
+    numbers, found = options.phase or ORDER, list[dict[str, Any]]()
     for place, number in enumerate(numbers):
         left = options.limit_seconds - (time.monotonic() - began)
         share = CHECKS[number].seconds / sum(CHECKS[other].seconds for other in numbers[place:])
@@ -141,7 +143,7 @@ def zip_of(folder: Path) -> Path:
 def child_command(options: argparse.Namespace, number: int) -> list[str]:
     """The command of one check's process."""
     start = [sys.executable, "-m", "specbench.gpu_check", "--device", options.device, "--out", options.out]
-    return [*start, *(["--compile"] if options.compile else []), "--child", str(number)]
+    return [*start, "--compile", options.compile, "--child", str(number)]
 
 
 def run_check(number: int, folder: Path, allowed: float, command: Sequence[str]) -> dict[str, Any]:

@@ -18,9 +18,11 @@ from specbench.stats.reference_distribution import largest_tv
 from specbench.theory import expected_tokens
 
 EAGER, AUTO, PEERS = ("executor=eager",), ("executor=auto",), ("baseline=transformers",)
+LAYERS = (GRAPHS, "executor.compile=layers")
 FEWER_BITS = [(*AUTO, f"drafter.quantization={kind}") for kind in ("fp8", "int4")]
 # Rows decoded together, and how.
-WAYS = [(1, AUTO), (1, (GRAPHS,)), (1, EAGER), (8, AUTO), (32, AUTO), *((1, way) for way in FEWER_BITS)]
+WAYS = [(1, AUTO), (1, (GRAPHS,)), (1, EAGER), (8, AUTO), (32, AUTO), *((1, way) for way in FEWER_BITS),
+        (1, LAYERS), (8, LAYERS), (1, (*LAYERS, "drafter.quantization=int4"))]  # fmt: skip
 PROMPT, NEW = 64, 96  # tokens of a prompt, and new ones
 LONGEST = 30  # kernels that are named
 SHAPES = {"qkv": (5120, 3072), "o": (3072, 3072), "gate and up": (16384, 3072), "down": (3072, 8192),
@@ -56,8 +58,10 @@ def speeds(bench: Bench) -> Iterator[Measured]:
             read = (parts.target.step_bytes + speculative * drafts) / took
             yield Measured(f"share of the read roof of a round, {name}", read / roof)
             yield Measured(f"captures in the timed part, {name}", captures, "", ("<=", 0.0))
-        seconds = parts.target.executor.facts().get("capture_seconds")
-        yield Measured(f"captures and compilations, {where}", seconds, "s")
+        facts = parts.target.executor.facts()
+        yield Measured(f"captures and compilations, {where}", facts.get("capture_seconds"), "s")
+        made = facts.get("programs", {})
+        yield Measured(f"programs made, {where}", made.get("made"), "", None, f"in {made.get('seconds', 0):.0f} s")
         for name, peer in parts.peers.items():
             peer.decode(jobs[0])
             output = peer.decode(jobs[0])
@@ -77,7 +81,7 @@ def tokens_per_second(found: DecodeResult) -> float:
 def longest_kernels(bench: Bench) -> Iterator[Measured]:
     """The kernels that take most of a round, by the profiler; those that read the prompt's first token are among
     them."""
-    for way in (AUTO, EAGER):
+    for way in (AUTO, EAGER, LAYERS):
         parts, where = bench.parts(*PAIR, *way), ", ".join(way)
         session, jobs, columns = Session(parts), jobs_of(parts, 1, 2, NEW), 2 + NEW + parts.spare
         rounds = [session.decode(jobs, True, columns) for _ in range(2)][-1].calls

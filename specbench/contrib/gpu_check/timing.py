@@ -54,16 +54,19 @@ def step(bench: Bench) -> Iterator[Measured]:
 
 
 def compiled_step(bench: Bench) -> Iterator[Measured]:
-    """The same step in eager mode, and as a graph of a compiled program, and how far apart their p are."""
+    """The same step in eager mode, and as a graph of compiled programs, of layers and of the whole, and how far apart
+    their p are."""
     roof, parts = cuda_roofs(bench.device).read, bench.parts(*TARGET, "executor=eager")
     yield from _step(parts, 1024, roof, None, ", eager")
     eager = score_call(parts, 1024)().p.clone()
-    del parts
-    parts = bench.parts(*TARGET, GRAPHS, "executor.compile=true")
-    apart = float((score_call(parts, 1024)().p - eager).abs().sum() / 2)
-    yield Measured("distance of the compiled program's p from eager mode's", apart, "", ("<=", APART))
-    for columns, share in SHARES.items():
-        yield from _step(parts, columns, roof, share, ", compiled", MOST_KERNELS)
+    for compile, name in (("layers", "compiled by layers"), ("true", "compiled")):
+        del parts
+        parts = bench.parts(*TARGET, GRAPHS, f"executor.compile={compile}")
+        apart = float((score_call(parts, 1024)().p - eager).abs().sum() / 2)
+        yield Measured(f"distance of p from eager mode's, {name}", apart, "", ("<=", APART))
+        yield Measured(f"programs, {name}", parts.target.executor.facts()["programs"]["seconds"], "s")
+        for columns, share in SHARES.items():
+            yield from _step(parts, columns, roof, share, f", {name}", MOST_KERNELS)
 
 
 def _step(
