@@ -1,16 +1,19 @@
 """The kernels that TorchInductor makes of a model on CUDA, counted on a machine without a GPU.
 
     python tests/inductor_kernels.py 1b
+    python tests/inductor_kernels.py 1b cubins
 
 Inductor writes its Triton code from shapes alone. Only what it asks of the device is answered here in its place, and it
 is stopped before the code is compiled. Run it in a process of its own: the answers hold for all of it. Prints one JSON
-document: for each leaf and number of layers the calls of one program, in order.
+document: for each leaf and number of layers the calls of one program, in order; or for each kernel of the programs of
+one layer, in every configuration that Inductor tries, what it takes of an A100 and an H100: see `cubins`.
 """
 
 import json
 import re
 import sys
 from collections.abc import Callable
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -48,6 +51,7 @@ SHAPES = {  # of Llama's layers
     "70b": {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "head_dim": 128},
 }
 CALL = re.compile(r"^\s+(?:\w+ = )?(triton_\w+\.run|extern_kernels\.\w+|torch\.ops\.[\w.]+)\(", re.MULTILINE)
+KERNEL = re.compile(r"async_compile\.triton\('(\w+)', \'\'\'(.*?)\'\'\'", re.DOTALL)
 H100 = SimpleNamespace(
     name="NVIDIA H100", major=9, minor=0, multi_processor_count=132, regs_per_multiprocessor=65536,
     max_threads_per_multi_processor=2048, max_threads_per_block=1024, warp_size=32, total_memory=80 << 30,
@@ -156,9 +160,9 @@ def program(of: LanguageModel, function: Callable[..., Any], arguments: tuple[An
     return code
 
 
-def layer_program(guesses: int, written: list[str]) -> str:
-    """The program of one layer of the shape "1b", for the target's call on so many guesses."""
-    of, layers = model(LEAST_LAYERS, CudaGraphExecutor(), "triton"), LayerPrograms(Programs(None), graphs=True)
+def layer_program(guesses: int, written: list[str], shape: str = "1b") -> str:
+    """The program of one layer of a shape, for the target's call on so many guesses."""
+    of, layers = model(LEAST_LAYERS, CudaGraphExecutor(), "triton", shape), LayerPrograms(Programs(None), graphs=True)
     layers.attach(of.module)
     layers.start()
     written.clear()
@@ -173,6 +177,33 @@ def layer_program(guesses: int, written: list[str]) -> str:
 def calls(code: str) -> list[str]:
     """The kernels and library functions that the program calls, in order."""
     return CALL.findall(code[code.index("def call(") :])
+
+
+def cubins(shape: str) -> list[list[Any]]:
+    """For each kernel of the programs of one layer, on 5 tokens and on one, for both GPUs: name, capability, registers
+    of a thread, bytes of its stack, bytes of a program's shared memory."""
+    from compile_triton import resources
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.runtime import triton_helpers
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    written, found = answer_for_the_device(), []
+    triton_helpers.set_driver_to_gpu = lambda: None
+    settings = SETTINGS | {"use_static_triton_launcher": False}  # whose kernels keep no cubin
+    with fake_cuda(), OneKernelAttention(), torch._inductor.config.patch(SETTINGS):
+        programs = [layer_program(guesses, written, shape) for guesses in (4, 0)]
+    sources = dict.fromkeys(kernel for program in programs for kernel in KERNEL.findall(program))
+    for capability, (name, text) in product((80, 90), sources):
+        target = GPUTarget("cuda", capability, 32)
+        driver.set_active(SimpleNamespace(get_current_target=lambda target=target: target))
+        text = text.replace("cc=90, major=9", f"cc={capability}, major={capability // 10}")
+        with torch._inductor.config.patch(settings):
+            kernel = getattr(PyCodeCache.load(text), name)
+            kernel.precompile(warm_cache_only=True)
+        for made in (one.kernel for one in kernel.compile_results):
+            found.append([name, capability, *resources(made.asm["cubin"]), made.metadata.shared])
+    return found
 
 
 def main(shape: str) -> dict[str, dict[int, list[str]]]:
@@ -203,4 +234,4 @@ def main(shape: str) -> dict[str, dict[int, list[str]]]:
 
 
 if __name__ == "__main__":
-    json.dump(main(sys.argv[1]), sys.stdout)
+    json.dump((cubins if sys.argv[2:] else main)(sys.argv[1]), sys.stdout)

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -131,18 +131,17 @@ def main() -> None:
         print(f"| {kernel} | {what} |", *(f"{number:,} |" for c in CAPABILITIES for number in by[c]))
 
 
-def others_of_process() -> None:
-    """Compiles the kernels of sampling and of few bits, for a round of 5 guesses, a vocabulary of 128,256 and a weight
-    [4096, 4096]; prints a line for each."""
+def other_calls(B: int, N: int, V: int, K: int) -> dict[str, Callable[[], Any]]:
+    """Calls of the kernels of sampling and of few bits, for a round of B rows and N guesses, a vocabulary of V and a
+    weight [K, K] in bfloat16."""
     import torch
 
     from specbench.executors.quant_grids import GRIDS
     from specbench.executors.quantized_linear import packed_weight
     from specbench.kernels import few_bits, race, softmax, verdict
 
-    launched, (N, V, K) = listen(), (5, 128_256, 4096)
-    p, x, weight = torch.empty(1, N + 1, V), torch.empty(1, K, dtype=torch.bfloat16), torch.zeros(K, K)
-    ids, r = torch.empty(1, N + 1, dtype=torch.long), torch.empty(1, N, dtype=torch.float64)
+    p, x, weight = torch.empty(B, N + 1, V), torch.empty(B * (N + 1), K, dtype=torch.bfloat16), torch.zeros(K, K)
+    ids, r = torch.empty(B, N + 1, dtype=torch.long), torch.empty(B, N, dtype=torch.float64)
     calls = {"softmax": lambda: softmax.triton_softmax(p), "draw": lambda: race.triton_race(p, ids),
              "verdict": lambda: verdict.triton_verdict(p, p[:, :N], ids[:, :N], r, ids, ids[:, 0])}  # fmt: skip
     for grid in GRIDS.values():
@@ -150,6 +149,15 @@ def others_of_process() -> None:
         calls[f"product of {grid.name}"] = lambda parts=parts, name=grid.name: few_bits.multiply(
             x, *parts, name == "fp8"
         )
+    return calls
+
+
+def others_of_process() -> None:
+    """Compiles the kernels of sampling and of few bits, for a round of 5 guesses, a vocabulary of 128,256 and a weight
+    [4096, 4096]; prints a line for each."""
+    import torch
+
+    launched, calls = listen(), other_calls(1, 5, 128_256, 4096)
     for capability in json.load(sys.stdin):
         torch.cuda.get_device_capability = lambda device, of=capability: divmod(of, 10)  # type: ignore[assignment]
         for name, call in calls.items():
@@ -157,6 +165,20 @@ def others_of_process() -> None:
             call()
             for kernel, source, options in launched:
                 print(json.dumps([f"`{kernel}`", name, capability, *compiled_for(capability, source, options)]))
+
+
+def variants_of_process() -> None:
+    """Prints, for rounds of so many rows and guesses, each call of the kernels of sampling and of few bits, and a hash
+    of what Triton would compile its kernels for."""
+    import torch
+
+    launched = listen()
+    torch.cuda.get_device_capability = lambda device: (9, 0)  # type: ignore[assignment]
+    for rows, guesses in json.load(sys.stdin):
+        for name, call in other_calls(rows, guesses, 4096, 512).items():
+            launched.clear()
+            call()
+            print(json.dumps([name, *(f"{kernel} {source.hash()}" for kernel, source, _ in launched)]))
 
 
 def main_of_process() -> None:

@@ -174,14 +174,25 @@ def summary(rows: list[dict]) -> str:
     """The goals, and what was reached."""
     on = [row for row in rows if row["advice"] == "on"]
     errors = [abs(row["gain"] / row["advised_is"] - 1) for row in on] or [math.nan]
+    advising = sum(row["minutes"] * row["share"] / (1 + row["share"]) for row in rows)
+    measuring = sum(row["minutes"] for row in rows) - advising
     return "\n".join([
         f"- best, or within {WITHIN:.0%} of the best: {sum(row['regret'] <= WITHIN for row in rows)} of {len(rows)}",
         f"- on where it loses: {sum(str(row['loses']) == 'True' for row in rows)}",
-        f"- time over measuring everything: {sum(row['share'] for row in rows) / len(rows):.2f} (mean)",
+        f"- time over measuring everything: {sum(row['share'] for row in rows) / len(rows):.2f} (mean); "
+        f"of all cases together {advising / measuring:.2f} ({advising:.0f} of {measuring:.0f} minutes)",
         f"- gain on other prompts within the interval: {sum(str(row['inside']) == 'True' for row in on)} of {len(on)}, "
         f"{sum(row['expected'] for row in on):.1f} expected if all intervals are right; "
         f"median error {statistics.median(errors):.1%}",
+        f"- told and found gain differ by no more than both intervals explain: {sum(map(agree, on))} of {len(on)}",
     ])  # fmt: skip
+
+
+def agree(row: dict) -> bool:
+    """Whether the gain that was told and that on other prompts differ by no more, in logarithms, than the root of the
+    sum of the squares of both half intervals."""
+    halves = [math.log(row[high] / row[low]) / 2 for low, high in (("low", "high"), ("is_low", "is_high"))]
+    return abs(math.log(row["gain"] / row["advised_is"])) <= math.hypot(*halves)
 
 
 def main() -> None:

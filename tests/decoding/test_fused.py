@@ -5,6 +5,7 @@ The kernels of a program on CUDA are counted from the code that Inductor writes,
 """
 
 import json
+import os
 import subprocess
 import sys
 from functools import cache
@@ -46,11 +47,17 @@ OF_TWO = ("specbench.softmax", "specbench.race")  # operators that launch two ke
 @cache
 def kernels_of(shape: str) -> dict[str, dict[str, list[str]]]:
     """The calls of each program, by leaf and number of layers."""
+    return json_of(shape)
+
+
+def json_of(*words: str):
+    """What inductor_kernels.py prints."""
     pytest.importorskip("triton")
     if torch.__version__ < (2, 13):
         pytest.skip("what answers for the device is written for Inductor of torch 2.13")
     script = Path(__file__).parents[1] / "inductor_kernels.py"
-    done = subprocess.run([sys.executable, script, shape], capture_output=True, text=True)
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, script, *words], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -102,6 +109,16 @@ def test_a_program_of_one_layer_is_few_kernels(kernels):
     """Of several tokens one more than a layer of a program of all: the sum at its end is written before the norm of the
     next layer reads it."""
     assert len(kernels["layer"]["1"]) <= 10 and len(kernels["layer step"]["1"]) <= 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["1b", "3b", "8b", "70b"])
+def test_no_kernel_of_a_layer_that_inductor_writes_spills(shape):
+    found = json_of(shape, "cubins")
+    assert {capability for _, capability, *_ in found} == {80, 90} and len(found) >= 20
+    for name, capability, registers, stack, shared in found:
+        print(name, capability, registers, stack, shared)
+        assert stack == 0 and registers <= 128 and shared <= 99 * 1024
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from kernel_table import CALLS, CAPABILITIES, Shape, alike, measured, named_shapes
+from kernel_table import CALLS, CAPABILITIES, Shape, alike, in_a_process, measured, named_shapes
 
 SHAPES = alike(named_shapes())
 # Tiles of trees as they were, which spill.
@@ -28,6 +28,37 @@ def test_no_kernel_spills(shape):
         print(made)
         assert made.stack == 0 and made.shared <= 99 * 1024, made  # the least that a program of a recent GPU may have
         assert 32 * made.warps * made.registers <= 65536, made
+
+
+@pytest.mark.slow
+def test_no_kernel_of_sampling_or_of_few_bits_spills():
+    found = in_a_process("", "others_of_process", CAPABILITIES)
+    assert {"softmax", "draw", "verdict", "product of int4"} <= {what for _, what, *_ in found}
+    for kernel, what, _, _, stack, shared in found:
+        assert stack == 0 and shared <= 99 * 1024, (kernel, what)
+
+
+def kernels_of_rounds(rounds, change=""):
+    """By call the kernels that rounds of so many rows and guesses would compile, with what they are compiled for."""
+    found = {}
+    for name, *kernels in in_a_process(change, "variants_of_process", rounds):
+        found.setdefault(name, set()).update(kernels)
+    return found
+
+
+def test_one_kernel_serves_every_number_of_rows_and_guesses():
+    """So that none is compiled in a timed lap. The verdict's are for N + 1 up to a power of 2; warm-up meets each N."""
+    one = kernels_of_rounds([(1, 5)])
+    assert kernels_of_rounds([(1, 4), (1, 6), (3, 4), (8, 7), (16, 5)]) == one and len(one) == 6
+    others = kernels_of_rounds([(1, 1), (1, 15)])
+    assert {name for name in one if others[name] != one[name]} == {"verdict"} and len(others["verdict"]) == 4
+
+
+def test_a_kernel_for_each_number_is_seen():
+    """Negative control."""
+    change = "from specbench.kernels import softmax\nsoftmax._reduce.do_not_specialize.clear()"
+    change += "\nfor p in softmax._reduce.params: p.__dict__['do_not_specialize'] = False"
+    assert len(kernels_of_rounds([(1, 1), (8, 1)], change)["softmax"]) > len(kernels_of_rounds([(1, 1)])["softmax"])
 
 
 @pytest.mark.slow
