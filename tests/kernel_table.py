@@ -144,6 +144,8 @@ def other_calls(B: int, N: int, V: int, K: int) -> dict[str, Callable[[], Any]]:
     ids, r = torch.empty(B, N + 1, dtype=torch.long), torch.empty(B, N, dtype=torch.float64)
     calls = {"softmax": lambda: softmax.triton_softmax(p), "draw": lambda: race.triton_race(p, ids),
              "verdict": lambda: verdict.triton_verdict(p, p[:, :N], ids[:, :N], r, ids, ids[:, 0])}  # fmt: skip
+    if not N:
+        del calls["verdict"]
     for grid in GRIDS.values():
         parts = packed_weight(grid, weight)
         calls[f"product of {grid.name}"] = lambda parts=parts, name=grid.name: few_bits.multiply(

@@ -106,6 +106,11 @@ class Programs:
         self.found += 1
         return code, result
 
+    def forget(self, name: str | None, folder: Path | None) -> None:
+        """Removes a program that is not right from `folder`."""
+        if folder is not None and name is not None:
+            (folder / f"{name}.result").unlink(missing_ok=True)
+
     @contextmanager
     def making(self, weights: int, clock: Callable[[], float] = time.perf_counter) -> Iterator[None]:
         """Inside this context a program with so many weights is made."""

@@ -151,11 +151,15 @@ class CudaGraphExecutor(Executor):
 
     def prepare(self) -> None:
         self.warm = False
+        if self.layers is not None:
+            self.layers.compiles = self.compiles
         gc.collect()  # models and graphs of an earlier run die in cycles
 
     def ready(self) -> bool:
         """If a program was missing and none is made, all graphs are captured again without programs."""
         self.warm = True
+        if self.layers is not None:
+            self.layers.compiles = False  # in what is timed
         if self.by_layers and self.layers is not None and (self.layers.missed or not self.layers.used):
             self.without_programs("not all layers have a compiled program that is right, so none was used, see run.log")
             return True
@@ -176,7 +180,7 @@ class CudaGraphExecutor(Executor):
         self.programs, self.leaves, self.functions, self.compiles = None, {}, {}, False
         if self.layers is not None:
             self.layers.used = self.by_layers = False
-        self.places, self.left_out = set(), why or None
+        self.places, self.left_out = set(), self.left_out or why or None
 
     def run_eagerly(self, why: str) -> None:
         self.captures_graphs = self.fixed_shapes = False
@@ -212,8 +216,13 @@ class CudaGraphExecutor(Executor):
         found = [self.left_out] if self.left_out else []
         if self.kept is not None:
             found += self.kept.notes()
-            if self.layers is not None and not self.layers.attached:
-                found.append(f"no layers ran as programs: a model needs {LEAST_LAYERS} that are alike")
+        if self.by_layers and self.layers is not None and not self.layers.running:
+            found.append(
+                f"no layers ran as programs: a model needs {LEAST_LAYERS} of one class, without experts, that "
+                "transformers gives the cache"
+            )
+        elif self.by_layers and self.missed:  # before the end of warm-up it would have left out all programs
+            found.append(f"{self.missed} calls of layers after warm-up had no compiled program: times mix both")
         if self.late:
             found.append(
                 f"CUDA graphs captured after warm-up: {self.late}; the rounds that waited for them took longer"

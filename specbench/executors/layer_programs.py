@@ -65,6 +65,8 @@ class LayerPrograms:
         for layers in module.modules() if isinstance(module, PreTrainedModel) else ():
             if isinstance(layers, nn.ModuleList) and len(layers) >= LEAST_LAYERS and len({*map(type, layers)}) == 1:
                 places = [_place(layer) for layer in layers]
+                if any(not isinstance(vars(layer).get("forward"), LayerCall | None) for layer in layers):
+                    continue  # of parts of layers that a drafter skips
                 if any(weight.dim() > 2 for weight in layers.parameters()):  # experts, whose calls are counted
                     continue
                 if len({*places}) == len(layers) and None not in places:
@@ -117,7 +119,7 @@ class Shared(NamedTuple):
 
     def serves(self, kind: str, hidden: Tensor, rest: list[Any], cache: Any) -> bool:
         """Whether a call is of the same forward: its arguments are the same objects."""
-        same = kind is self.kind and cache is not None and cache.slots is self.slots and hidden.shape == self.hidden
+        same = kind is self.kind and getattr(cache, "slots", None) is self.slots and hidden.shape == self.hidden
         return same and len(rest) == len(self.rest) and all(map(operator.is_, rest, self.rest))
 
 
@@ -128,6 +130,7 @@ class LayerCall:
         """`place` is what the layer calls itself in the cache."""
         self.layer, self.place, self.programs = layer, place, programs
         self.cache_name = cache_argument(type(layer).forward)
+        self.names = [*inspect.signature(type(layer).forward).parameters][2:]  # behind `self` and the hidden states
         self.weights = dict([*layer.named_parameters(), *layer.named_buffers()])
         self.tensors = [*self.weights.values()]
         self.config = getattr(next(layer.children(), None), "config", None)
@@ -137,10 +140,11 @@ class LayerCall:
         self.kind = sys.intern(str(kind))  # one text for all layers of a kind: each call looks it up
         self.checked: set[Any] = set()
 
-    def __call__(self, hidden_states: Tensor, **given: Any) -> Any:
+    def __call__(self, hidden_states: Tensor, *others: Any, **given: Any) -> Any:
         """The layer's result for hidden states [b, N, H]; by a program, if its cache and mask are of the usual form
         and, without graphs, they are of one row."""
         hidden, programs = hidden_states.contiguous(), self.programs
+        given = dict(zip(self.names, others, strict=False)) | given
         cache: Any = given.get(self.cache_name)
         rest, last = [value for value in given.values() if value is not cache], programs.last
         if last is None or not last.serves(self.kind, hidden, rest, cache):
@@ -176,8 +180,12 @@ class LayerCall:
         span, shapes = cache.span, tuple(t.shape for t in stored)
         every = (*((t.shape, t.dtype) for t in tensors), cache.visible, cache.in_blocks)
         called = every if programs.graphs else min(hidden.shape[1], 2)
-        key = (self.kind, spec, names, called, shapes, span.start, span.stop)
-        if key not in programs.found:
+        key = (self.kind, spec, names, called, shapes, span.start, span.stop, type(cache).__qualname__)
+        try:
+            known = key in programs.found
+        except TypeError:  # a layer that is given a dictionary, say
+            return None
+        if not known:
             programs.found[key] = self._find(key, cache, number, tensors)
             if (made := programs.found[key]) is not None:
                 given_to_all = [*tensors, cache.slots, *stored, *self.tensors]
@@ -198,20 +206,26 @@ class LayerCall:
             pairs = zip(shared.code([*every]), flatten_arguments(written)[1], strict=True)  # it empties its list
             right = all(is_rounding(found, own, every[0]) for found, own in pairs)
             why = "gave another result than the layer"
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # of a program from the disk, say
             right, why = False, f"could not run: {first_line(error)}"
         if right:
             self.checked.add(shared.code)
         else:
             log.warning("a program of layer %s %s: it is not used", self.place, why)
+            self.programs.kept.forget(self._name(shared.key, every[0]), self.programs.kept.layers)
             self.programs.found[shared.key] = self.programs.last = None
+
+    def _name(self, key: Any, hidden: Tensor) -> str | None:
+        """The name of a key's program on the disk: all that it depends on besides code and machine."""
+        attention = str(getattr(self.config, "_attn_implementation", ""))
+        modes = torch.is_inference_mode_enabled(), torch.get_float32_matmul_precision(), str(hidden.device)
+        return program_name("layer", *map(str, key), str(self.config), attention, *modes)
 
     def _find(self, key: Any, cache: Any, number: int, tensors: Sequence[Tensor]) -> CompiledProgram | None:
         """The program for a key: from the disk, or compiled."""
-        programs = self.programs
-        attention, device = str(getattr(self.config, "_attn_implementation", "")), str(tensors[0].device)
-        modes = torch.is_inference_mode_enabled(), torch.get_float32_matmul_precision(), device
-        name = program_name("layer", *map(str, key), str(self.config), attention, type(cache).__qualname__, *modes)
+        programs, name = self.programs, self._name(key, tensors[0])
         found = programs.kept.find(name, programs.kept.layers)
         if found is None and programs.compiles and programs.kept.failed is None:
             try:

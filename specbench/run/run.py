@@ -144,4 +144,4 @@ def run_alike(groups: Sequence[InterleavedGroup], tell: Callable[[str], None]) -
             why = f"compiled programs were left out, since {sum(used)} of {len(used)} ways had them"
             for group in alike:
                 with allow_signals():
-                    group.without_programs(f"{why}: executor=compiled makes them for all", tell)
+                    group.without_programs(f"{why}: executor=compiled, or cudagraph on CUDA, makes them for all", tell)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from checkpoints import checkpoint
-from graph_memory import SimulatedGraphs
+from graph_memory import Rerun, SimulatedGraphs
 from small_runs import parts_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -94,7 +94,7 @@ def test_without_a_compiler_layers_run_as_they_are_written_and_it_is_told(pair, 
 def test_a_model_of_few_layers_is_told_to_have_no_programs(tmp_path):
     few = checkpoint(tmp_path / "few", num_hidden_layers=2)
     _, result, _ = result_of((f"target.path={few}", "drafter=ngram"), tmp_path / "run", "layers")
-    assert any("a model needs 8 that are alike" in note for note in result.notes)
+    assert any("a model needs 8 of one class" in note for note in result.notes)
 
 
 def test_a_copy_of_a_module_runs_its_own_layers_by_the_same_programs():
@@ -125,6 +125,21 @@ def test_graphs_of_programs_of_layers_read_and_write_what_the_layers_do(attentio
         assert executor.replays == len(READ) - 1  # in the first call the cache takes its shape
     assert len(traced) == len({width for _, width in READ[1:]})
     torch.testing.assert_close(found[True], found[False])
+
+
+@pytest.mark.slow
+def test_programs_for_graphs_are_found_by_the_next_process(tmp_path):
+    found = []
+    for _ in range(2):
+        executor = Rerun(Programs(tmp_path / "programs"), by_layers=True)
+        model = LanguageModel(llama(), None, name="", sampling=Sampling(), new_cache=StaticCache, executor=executor)
+        model.allocate(1, 16)
+        steps = executor.leaf(model.forward, model)
+        logits = [steps(torch.tensor([[3, 1, 4]]), torch.tensor([n]), 16).clone() for n in (0, 3)]
+        assert not executor.ready()
+        found.append((*logits, executor.kept.found, executor.kept.made))
+    assert [made[2:] for made in found] == [(0, 1), (1, 0)]
+    torch.testing.assert_close(found[0][:2], found[1][:2])
 
 
 def test_layers_with_another_window_have_another_program():

@@ -88,7 +88,7 @@ def test_one_program_serves_all_layers_and_all_lengths_and_is_found_by_the_next_
     assert again.layers.running and again.layers.kept.found == 2 and not again.layers.kept.made
 
 
-def fake(factor: float, module):
+def fake(factor: float, module, layers="model.layers"):
     """Stands for compiling: a program that finds the layer by its first weight, or a wrong program."""
 
     def compiled(self, name, key, cache, number, tensors):
@@ -96,7 +96,7 @@ def fake(factor: float, module):
             first = given[len(tensors) + 3]
             call = next(
                 layer.forward
-                for layer in module.model.layers
+                for layer in module.get_submodule(layers)
                 if any(first is own for own in layer.forward.weights.values())
             )
             hidden, *rest = layer_programs.rebuild(key[1], given[: len(tensors)])
@@ -119,6 +119,45 @@ def test_a_program_that_gives_another_result_is_not_used(factor, module, tmp_pat
         torch.testing.assert_close(steps(20, 1), stock(20, 1), rtol=1e-4, atol=1e-4)
     executor.ready()
     assert executor.layers.used == (factor == 1.0) and ("another result" in caplog.text) == (factor != 1.0)
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_layer_is_given_arguments_by_position(made, tmp_path, monkeypatch):
+    """GPT-2 calls its blocks so."""
+    torch.manual_seed(0)
+    config = GPT2Config(n_embd=16, n_layer=8, n_head=2, vocab_size=50, n_positions=64, initializer_range=0.3)
+    module = GPT2LMHeadModel(config).eval()
+    stock = Steps(copy.deepcopy(module))
+    executor, steps = loaded(module, tmp_path / "programs")
+    if made:
+        monkeypatch.setattr(LayerCall, "_compile", fake(1.0, module, "transformer.h"))
+        executor.layers.start()
+    for begin, count in ((0, 20), (20, 1), (20, 5), (25, 1)):
+        torch.testing.assert_close(steps(begin, count), stock(begin, count), rtol=1e-4, atol=1e-4)
+    assert bool(executor.layers.missed) != made and executor.layers.running == made
+
+
+def test_a_program_that_is_wrong_is_found_by_no_later_process(module, tmp_path, monkeypatch):
+    folder = tmp_path / "programs"
+    monkeypatch.setattr(LayerCall, "_compile", fake(1.01, module))
+    executor, steps = loaded(module, folder)
+    executor.layers.start()
+    folder.mkdir()
+    monkeypatch.setattr(LayerCall, "_name", lambda self, key, hidden: "one")
+    steps(0, 20)
+    for name in ("one", "other"):
+        (folder / f"{name}.result").touch()
+    steps(20, 1)
+    assert [file.name for file in folder.glob("*.result")] == ["other.result"]
+
+
+def test_layers_that_another_forward_stands_for_stay_as_they_are(module, tmp_path):
+    """As parts of layers that a drafter skips."""
+    for layer in module.model.layers:
+        layer.forward = lambda hidden_states, **given: hidden_states
+    layers = LayerPrograms(Programs(tmp_path))
+    layers.attach(module)
+    assert not layers.attached and not any(isinstance(layer.forward, LayerCall) for layer in module.model.layers)
 
 
 def test_without_one_of_the_programs_none_is_used(module, tmp_path, monkeypatch):

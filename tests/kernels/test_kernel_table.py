@@ -49,7 +49,7 @@ def kernels_of_rounds(rounds, change=""):
 def test_one_kernel_serves_every_number_of_rows_and_guesses():
     """So that none is compiled in a timed lap. The verdict's are for N + 1 up to a power of 2; warm-up meets each N."""
     one = kernels_of_rounds([(1, 5)])
-    assert kernels_of_rounds([(1, 4), (1, 6), (3, 4), (8, 7), (16, 5)]) == one and len(one) == 6
+    assert kernels_of_rounds([(1, 4), (1, 6), (3, 4), (8, 7), (16, 5), (1, 0), (8, 0)]) == one and len(one) == 6
     others = kernels_of_rounds([(1, 1), (1, 15)])
     assert {name for name in one if others[name] != one[name]} == {"verdict"} and len(others["verdict"]) == 4
 

@@ -18,6 +18,9 @@ from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Timer
 from specbench.errors import ConfigError
+from specbench.executors import layer_programs
+from specbench.executors.compile_cache import Programs
+from specbench.executors.layer_programs import LayerPrograms
 from specbench.models import pretrained
 from specbench.models.architecture import DECODERS, ENCODER_DECODERS, NO_FAMILY, Family, family_of, loader_of
 from specbench.models.checkpoint_checks import reads_trees
@@ -109,6 +112,18 @@ def test_a_listed_architecture_runs_exactly_in_every_way(model_type):
     for way in WAYS if model else ():
         if model.trees or way[-1] == "model":
             check(model, *way)
+
+
+@pytest.mark.parametrize("model_type", [slow_unless(place % 10 == 3, name) for place, name in enumerate(LISTED)])
+def test_layers_that_may_run_as_programs_are_called_as_they_are_without(model_type, monkeypatch, tmp_path):
+    """As on a CPU by default, of models with several layers: transformers gives some their arguments by position."""
+    model, _ = outcome(model_type)
+    if model is None:
+        pytest.skip("it is refused")
+    monkeypatch.setattr(layer_programs, "LEAST_LAYERS", 1)
+    layers = LayerPrograms(Programs(tmp_path))
+    layers.attach(model.module)
+    check(model, 0, 1, "static", "model")
 
 
 VARIANTS = {

@@ -1,5 +1,6 @@
 """Encoder-decoders with random weights: generate()'s tokens, every cache, batch, tree and executor, and the law."""
 
+import json
 import math
 import shutil
 from contextlib import nullcontext
@@ -275,6 +276,21 @@ def test_a_number_of_beams_is_noted_unless_it_is_searched_for():
     told = [" ".join(notes_on_models(target, *nothing, of)) for of in applied]
     assert ["num_beams=3" in text for text in told] == [True, True, False]
     assert all("min_length=5" in text for text in told)
+
+
+def test_layers_that_may_run_as_programs_are_called_as_they_are_without(pair, monkeypatch, tmp_path):
+    """As on a CPU by default, of models with several layers, some of whose arguments have no name."""
+    texts = []
+    for least in (1, 100):
+        monkeypatch.setattr("specbench.executors.layer_programs.LEAST_LAYERS", least)
+        parts = parts_of("target=model", f"target.path={pair[0]}", "drafter=ngram", "temperature=0", "gamma=2",
+                         "max_new_tokens=8")  # fmt: skip
+        assert bool(parts.target.executor.layers.attached) == (least == 1)
+        result, _ = run(parts, tmp_path / str(least))
+        assert result.lossless.verdict == "passed"
+        lines = (tmp_path / str(least) / "prompts.jsonl.part").read_text().splitlines()
+        texts.append([json.loads(line)["output"] for line in lines])
+    assert texts[0] == texts[1] and texts[0]
 
 
 @pytest.mark.slow

@@ -217,7 +217,7 @@ def test_the_estimate_of_a_quantised_checkpoint_is_what_its_files_hold(tmp_path)
 ])  # fmt: skip
 def test_how_large_the_weights_of_a_hub_id_are_the_hub_says(files, expected, monkeypatch):
     def model_info(self, name, **options):
-        assert name == "some/where" and options["files_metadata"]
+        assert name == "some/where" and options["files_metadata"] and options["revision"] == "v2"
         if isinstance(files, OSError):
             raise files
         siblings = [SimpleNamespace(rfilename=name, size=size) for name, size in files.items()]
@@ -225,7 +225,7 @@ def test_how_large_the_weights_of_a_hub_id_are_the_hub_says(files, expected, mon
 
     monkeypatch.setattr("specbench.models.checkpoint.HfApi.model_info", model_info)
     monkeypatch.setattr("specbench.models.checkpoint.try_to_load_from_cache", lambda *given, **more: None)
-    assert weight_bytes("some/where", None) == expected
+    assert weight_bytes("some/where", "v2") == expected
 
 
 def test_how_large_the_weights_of_a_hub_id_are_its_files_in_the_local_cache_say(tmp_path, monkeypatch):

@@ -43,12 +43,12 @@ class Check:
 
 CHECKS = dict(enumerate((
     Check("Triton kernels against PyTorch", 40, agreement.kernels_and_torch),
-    Check("graphs against eager mode", 70, agreement.graphs_and_eager),
+    Check("graphs against eager mode", 50, agreement.graphs_and_eager),
     Check("one-token step of the 3B shape", 30, timing.step),
-    Check("tokens per second of the 3B and 1B shapes", 90, decoding.speeds),
-    Check("the longest kernels of a round", 50, decoding.longest_kernels),
+    Check("tokens per second of the 3B and 1B shapes", 120, decoding.speeds),
+    Check("the longest kernels of a round", 60, decoding.longest_kernels),
     Check("p in bfloat16", 40, decoding.laws),
-    Check("waits, graphs and kernels of a round", 70, timing.one_round),
+    Check("waits, graphs and kernels of a round", 50, timing.one_round),
     Check("events against the host's clock", 30, timing.clocks),
     Check("products", 20, decoding.products),
     Check("the step in eager mode, and compiled", 100, timing.compiled_step),
