@@ -57,6 +57,7 @@ def load_answer(load: str, own: Mapping[str, Any]) -> LoadAnswer:
         "tokens_per_second": tokens_per_second(parts), "waits": waits(result),
         "goodput": goodput(result), "more": more(result) if own["rate"] is None else "",
         "folder": stage["folders"][winner][-1], "constant": best_constant(own), "notes": [*answer_notes(own, parts)],
+        "uncompiled": uncompiled(result),
         "models": {role: result["config"][role] for role in ("target", "drafter")},
     }  # fmt: skip
     return found | {"why": stage["reasons"][winner] if failed else _why(own, found)}
@@ -124,6 +125,9 @@ def answer_notes(own: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> 
         yield f"{recited:.0%} of the new tokens stand earlier in prompt or text: other data may be harder to guess"
     if own.get("first_turns"):
         yield "of prompts of several turns the first turn alone was decoded"
+    if any(map(uncompiled, parts)):
+        yield ("measured without compiled programs, which a long run makes: with them (executor=compiled) "
+               "the gain is another")  # fmt: skip
     gammas = of_gammas(own, own["words"])
     if len(gammas) > 1 and gammas[max(gammas)][1] == own["words"]:
         yield f"gamma {max(gammas)} is the largest tried"
@@ -134,6 +138,11 @@ def answer_notes(own: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> 
             yield (f"{offered:.0f} tokens a second are asked for, and {name} decoding gives {served:.0f}: the queue "
                    "grows, and with it the times, by the number of requests")  # fmt: skip
     yield from dict.fromkeys(note for part in parts for note in part["notes"])
+
+
+def uncompiled(result: Mapping[str, Any]) -> bool:
+    """Whether a run had no compiled programs where `executor=auto` may use such."""
+    return result["choices"].get("executor") == "auto" and not result["executor"].get("programs", {}).get("used", True)
 
 
 def tokens_per_second(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -214,7 +223,7 @@ def answer_sentence(found: LoadAnswer) -> str:
     gain += " in the pilot" if gain and not found["fresh"] else ""
     gain += f", with prefill {times(found['end_to_end'])}" if found.get("end_to_end") else ""
     verdict = f", verdict {found['verdict']}" if found["verdict"] else ""
-    others = found.get("rivals") or []
+    others = found.get("rivals") or [] if advice(found) != "OFF" else []
     names = ", ".join(others) if len(others) <= SHOWN else f"{len(others)} other ways"
     untold = f"; it could not be told from {names}, which may be as fast or faster" if others else ""
     way = f" with {found['way']}" if found["way"] else ""
@@ -222,9 +231,15 @@ def answer_sentence(found: LoadAnswer) -> str:
 
 
 def advice(found: LoadAnswer) -> str:
-    """ON, OFF, or that its interval holds 1."""
-    ci95 = found["ci95"]
-    return "ON" if found["on"] else "OFF, not decided" if ci95 and ci95[0] <= 1 <= ci95[1] else "OFF"
+    """ON, or OFF: since it loses or nothing fits, or as long as its interval holds 1 or there is none."""
+    ci95, nothing_fits = found["ci95"], found["gain"] is None and not found["fresh"]
+    if found["on"]:
+        return "ON"
+    if found["verdict"] == "failed" or nothing_fits:
+        return "OFF"
+    if not ci95:
+        return "OFF, not known"
+    return "OFF, not decided" if ci95[0] <= 1 <= ci95[1] else "OFF"
 
 
 def gain_text(found: LoadAnswer) -> tuple[str, Interval]:

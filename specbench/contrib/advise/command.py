@@ -59,6 +59,7 @@ def advise(overrides: Sequence[str], minutes: float, only: bool = False) -> Path
     from specbench.contrib.advise.page import answers_table, waits_table, write_advice
     from specbench.results.atomic_files import remove_half_written, write_json
     from specbench.results.folder_lock import locked
+    from specbench.results.wording import duration
 
     digest = hashlib.sha256(" ".join(sorted([*words, *["--only"] * only])).encode()).hexdigest()[:8]
     folder = Path(given[-1].removeprefix(FOLDER) if given else f"outputs/advise/{digest}")
@@ -70,7 +71,8 @@ def advise(overrides: Sequence[str], minutes: float, only: bool = False) -> Path
         found = state["answers"] = [load_answer(load.label, own) for load, own in kept]
         for (load, own), each in zip(kept, found, strict=True):
             unseen = on_unseen(tried.common, own) if each["on"] else []
-            each["command"] = command([*unseen, *load.words], each["words"]) if unseen else ""
+            alike = ["executor.programs=false"] if each.get("uncompiled") else []
+            each["command"] = command([*unseen, *alike, *load.words], each["words"]) if unseen else ""
         leads = [*map(answer_sentence, found), *crossings(found)]
         write_json(folder / FILE, state)
         typed = [*overrides, "--minutes", f"{minutes:g}", *["--only"] * only]
@@ -81,5 +83,6 @@ def advise(overrides: Sequence[str], minutes: float, only: bool = False) -> Path
         show(*(Text(f"{each['load']}: {text}", style="dim") for text in told))
         if each["command"]:
             print(visible(f"To measure that way on more prompts: {each['command']}"))
+    print(f"it took {duration(state['seconds'])} in all, with loading")
     print(visible(f"written to {page} and {folder / FILE}"))
     return folder

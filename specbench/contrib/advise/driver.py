@@ -2,7 +2,7 @@
 finished is kept in advice.json, and is not done again."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,11 +56,16 @@ class Driver:
 
     def go(self) -> dict[str, Any]:
         """Does what is missing for every load. Returns the state. Raises ConfigError, or KeyboardInterrupt."""
-        for number, load in enumerate(self.tried.loads):
-            own = self.state["loads"].setdefault(load.label, {"stages": {}, "refused": dict(self.tried.refused)})
-            if own.get("over"):
-                continue
-            self._load(load, own, len(self.tried.loads) - number)
+        every = [(load, self.state["loads"].setdefault(load.label, {"stages": {}, "refused": dict(self.tried.refused)}))
+                 for load in self.tried.loads]  # fmt: skip
+        left = [(load, own) for load, own in every if not own.get("over")]
+        undecided = [(load, own) for load, own in left if not decided(own)]
+        if 0 < len(undecided) < len(left):
+            show(Text("loads that have an answer wait for those that have none", style="dim"))
+        begun, before = time.monotonic(), self.state.setdefault("seconds", 0.0)
+        for number, (load, own) in enumerate(undecided or left):
+            self._load(load, own, len(undecided or left) - number)
+            self.state["seconds"] = before + time.monotonic() - begun  # of all starts, with loading
             self.save()
         if not any(own["stages"] for own in self.state["loads"].values()):
             raise ConfigError(f"no way fits: {[*own['refused'].values()][-1]}")
@@ -188,6 +193,13 @@ class Driver:
         state["next"] = begin  # no stage sees the prompts of another one
         bench.run(name, ways, race, state, *limits)
         return state
+
+
+def decided(own: Mapping[str, Any]) -> bool:
+    """Whether the gain of a load was measured, with an interval that does not hold 1."""
+    gains = own["stages"].get("measurement", {}).get("gains", {})
+    _, ci95 = gains.get(own.get("winner"), (None, None))
+    return bool(ci95) and not ci95[0] <= 1 <= ci95[1]
 
 
 def trial_lines(tried: Trial, minutes: float) -> Sequence[str]:

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specbench.contrib.advise.answers import OF_A_ROUND, LoadAnswer, advice, gain_text
+from specbench.contrib.advise.answers import OF_A_ROUND, SHOWN, LoadAnswer, advice, gain_text
 from specbench.contrib.advise.engines import ENGINES, configurations
 from specbench.contrib.advise.race import ERROR
 from specbench.errors import ConfigError
@@ -14,7 +14,7 @@ from specbench.results.report import run_description as description
 from specbench.results.report.html_page import Drawing, Section, write_page
 from specbench.results.report.sweep_figures import heat_maps
 from specbench.results.table import Cell, Table
-from specbench.results.wording import interval
+from specbench.results.wording import duration, interval
 from specbench.stats.latency import DECODERS
 
 MAP = (
@@ -72,11 +72,12 @@ def pilot_table(load: str, stages: Mapping[str, Any]) -> Table:
     return Table.of(rows, load, sorts=True)
 
 
-def pilot_runs(state: Mapping[str, Any]) -> list[StoredRun]:
-    """The runs of the pilots, with gamma, load and way as keys; those that cannot be read are left out."""
+def stored_runs(state: Mapping[str, Any], measured: bool) -> list[StoredRun]:
+    """The runs of the pilots, or those that were `measured` after them, with gamma, load and way as keys; those that
+    cannot be read are left out."""
     runs = []
     for load, own in state["loads"].items():
-        for stage in (stage for name, stage in own["stages"].items() if name != "measurement"):
+        for stage in (stage for name, stage in own["stages"].items() if (name == "measurement") == measured):
             for way, folders in stage["folders"].items():
                 try:
                     run = load_run(Path(folders[0]))
@@ -108,7 +109,7 @@ def engines_section(found: Sequence[LoadAnswer]) -> Iterator[Section]:
 
 def write_advice(folder: Path, state: Mapping[str, Any], leads: Sequence[str], typed: str) -> Path:
     """Writes the page of the answers in `state`, and returns its path."""
-    found, runs = state["answers"], pilot_runs(state)
+    found, runs = state["answers"], stored_runs(state, measured=False)
     more = [f"{each['load']}: {each['more']}" for each in found if each.get("more")]
     sections = [Section("Answer", tables=[answers_table(found), waits_table(found)])]
     if runs:
@@ -123,11 +124,14 @@ def write_advice(folder: Path, state: Mapping[str, Any], leads: Sequence[str], t
     notes = [("bad", f"{each['load']}: {note}") for each in found for note in each.get("notes") or ()]
     notes += [("dim", f"not tried: {name} ({reason})") for own in list(state["loads"].values())[:1]
               for name, reason in own["refused"].items()]  # fmt: skip
-    results = [run.result for run in runs]
+    notes += [("dim", f"{each['load']}: not told from {', '.join(each['rivals'])}") for each in found
+              if len(each.get("rivals") or ()) > SHOWN]  # fmt: skip
+    results = [run.result for run in (*runs, *stored_runs(state, measured=True))]
+    took = {"time": f"{duration(state['seconds'])} in all, with loading"}
     on = next((each for each in found if each["on"]), None)
     return write_page(
         folder, title="advice", leads=leads, subtitle="", first=2, cards=[], notes=notes, sections=sections,
         shared=True,
-        next=on["command"] if on else "", facts=description.facts(results) if results else {},
+        next=on["command"] if on else "", facts=took | (description.facts(results) if results else {}),
         commands=[typed], configuration=description.configuration(results) if results else "",
     )  # fmt: skip

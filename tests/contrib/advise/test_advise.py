@@ -16,6 +16,7 @@ from specbench.config import compose
 from specbench.config.paths import conf_dir
 from specbench.contrib.advise import answers, bench, driver, ways
 from specbench.contrib.advise.answers import (
+    advice,
     answer_notes,
     answer_sentence,
     best_constant,
@@ -23,10 +24,11 @@ from specbench.contrib.advise.answers import (
     load_answer,
     more,
     rivals,
+    uncompiled,
 )
 from specbench.contrib.advise.bench import LoadBench
 from specbench.contrib.advise.command import advise, main
-from specbench.contrib.advise.driver import Driver
+from specbench.contrib.advise.driver import Driver, decided
 from specbench.contrib.advise.engines import ENGINES, UNKNOWN, configurations
 from specbench.contrib.advise.page import engines_section
 from specbench.contrib.advise.race import FIRST, PLAIN, Race
@@ -195,7 +197,15 @@ def test_on_needs_an_interval_above_one_and_no_failed_verdict(finished, monkeypa
     monkeypatch.setattr("specbench.contrib.advise.answers.read_result", lambda folder: result)
     found = load_answer("batch 1", stored(verdict, rates))
     assert found["on"] is on and answer_sentence(found).startswith(f"batch 1: {'ON' if on else 'OFF'}")
+    why_off = "" if verdict == "failed" or rates[0] > 1 else ", not known" if len(rates) < FIRST else ", not decided"
+    assert advice(found) == ("ON" if on else f"OFF{why_off}")
+    assert decided(stored(verdict, rates)) == (not why_off or on)
+    many = found | {"rivals": ["a", "b", "c", "d"]}
+    assert ("4 other ways" in answer_sentence(many)) == (advice(found) != "OFF")
     assert ("FAILED" in found["why"]) == (verdict == "failed")
+    assert uncompiled(result | {"choices": {"executor": "auto"}, "executor": {"programs": {"used": False}}})
+    assert not uncompiled(result | {"choices": {"executor": "auto"}, "executor": {"programs": {"used": True}}})
+    assert found["uncompiled"] == ("without compiled programs" in " ".join(found["notes"]))
     broken = stored(verdict, rates)
     broken["stages"]["measurement"]["reasons"] = {"way": "failed: out of memory"}
     assert not load_answer("batch 1", broken)["on"] and load_answer("batch 1", broken)["why"] == "failed: out of memory"
@@ -273,6 +283,22 @@ def test_ways_that_the_pilot_left_and_no_stage_raced_again_are_rivals(monkeypatc
     advised.tried = Trial([], {"a": ["drafter=ngram"]}, tried.loads, {})  # one way is dropped no earlier than others
     advised._load(tried.loads[0], {"stages": {}, "refused": {}}, 1)
     assert begins[2][2:] == (17, 17)
+
+
+def test_loads_without_an_answer_come_first(monkeypatch):
+    """The control: when all have one, each goes on that is not over."""
+    told, untold = stored("passed", [0.5, 0.52, 0.48, 0.5, 0.51]), {"stages": {}}
+    lost = {"stages": {"pilot": {}}, "over": True}
+    advised, asked = Driver.__new__(Driver), []
+    advised.tried = Trial([], {}, [Load(rows, None) for rows in (1, 2, 8, 16)], {})
+    advised.state = {"loads": {"batch 1": told, "batch 2": untold, "batch 8": lost, "batch 16": dict(untold)}}
+    monkeypatch.setattr(Driver, "_load", lambda self, load, own, loads: asked.append((load.rows, loads)))
+    monkeypatch.setattr(Driver, "save", lambda self: None)
+    advised.go()
+    assert asked == [(2, 2), (16, 1)]
+    advised.state["loads"] |= {"batch 2": dict(told), "batch 16": dict(told)}
+    advised.go()
+    assert asked[2:] == [(1, 3), (2, 2), (16, 1)]
 
 
 def test_a_stage_with_other_ways_than_before_begins_anew():
