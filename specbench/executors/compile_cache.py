@@ -106,10 +106,15 @@ class Programs:
         self.found += 1
         return code, result
 
-    def forget(self, name: str | None, folder: Path | None) -> None:
-        """Removes a program that is not right from `folder`."""
+    def reject(self, name: str | None, folder: Path | None) -> None:
+        """Marks a program in `folder` that is not right: no later process finds it, or makes it again."""
         if folder is not None and name is not None:
-            (folder / f"{name}.result").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (folder / f"{name}.result").rename(folder / f"{name}.wrong")
+
+    def is_rejected(self, name: str | None, folder: Path | None) -> bool:
+        """Whether a program was marked so."""
+        return folder is not None and name is not None and (folder / f"{name}.wrong").is_file()
 
     @contextmanager
     def making(self, weights: int, clock: Callable[[], float] = time.perf_counter) -> Iterator[None]:

@@ -12,7 +12,7 @@ import logging
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
 from unittest.mock import patch
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 LEAST_LAYERS = 8  # of one class: with fewer, calls are little of a step
 MOST_TOKENS = 64  # of a forward: with more, products take the time
 SECONDS = 24.0  # to make the programs of a model: an assumption
-ROUNDING = 1e-3  # of the largest change by a layer: what a program may differ by from the layer as it is written
-ROUNDINGS = 4.0  # of the dtype, if that is more, and of each result
+ROUNDING = 1e-3  # of the largest result: what a program may differ by from the layer as it is written
+ROUNDINGS = 4.0  # of each result and of the layer's largest change, instead, in 16 bits
 MOST_SIZE = 10**6
 PLAIN = (bool, int, float, str, tuple, torch.dtype)
 UNREADABLE = os.urandom(16).hex()  # in place of a source: no other process finds programs that depend on it
@@ -67,6 +67,8 @@ class LayerPrograms:
                 places = [_place(layer) for layer in layers]
                 if any(not isinstance(vars(layer).get("forward"), LayerCall | None) for layer in layers):
                     continue  # of parts of layers that a drafter skips
+                if inspect.Parameter.VAR_POSITIONAL in {p.kind for p in _parameters(layers[0]).values()}:
+                    continue  # whose names are not known
                 if any(weight.dim() > 2 for weight in layers.parameters()):  # experts, whose calls are counted
                     continue
                 if len({*places}) == len(layers) and None not in places:
@@ -130,7 +132,7 @@ class LayerCall:
         """`place` is what the layer calls itself in the cache."""
         self.layer, self.place, self.programs = layer, place, programs
         self.cache_name = cache_argument(type(layer).forward)
-        self.names = [*inspect.signature(type(layer).forward).parameters][2:]  # behind `self` and the hidden states
+        self.names = [*_parameters(layer)][2:]  # behind `self` and the hidden states
         self.weights = dict([*layer.named_parameters(), *layer.named_buffers()])
         self.tensors = [*self.weights.values()]
         self.config = getattr(next(layer.children(), None), "config", None)
@@ -160,8 +162,8 @@ class LayerCall:
         if last.code in self.checked:
             return rebuild(last.result, last.code(every))
         written = self.run(hidden, given)
-        self._check(last, every, written)
-        return written
+        right = self._check(last, every, written)
+        return written if right else self.run(hidden, given)  # whose keys and values are those that stay
 
     def _shared(self, hidden: Tensor, given: dict[str, Any], rest: list[Any], cache: Any) -> "Shared | None":
         """What the layers of this forward have in common, None if no program serves it."""
@@ -199,8 +201,8 @@ class LayerCall:
         """The layer as it is written."""
         return type(self.layer).forward(self.layer, hidden, **given)
 
-    def _check(self, shared: "Shared", every: list[Tensor], written: Any) -> None:
-        """Compares a program's first result, for the arguments `every`, with that of the layer as it is written."""
+    def _check(self, shared: "Shared", every: list[Tensor], written: Any) -> bool:
+        """Whether a program's first result, for the arguments `every`, is that of the layer as it is written."""
         assert shared.code is not None
         try:
             pairs = zip(shared.code([*every]), flatten_arguments(written)[1], strict=True)  # it empties its list
@@ -214,8 +216,9 @@ class LayerCall:
             self.checked.add(shared.code)
         else:
             log.warning("a program of layer %s %s: it is not used", self.place, why)
-            self.programs.kept.forget(self._name(shared.key, every[0]), self.programs.kept.layers)
             self.programs.found[shared.key] = self.programs.last = None
+            self.programs.kept.reject(self._name(shared.key, every[0]), self.programs.kept.layers)
+        return right
 
     def _name(self, key: Any, hidden: Tensor) -> str | None:
         """The name of a key's program on the disk: all that it depends on besides code and machine."""
@@ -227,7 +230,8 @@ class LayerCall:
         """The program for a key: from the disk, or compiled."""
         programs, name = self.programs, self._name(key, tensors[0])
         found = programs.kept.find(name, programs.kept.layers)
-        if found is None and programs.compiles and programs.kept.failed is None:
+        makes = programs.compiles and programs.kept.failed is None
+        if found is None and makes and not programs.kept.is_rejected(name, programs.kept.layers):
             try:
                 with programs.kept.making(len(self.weights)):
                     found = self._compile(name, key, cache, number, tensors)
@@ -293,10 +297,16 @@ class LayerCall:
 def is_rounding(found: Tensor, written: Tensor, hidden: Tensor) -> bool:
     """Whether a program's result is the layer's as it is written but for rounding, both of any shape, for hidden states
     [b, N, H], most of which a layer returns as they are."""
-    step, own = torch.finfo(written.dtype).eps, written.float()
+    own = written.float()
+    if written.dtype in (torch.float32, torch.float64):
+        return bool((found - own).abs().max() <= ROUNDING * own.abs().max())
     change = own - hidden if own.shape == hidden.shape else own
-    most = ROUNDINGS * step * own.abs() + max(ROUNDING, ROUNDINGS * step) * change.abs().max()
+    most = ROUNDINGS * torch.finfo(written.dtype).eps * (own.abs() + change.abs().max())
     return bool(((found - own).abs() <= most).all())
+
+
+def _parameters(layer: nn.Module) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(type(layer).forward).parameters
 
 
 def runs_by_layers(module: nn.Module) -> bool:

@@ -140,6 +140,7 @@ def test_a_layer_is_given_arguments_by_position(made, tmp_path, monkeypatch):
 def test_a_program_that_is_wrong_is_found_by_no_later_process(module, tmp_path, monkeypatch):
     folder = tmp_path / "programs"
     monkeypatch.setattr(LayerCall, "_compile", fake(1.01, module))
+    stock = Steps(copy.deepcopy(module))
     executor, steps = loaded(module, folder)
     executor.layers.start()
     folder.mkdir()
@@ -149,6 +150,28 @@ def test_a_program_that_is_wrong_is_found_by_no_later_process(module, tmp_path, 
         (folder / f"{name}.result").touch()
     steps(20, 1)
     assert [file.name for file in folder.glob("*.result")] == ["other.result"]
+    monkeypatch.setattr(LayerCall, "_compile", lambda *given: pytest.fail("it was made again"))
+    later, steps = loaded(copy.deepcopy(stock.module), folder)
+    later.layers.start()
+    steps(0, 20), steps(20, 1)
+    assert later.layers.missed and not later.layers.running
+
+
+def test_where_a_program_is_wrong_the_keys_and_values_of_the_layer_stay(module, tmp_path, monkeypatch):
+    monkeypatch.setattr(LayerCall, "_compile", fake(1.0, module))
+    stock = Steps(copy.deepcopy(module))
+    executor, steps = loaded(module, tmp_path / "programs")
+    stock(0, 20), steps(0, 20)
+    executor.layers.start()
+
+    def wrong(self, shared, every, written):
+        for stored in every[: -len(self.tensors)][-2:]:
+            stored[:, :, 20] = 3.0
+        return False
+
+    monkeypatch.setattr(LayerCall, "_check", wrong)
+    torch.testing.assert_close(steps(20, 1), stock(20, 1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(steps.cache.pools, stock.cache.pools, rtol=1e-4, atol=1e-4)
 
 
 def test_layers_that_another_forward_stands_for_stay_as_they_are(module, tmp_path):

@@ -28,6 +28,7 @@ def load_answer(load: str, own: Mapping[str, Any]) -> LoadAnswer:
         "batch_size": own["rows"],
         "rate": own["rate"],
         "on": False,
+        "fits": bool(own["stages"]),
         "way": own.get("winner"),
     }
     stages, winner = own["stages"], own.get("winner")
@@ -141,8 +142,10 @@ def answer_notes(own: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> 
 
 
 def uncompiled(result: Mapping[str, Any]) -> bool:
-    """Whether a run had no compiled programs where `executor=auto` may use such."""
-    return result["choices"].get("executor") == "auto" and not result["executor"].get("programs", {}).get("used", True)
+    """Whether a run had no compiled programs, where `executor=auto` makes such on a CPU if a run is long enough."""
+    programs, settings = result["executor"].get("programs", {}), result["config"]["executor"]
+    could = settings.get("programs") and settings.get("compile") == "auto" and result["choices"]["cache"] != "dynamic"
+    return bool(could) and "decision" in programs and not programs["used"]
 
 
 def tokens_per_second(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -232,10 +235,10 @@ def answer_sentence(found: LoadAnswer) -> str:
 
 def advice(found: LoadAnswer) -> str:
     """ON, or OFF: since it loses or nothing fits, or as long as its interval holds 1 or there is none."""
-    ci95, nothing_fits = found["ci95"], found["gain"] is None and not found["fresh"]
+    ci95 = found["ci95"]
     if found["on"]:
         return "ON"
-    if found["verdict"] == "failed" or nothing_fits:
+    if found["verdict"] == "failed" or not found["fits"]:
         return "OFF"
     if not ci95:
         return "OFF, not known"

@@ -59,14 +59,20 @@ class Driver:
         every = [(load, self.state["loads"].setdefault(load.label, {"stages": {}, "refused": dict(self.tried.refused)}))
                  for load in self.tried.loads]  # fmt: skip
         left = [(load, own) for load, own in every if not own.get("over")]
-        undecided = [(load, own) for load, own in left if not decided(own)]
-        if 0 < len(undecided) < len(left):
+        first = [(load, own) for load, own in left if not decided(own)]
+        if 0 < len(first) < len(left):
             show(Text("loads that have an answer wait for those that have none", style="dim"))
         begun, before = time.monotonic(), self.state.setdefault("seconds", 0.0)
-        for number, (load, own) in enumerate(undecided or left):
-            self._load(load, own, len(undecided or left) - number)
-            self.state["seconds"] = before + time.monotonic() - begun  # of all starts, with loading
-            self.save()
+        try:
+            for several in (first, [each for each in left if each not in first]):
+                for number, (load, own) in enumerate(several):
+                    if several is first or not first or time.monotonic() < self.until:
+                        self._load(load, own, len(several) - number)
+                        self.save()
+        finally:
+            if left:
+                self.state["seconds"] = before + time.monotonic() - begun  # of all starts, with loading
+                self.save()
         if not any(own["stages"] for own in self.state["loads"].values()):
             raise ConfigError(f"no way fits: {[*own['refused'].values()][-1]}")
         return self.state
@@ -196,7 +202,9 @@ class Driver:
 
 
 def decided(own: Mapping[str, Any]) -> bool:
-    """Whether the gain of a load was measured, with an interval that does not hold 1."""
+    """Whether the gain of a load was measured, with an interval that does not hold 1, or no way fits it."""
+    if "rows" in own and not own["stages"]:
+        return True
     gains = own["stages"].get("measurement", {}).get("gains", {})
     _, ci95 = gains.get(own.get("winner"), (None, None))
     return bool(ci95) and not ci95[0] <= 1 <= ci95[1]

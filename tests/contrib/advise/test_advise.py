@@ -4,6 +4,7 @@ import copy
 import json
 import shutil
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -203,9 +204,8 @@ def test_on_needs_an_interval_above_one_and_no_failed_verdict(finished, monkeypa
     many = found | {"rivals": ["a", "b", "c", "d"]}
     assert ("4 other ways" in answer_sentence(many)) == (advice(found) != "OFF")
     assert ("FAILED" in found["why"]) == (verdict == "failed")
-    assert uncompiled(result | {"choices": {"executor": "auto"}, "executor": {"programs": {"used": False}}})
-    assert not uncompiled(result | {"choices": {"executor": "auto"}, "executor": {"programs": {"used": True}}})
-    assert found["uncompiled"] == ("without compiled programs" in " ".join(found["notes"]))
+    unfit = load_answer("batch 1", {"rows": 1, "rate": None, "stages": {}, "refused": {"a": "too large"}})
+    assert advice(unfit) == "OFF" and decided({"rows": 1, "stages": {}}) and not decided({"stages": {}})
     broken = stored(verdict, rates)
     broken["stages"]["measurement"]["reasons"] = {"way": "failed: out of memory"}
     assert not load_answer("batch 1", broken)["on"] and load_answer("batch 1", broken)["why"] == "failed: out of memory"
@@ -213,6 +213,32 @@ def test_on_needs_an_interval_above_one_and_no_failed_verdict(finished, monkeypa
     assert "--minutes" in load_answer("batch 1", stored(verdict, rates) | {"ended": "time"})["why"] or len(rates) > 2
     if rates[1] == 1.6:
         assert found["needs"] in found["why"] and int(found["needs"].split()[-2].replace(",", "")) > 100
+
+
+@pytest.mark.parametrize(
+    ("used", "programs", "settings", "cache", "told"),
+    [
+        (False, {"decision": None}, {}, "static", True),
+        (True, {"decision": None}, {}, "static", False),
+        (False, {}, {}, "static", False),  # graphs
+        (False, {"decision": None}, {"compile": "false"}, "static", False),
+        (False, {"decision": None}, {"programs": False}, "static", False),
+        (False, {"decision": None}, {}, "dynamic", False),
+    ],
+)
+def test_that_nothing_was_compiled_is_told_where_a_longer_run_may(used, programs, settings, cache, told, finished):
+    result = finished("drafter=ngram", "gamma=2")[0].as_dict()
+    result["config"] = result["config"] | {"executor": {"programs": True, "compile": "auto"} | settings}
+    result["choices"] = result["choices"] | {"cache": cache}
+    result["executor"] = {"programs": {"used": used, **programs}}
+    assert uncompiled(result) is told
+    own = {
+        "words": ["drafter=ngram", "gamma=2"],
+        "stages": {"pilot": {"units": [], "ways": {}}},
+        "unit": 1,
+        "rate": None,
+    }
+    assert ("without compiled programs" in " ".join(answer_notes(own, [result]))) is told
 
 
 @pytest.mark.parametrize(
@@ -286,19 +312,24 @@ def test_ways_that_the_pilot_left_and_no_stage_raced_again_are_rivals(monkeypatc
 
 
 def test_loads_without_an_answer_come_first(monkeypatch):
-    """The control: when all have one, each goes on that is not over."""
+    """And the others if time is left, or if all have one, unless they are over."""
     told, untold = stored("passed", [0.5, 0.52, 0.48, 0.5, 0.51]), {"stages": {}}
     lost = {"stages": {"pilot": {}}, "over": True}
     advised, asked = Driver.__new__(Driver), []
+    advised.until = 0.0
     advised.tried = Trial([], {}, [Load(rows, None) for rows in (1, 2, 8, 16)], {})
     advised.state = {"loads": {"batch 1": told, "batch 2": untold, "batch 8": lost, "batch 16": dict(untold)}}
     monkeypatch.setattr(Driver, "_load", lambda self, load, own, loads: asked.append((load.rows, loads)))
     monkeypatch.setattr(Driver, "save", lambda self: None)
     advised.go()
     assert asked == [(2, 2), (16, 1)]
+    advised.until = time.monotonic() + 100  # time is left
+    advised.go()
+    assert asked[2:] == [(2, 2), (16, 1), (1, 1)]
+    advised.until = 0.0
     advised.state["loads"] |= {"batch 2": dict(told), "batch 16": dict(told)}
     advised.go()
-    assert asked[2:] == [(1, 3), (2, 2), (16, 1)]
+    assert asked[5:] == [(1, 3), (2, 2), (16, 1)]
 
 
 def test_a_stage_with_other_ways_than_before_begins_anew():
@@ -460,7 +491,7 @@ def test_other_engines_get_the_same_gamma_or_say_that_they_cannot():
 ])  # fmt: skip
 def test_a_gain_below_one_is_a_longer_wait(gain, rate, told):
     found = {"load": "batch 1", "rate": rate, "gain": gain, "ci95": [0.8 * gain, 1.2 * gain], "fresh": True,
-             "on": False, "verdict": None, "way": "a", "why": ""}  # fmt: skip
+             "fits": True, "on": False, "verdict": None, "way": "a", "why": ""}  # fmt: skip
     assert told in answer_sentence(found)
 
 
@@ -484,7 +515,8 @@ def test_the_largest_gamma_that_replay_knows_is_doubled(monkeypatch):
         found = variants([], given, swept | {"gamma_pick": {"gammas": picked}})
         assert any("gamma=12" in way for way in found.values()) == doubled
     own = {"words": [*found.values()][-1], "stages": {"variants": {"ways": found}}, "rate": None, "unit": 1}
-    part = {"machine": None, "choices": {"data": "jsonl"}, "config": {"max_new_tokens": 8},
+    part = {"machine": None, "choices": {"data": "jsonl"}, "executor": {},
+            "config": {"max_new_tokens": 8, "executor": {}},
             "counts": {"tokens": 1, "baseline_tokens": 1, "prompts": 1}, "notes": [],
             "throughput": dict.fromkeys((f"{name}_tokens_per_second" for name in DECODERS), 9.0)}  # fmt: skip
     assert [*answer_notes(own, [part])] == []
