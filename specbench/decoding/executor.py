@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from specbench.decoding import processes
 from specbench.decoding.component import CodeIdentity, Component
@@ -20,6 +21,13 @@ def cache_argument(forward: Callable[..., Any]) -> str:
     nothing but states, `cache_params`. Code that came with a checkpoint may use an older name than transformers."""
     names = inspect.signature(forward).parameters
     return next((name for name in ("cache", "cache_params") if name in names), "past_key_values")
+
+
+def plain_parts(weight: Tensor) -> list[Tensor]:
+    """The plain tensors of a weight, all of any shape: itself, or those that a quantiser's own kind consists of."""
+    if not is_traceable_wrapper_subclass(weight):
+        return [weight]
+    return [part for name in weight.__tensor_flatten__()[0] for part in plain_parts(getattr(weight, name))]
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ class Executor(Component):
     def stored(self, module: nn.Module) -> Stored:
         """The weights of a module that `load` returned; bytes are those that this process holds."""
         weights = list(module.parameters())
-        held = sum(processes.current.local_shard(weight).nbytes for weight in weights)
+        held = sum(part.nbytes for weight in weights for part in plain_parts(processes.current.local_shard(weight)))
         return Stored(sum(weight.numel() for weight in weights), held, held)
 
     def leaf(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_L
 
 from specbench.decoding import processes
 from specbench.decoding.encoder_input import EncoderInput
+from specbench.decoding.executor import plain_parts
 from specbench.decoding.state import Job
 from specbench.decoding.token_tree import static_tree
 from specbench.errors import ConfigError, IncompleteError, first_line
@@ -95,9 +96,9 @@ def refuse_not_finite(module: nn.Module, key: str, dtype: torch.dtype) -> None:
     for name, weight in module.state_dict(keep_vars=True).items():
         if weight.is_floating_point() and weight.numel() and id(weight) not in names:
             names[id(weight)] = name
-            own = processes.current.local_shard(weight.detach())
-            ends = torch.stack((own.float() if own.element_size() == 1 else own).aminmax())  # carry NaN and infinity
-            finite.append(ends.isfinite().all())
+            parts = [x for x in plain_parts(processes.current.local_shard(weight.detach())) if x.is_floating_point()]
+            ends = [torch.stack((x.float() if x.element_size() == 1 else x).aminmax()) for x in parts]  # carry NaN
+            finite.append(torch.stack([both.isfinite().all() for both in ends]).all())
     good = torch.stack([whole.to(finite[0].device) for whole in finite]).tolist() if finite else []
     if bad := [name for name, whole in zip(names.values(), good, strict=True) if not whole]:
         advice = "repair it" if dtype == torch.float32 else "use dtype=float32, or repair it"

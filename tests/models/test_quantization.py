@@ -1,5 +1,6 @@
 """Quantised weights: what their values are, the products that multiply by them, and the law of a quantised target."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -9,10 +10,12 @@ from choosing import only
 from safetensors.torch import load_file, save_file
 from small_runs import LITTLE, composed, parts_of, small
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from specbench.config.build import build
 from specbench.config.memory import size
 from specbench.config.validate import check
+from specbench.decoding.executor import Executor, plain_parts
 from specbench.errors import ConfigError
 from specbench.executors.autotune import offered
 from specbench.executors.linear_kernels import KINDS, QUANTIZED
@@ -20,6 +23,7 @@ from specbench.executors.packed_linear import PackedLinear
 from specbench.executors.quant_grids import FP8, GRIDS, INT4, INT8
 from specbench.models import pretrained
 from specbench.models.checkpoint import weight_bytes
+from specbench.models.checkpoint_checks import refuse_not_finite
 from specbench.models.pretrained import PretrainedModel, footprint, placed_on
 from specbench.run.run import run
 
@@ -204,6 +208,21 @@ def test_the_estimate_of_a_quantised_checkpoint_is_what_its_files_hold(tmp_path)
     found = footprint(settings, "target", torch.float32)
     assert found.weights == (folder / "model.safetensors").stat().st_size < 0.3 * whole and found.tied == 0
     assert not found.halves  # its layers are no linear ones that an executor would store in 16 bits
+
+
+@pytest.mark.parametrize("value", [1.0, math.nan])
+def test_a_quantisers_own_kind_of_tensor_is_looked_at_by_its_parts(value):
+    """As of torchao, whose kinds have no `aminmax` and say the bytes of the dtype that they stand for."""
+    stored, scale = torch.ones(3, 4), torch.full((3, 4), value)
+    layer = nn.Linear(4, 3, bias=False)
+    layer.weight = nn.Parameter(TwoTensor(stored, scale), requires_grad=False)
+    assert [part.data_ptr() for part in plain_parts(layer.weight)] == [stored.data_ptr(), scale.data_ptr()]
+    assert Executor().stored(layer).held == stored.nbytes + scale.nbytes
+    if math.isnan(value):
+        with pytest.raises(ConfigError, match="not finite in bfloat16, in weight"):
+            refuse_not_finite(layer, "target.path=P", torch.bfloat16)
+    else:
+        refuse_not_finite(layer, "target.path=P", torch.bfloat16)
 
 
 @pytest.mark.parametrize(("files", "expected"), [
