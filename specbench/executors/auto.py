@@ -269,7 +269,7 @@ class AutoExecutor(Executor):
         weight = weight * scale
         chosen = self._choose(weight, exact)
         self.chosen[shape if exact else f"{shape}, rounded"] = [chosen.name]
-        return PackedLinear(chosen(weight, bias), scale, weight)
+        return PackedLinear(chosen(weight, bias), scale, weight, bias)
 
     def _choose(self, weight: Tensor, exact: bool) -> type[Product]:
         """The kind for a scaled weight: the fastest first, since whether it offers it takes reading all values."""

@@ -74,11 +74,12 @@ class PackedLinear(nn.Module):
     number: Tensor
     unscale: Tensor | None
 
-    def __init__(self, product: Product, scale: float, weight: Tensor):
-        """`product` multiplies by the scaled weight [out, in]."""
+    def __init__(self, product: Product, scale: float, weight: Tensor, bias: Tensor | None):
+        """`product` multiplies by the scaled weight [out, in], and adds the bias [out]."""
         super().__init__()
         self.product = product
-        self.features, self.numbers, self.bytes = len(weight), weight.numel(), product.bytes
+        self.features, self.bytes = len(weight), product.bytes
+        self.numbers = weight.numel() + (0 if bias is None else bias.numel())
         self.weight = weight.new_empty(0)  # some models ask for its dtype
         key = next(_numbers)
         if isinstance(product, HalfPairs):  # it scales the result

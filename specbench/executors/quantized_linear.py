@@ -42,7 +42,8 @@ class QuantizedLinear(nn.Module):
         """weight [M, K], bias [M]."""
         super().__init__()
         stored, scale = packed_weight(grid, weight)
-        self.floats, self.inputs, self.numbers = isinstance(grid, FloatGrid), weight.shape[1], weight.numel()
+        self.floats, self.inputs = isinstance(grid, FloatGrid), weight.shape[1]
+        self.numbers = weight.numel() + (0 if bias is None else bias.numel())
         self.weight = weight.new_empty(0)  # some models ask for its dtype
         for name, tensor in (("stored", stored), ("scale", scale), ("bias", bias)):
             self.register_buffer(name, tensor, persistent=False)
