@@ -146,7 +146,8 @@ class LayerCall:
         """The layer's result for hidden states [b, N, H]; by a program, if its cache and mask are of the usual form
         and, without graphs, they are of one row."""
         hidden, programs = hidden_states.contiguous(), self.programs
-        given = dict(zip(self.names, others, strict=False)) | given
+        if others:
+            given = dict(zip(self.names, others, strict=False)) | given
         cache: Any = given.get(self.cache_name)
         rest, last = [value for value in given.values() if value is not cache], programs.last
         if last is None or not last.serves(self.kind, hidden, rest, cache):
@@ -180,8 +181,9 @@ class LayerCall:
         spec, tensors = flatten_arguments((hidden, *rest))
         tensors, stored = [t.contiguous() for t in tensors], cache.pools[2 * number : 2 * number + 2]
         span, shapes = cache.span, tuple(t.shape for t in stored)
-        every = (*((t.shape, t.dtype) for t in tensors), cache.visible, cache.in_blocks)
-        called = every if programs.graphs else min(hidden.shape[1], 2)
+        called: Any = min(hidden.shape[1], 2)
+        if programs.graphs:
+            called = (*((t.shape, t.dtype) for t in tensors), cache.visible, cache.in_blocks)
         key = (self.kind, spec, names, called, shapes, span.start, span.stop, type(cache).__qualname__)
         try:
             known = key in programs.found
@@ -334,7 +336,7 @@ def innermost(code: Callable[..., Sequence[Tensor]], given: list[Tensor]) -> Cal
         call, taken, returned = calls[0]
         if all(len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in ((taken, given), (returned, found))):
             return call  # type: ignore[no-any-return]
-    return lambda tensors: code(*tensors)
+    return partial(_call, code)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 Libraries raise errors of a dozen classes for a damaged file. `reading` is the one place where they become ConfigError.
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -216,6 +217,12 @@ def weight_bytes(source: str, revision: str | None) -> int | None:
     with suppress(OSError, ValueError):  # they are not there yet
         if isinstance(config, str):
             return _bytes_in(Path(config).parent)
+    return hub_bytes(source, revision)
+
+
+@functools.cache
+def hub_bytes(source: str, revision: str | None) -> int | None:
+    """`weight_bytes` of a hub id, as the hub says: asked once, whatever number of ways is estimated."""
     try:
         info = HfApi().model_info(source, revision=revision, files_metadata=True, timeout=HUB_SECONDS)
     except Exception as error:  # without a network, say

@@ -95,10 +95,11 @@ def refuse_not_finite(module: nn.Module, key: str, dtype: torch.dtype) -> None:
     names, finite = {}, []
     for name, weight in module.state_dict(keep_vars=True).items():
         if weight.is_floating_point() and weight.numel() and id(weight) not in names:
-            names[id(weight)] = name
             parts = [x for x in plain_parts(processes.current.local_shard(weight.detach())) if x.is_floating_point()]
             ends = [torch.stack((x.float() if x.element_size() == 1 else x).aminmax()) for x in parts]  # carry NaN
-            finite.append(torch.stack([both.isfinite().all() for both in ends]).all())
+            if ends:
+                names[id(weight)] = name
+                finite.append(torch.stack([both.isfinite().all() for both in ends]).all())
     good = torch.stack([whole.to(finite[0].device) for whole in finite]).tolist() if finite else []
     if bad := [name for name, whole in zip(names.values(), good, strict=True) if not whole]:
         advice = "repair it" if dtype == torch.float32 else "use dtype=float32, or repair it"

@@ -124,8 +124,8 @@ FAULTS = {
     "parts of a shared product are exchanged": Fault(
         packed_linear.SharedProduct, "part", "self.parts[place]", "self.parts[-1 - place]", packs),
     "a layer's program serves another number of tokens": Fault(
-        LayerCall, "_shared", "called = every if programs.graphs else", "called = 1 if programs.graphs else",
-        runs_layers),
+        LayerCall, "_shared", "called = (*((t.shape, t.dtype) for t in tensors), cache.visible, cache.in_blocks)",
+        "called = 1", runs_layers),
     "layers write where the first one does": Fault(
         LayerCall, "__call__", "cache.pools[number : number + 2]", "cache.pools[:2]", runs_layers),
     "a layer's program has the window of another": Fault(

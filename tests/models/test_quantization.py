@@ -22,7 +22,7 @@ from specbench.executors.linear_kernels import KINDS, QUANTIZED
 from specbench.executors.packed_linear import PackedLinear
 from specbench.executors.quant_grids import FP8, GRIDS, INT4, INT8
 from specbench.models import pretrained
-from specbench.models.checkpoint import weight_bytes
+from specbench.models.checkpoint import hub_bytes, weight_bytes
 from specbench.models.checkpoint_checks import refuse_not_finite
 from specbench.models.pretrained import PretrainedModel, footprint, placed_on
 from specbench.run.run import run
@@ -244,6 +244,9 @@ def test_how_large_the_weights_of_a_hub_id_are_the_hub_says(files, expected, mon
 
     monkeypatch.setattr("specbench.models.checkpoint.HfApi.model_info", model_info)
     monkeypatch.setattr("specbench.models.checkpoint.try_to_load_from_cache", lambda *given, **more: None)
+    hub_bytes.cache_clear()
+    assert weight_bytes("some/where", "v2") == expected
+    monkeypatch.setattr("specbench.models.checkpoint.HfApi.model_info", None)  # it is not asked again
     assert weight_bytes("some/where", "v2") == expected
 
 

@@ -59,12 +59,12 @@ class Driver:
         every = [(load, self.state["loads"].setdefault(load.label, {"stages": {}, "refused": dict(self.tried.refused)}))
                  for load in self.tried.loads]  # fmt: skip
         left = [(load, own) for load, own in every if not own.get("over")]
-        first = [(load, own) for load, own in left if not decided(own)]
-        if 0 < len(first) < len(left):
+        first, rest = ([each for each in left if decided(each[1]) == told] for told in (False, True))
+        if first and rest:
             show(Text("loads that have an answer wait for those that have none", style="dim"))
         begun, before = time.monotonic(), self.state.setdefault("seconds", 0.0)
         try:
-            for several in (first, [each for each in left if each not in first]):
+            for several in (first, rest):
                 for number, (load, own) in enumerate(several):
                     if several is first or not first or time.monotonic() < self.until:
                         self._load(load, own, len(several) - number)
