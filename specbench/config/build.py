@@ -73,7 +73,6 @@ def build(
     among `targets` is not loaded again. `beside` processes, this one among them, need as much of the machine's memory.
     Raises ConfigError."""
     root, chosen, targets = checked.root, checked.choices, targets or Targets()
-    chosen["baseline"].kind.reach(chosen["baseline"].settings)
     if (ranks := chosen["target"].settings.processes()) > 1:
         from_ring("tensor_parallel.rules.refuse_missing_ranks")(ranks)
     data, policy = _make(checked, "data"), _make(checked, "gamma_policy")

@@ -41,7 +41,7 @@ def run_table(result: dict[str, Any], out_dir: Path) -> Group:
     policy = f"gamma by {choices['gamma_policy']}" if gamma is None else f"gamma {gamma}"
     scalars = f"temperature {config['temperature']:g}, lenience {config['lenience']:g}, batch {config['batch_size']}"
     of_rounds = [*_beams(result), *_acceptance(result), *_costs(result)]
-    of_run = [*_speedups(result), *_servers(result), *_workers(result), *_engine(result), *_gammas(result),
+    of_run = [*_speedups(result), *_workers(result), *_engine(result), *_gammas(result),
               *_others(result)]  # fmt: skip
     waits, found = load_table(result), answer(result)
     return Group(
@@ -165,29 +165,6 @@ def _speedups(result: dict[str, Any]) -> RemarkRows:
         few, rate = "too few prompts, or groups of rows, for an interval", rates[f"{peer}_tokens_per_second"]
         told = few if over["ci95"] is None else f"95 % interval {interval(over['ci95'])}"
         yield f"  over {peer}", times(over["measured"]), f"{told}; {rate:.1f} tokens/s"
-
-
-def _servers(result: dict[str, Any]) -> RemarkRows:
-    """What was seen of peers that are servers, and what they count of their own speculative decoding."""
-    for peer, found in result["servers"].items():
-        first, gaps, texts = found["latency"]["first_token"]["p50"], found["latency"]["inter_token"], found["texts"]
-        told = "median, another process, maybe another machine"
-        if gaps["p50"] is not None:
-            told += f"; between steps p50 {gaps['p50'] * 1e3:.1f}, p99 {gaps['p99'] * 1e3:.1f} ms"
-        told += "; prompts may have been read before" * found["keeps_prefixes"]
-        yield f"  {peer}, first token", f"{first * 1e3:.1f} ms", told
-        why = f"not known: {found['no_alpha']}" if found["no_alpha"] else f"over {found['alpha']['n']:,} tested guesses"
-        why += f"; it accepts with {law}" if (law := found["acceptance_law"]) else ""
-        yield f"  {peer}, alpha", _pm(found["alpha"]), why
-        why = found["no_block_efficiency"] or f"over {found['block_efficiency']['n']:,} rounds"
-        each = found["block_efficiency_of_requests"]["mean"]
-        why += f"; mean of requests {each:.2f}" if each is not None else ""
-        yield f"  {peer}, block efficiency", _pm(found["block_efficiency"]), why
-        if texts["compared"]:
-            told = "equal plain decoding's here"
-            if difference := texts["first_difference"]:
-                told += f"; {difference['request']} parts at character {difference['character']}"
-            yield f"  {peer}, texts", f"{texts['equal']} of {texts['compared']}", told
 
 
 def _workers(result: dict[str, Any]) -> RemarkRows:

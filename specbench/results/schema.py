@@ -15,7 +15,6 @@ from specbench.stats.estimates import (
     CostCheck,
     Derived,
     Drift,
-    Estimate,
     Experts,
     GammaPick,
     GammaSpeedup,
@@ -60,54 +59,6 @@ class BeamNumbers:
     operations_factor: float  # all runs of both models, in operations, over plain beam search's
     equal: int  # requests whose hypotheses are plain beam search's, in the same order
     requests: int
-
-
-@dataclass
-class FirstDifference:
-    """The first request whose text differs, and where its two texts part."""
-
-    request: str
-    character: int  # counted from 0; of texts that agree, with other tokens, their end
-    ours: str  # some characters from there on
-    theirs: str
-
-
-@dataclass
-class EqualTexts:
-    """Whether a peer's texts are those of plain decoding here."""
-
-    compared: int
-    equal: int
-    first_difference: FirstDifference | None
-    reason: str = ""  # why none was compared
-
-
-@dataclass
-class ServerNumbers:
-    """Of a peer that is a server: another process, which may be on another machine and serve others too. What it counts
-    of its own speculative decoding is translated, or there is a reason why not."""
-
-    url: str
-    dialect: str  # vllm, sglang, llama_cpp, transformers or openai
-    version: str | None  # as it says, as the model's name
-    model: str
-    prompts: str  # "ids" or "text": as which it was given prompts
-    keeps_prefixes: bool  # whether parts of prompts may not have been read again: first tokens are then early
-    at_once: int  # requests under way at once, at most
-    latency: Latency  # by this process' clock, the network and HTTP included
-    tokens_per_second: float | None  # with the time to the first token; None with several requests at once
-    own_tokens_per_second: float | None  # of decoding, by its own clock
-    alpha: Estimate  # accepted / tested
-    no_alpha: str  # why there is no alpha
-    block_efficiency: Estimate  # tokens a target call
-    no_block_efficiency: str
-    draft_acceptance_rate: float | None  # accepted / drafted, which is not alpha
-    drafted: int | None
-    accepted: int | None
-    texts: EqualTexts
-    block_efficiency_of_requests: Estimate = field(default_factory=lambda: Estimate(None, None, 0))  # requests' mean
-    by_place: list[list[int]] = field(default_factory=list)  # accepted and tested guesses at each place of a draft
-    acceptance_law: str = ""  # with what probability a guess is accepted, by default: it does not tell
 
 
 @dataclass
@@ -178,7 +129,6 @@ class RunResult(Derived):
     seconds: dict[str, float] = field(default_factory=dict)  # wall-clock seconds of the run's phases
     beam: BeamNumbers | None = None  # of a run by beam search
     experts: Experts | None = None  # of a mixture-of-experts target that runs eagerly
-    servers: dict[str, ServerNumbers] = field(default_factory=dict)  # peers that are servers, by name
     placement: Placement | None = None  # of a job of a sweep whose jobs may run at the same time
     workers: list[WorkerNumbers] = field(default_factory=list)  # of a run on several; those that decoded anything
     notes: list[str] = field(default_factory=list)  # warnings, to read before comparing

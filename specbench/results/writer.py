@@ -97,8 +97,6 @@ def prompt_records(group: Group, tokenizer: Any) -> Iterator[dict[str, Any]]:
             "baseline_prefill_seconds": group.baseline.prefill_seconds / len(group.results),
             **{f"{peer}_decode_seconds": output.decode_seconds for peer, output in peers.items()},
             **{f"{peer}_tokens": output.count for peer, output in peers.items()},
-            **{f"{peer}_first_token_seconds": o.streamed.arrivals[0] for peer, o in peers.items() if o.streamed},
-            **{f"{peer}_output": o.streamed.text for peer, o in peers.items() if o.streamed},
             **{f"{peer}_error": causes(o) for peer, o in result.peers.items() if isinstance(o, RuntimeError)},
             "prompt": request.text,
             "reference": request.reference,

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from specbench.decoding.state import Job
 from specbench.decoding.verifier import Verifier
 from specbench.errors import causes, first_line
 from specbench.executors.machine import out_of_memory
-from specbench.peers.base import Peer, PeerOutput
 from specbench.results.writer import PromptsFile, failure_records, prompt_records
 from specbench.run.batching import Batch, Requests
 from specbench.run.decoder import Session
@@ -323,7 +321,7 @@ class InterleavedGroup:
         try:
             with self.phases("peers" if peer else "speculative" if member else "plain"):
                 if peer:
-                    found = self._by_peer(member.parts.peers[peer], jobs, wanted, member.session.rows)
+                    found = member.parts.peers[peer].decode_all(jobs)
                     for request, output in zip(wanted.requests, found, strict=True):
                         if isinstance(output, RuntimeError):
                             log.warning("%s has no output for %s: %s", peer, request.id, causes(output))
@@ -333,12 +331,6 @@ class InterleavedGroup:
         except (RuntimeError, MemoryError) as error:
             processes.current.fail_if_distributed(error)
             return Failure(wanted.requests, causes(error), out_of_memory(error))
-
-    def _by_peer(self, peer: Peer, jobs: Sequence[Job], wanted: Batch, rows: int) -> list[PeerOutput | RuntimeError]:
-        """The work of a server on this machine is not that of others. A request of which a peer has no output has all
-        its other numbers."""
-        with self.watch.elsewhere() if peer.elsewhere else nullcontext():
-            return peer.decode_all(jobs, rows, wanted.arrivals)
 
     def _add(self, wanted: Batch, jobs: Sequence[Job], decoded: dict[Way, Any]) -> None:
         """Gives each member its part of a decoded group."""

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from specbench.decoding.search import Decoding
-from specbench.peers.base import Peers
 from specbench.run.phase_timer import summed
 from specbench.run.strict_verdict import of_several
 from specbench.stats.derive import LoadSums, RunFacts, derive
@@ -24,15 +23,12 @@ OF_ROUNDS = ("by_gamma", "halves", "read_again", "communication")  # costs that 
 ResultTree = dict[str, Any]
 
 
-def pooled(
-    results: Sequence[ResultTree], load: LoadSums, peers: type[Peers] = Peers, decoding: type[Decoding] = Decoding
-) -> ResultTree:
+def pooled(results: Sequence[ResultTree], load: LoadSums, decoding: type[Decoding] = Decoding) -> ResultTree:
     """The contents of results.json for several processes, from theirs and from `load`, which gives the sums of each;
-    `peers` and `decoding` are the chosen classes. What needs texts and rounds stays the first process'."""
+    `decoding` is the chosen class. What needs texts and rounds stays the first process'."""
     first, facts = results[0], _facts(results)
     found = derive(load, TwoWaySums.of, facts)
     own = asdict(found)
-    servers = {name: [result["servers"].get(name) for result in results] for name in first["servers"]}
     copied = first["bandwidth"]["copy_bytes_per_second"]
     machine = worst_machine({f"process {n}": result["machine"] for n, result in enumerate(results, 1)})
     nothing: ResultTree = {"gamma_sweep": [], "gamma_pick": None, "regret": None}
@@ -52,7 +48,6 @@ def pooled(
         "bandwidth": own["bandwidth"] | {"copy_bytes_per_second": copied},
         "drift": texts | {"bound": max(bounds, default=None)} | found.drift,
         "latency": means([result["latency"] for result in results]),
-        "servers": {name: peers.pooled_numbers(own) for name, own in servers.items() if all(own)},
         "memory": {name: max(result["memory"][name] for result in results) for name in first["memory"]},
         "beam": decoding.pooled_numbers([result["beam"] for result in results if result["beam"]]),
         "machine": machine,

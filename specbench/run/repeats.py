@@ -113,7 +113,7 @@ def write_pooled(
     earlier run went. Raises ConfigError."""
     checked, root, out_dir, load = job.checked, job.checked.root, job.folder, partial(map, load_sums, folders)
     results = [read_result(folder) for folder in folders]
-    result = pooled(results, load, checked.choices["baseline"].kind, checked.choices["decoding"].kind)
+    result = pooled(results, load, checked.choices["decoding"].kind)
     result |= {
         "name": root.name,
         "config": checked.resolved,

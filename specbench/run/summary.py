@@ -52,9 +52,6 @@ def run_result(session: Session, record: RunRecord, status: str, provenance: dic
     swept = Swept(no_replay=no_replay) if no_replay else gamma_sweep(results, cost, speedup, gamma, machine.reasons)
     c_hat = parts.drafter.operations_per_token / parts.target.operations_per_token
     metrics, notes = of_metrics(parts, results)
-    answered = {name: [result for result in results if name in result.outputs] for name in parts.peers}
-    servers = {name: peer.numbers(name, answered[name], parts.batch_size)
-               for name, peer in parts.peers.items() if answered[name]}  # fmt: skip
     measured = vars(found) | {
         "cost": cost,
         "bandwidth": replace(found.bandwidth, copy_bytes_per_second=roofs.copy),
@@ -80,7 +77,6 @@ def run_result(session: Session, record: RunRecord, status: str, provenance: dic
         machine=machine,
         metrics=metrics,
         experts=woken_experts(parts.target, record.groups),
-        servers={name: found for name, found in servers.items() if found is not None},
         beam=parts.decoding.numbers(results, parts.policy.largest, c_hat),
         notes=[
             *parts.notes,

@@ -4,11 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from specbench.contrib.servers.sglang_gamma import SGLangGamma
-from specbench.contrib.servers.tensorrt_gamma import TensorRTGamma, by_batch
 from specbench.decoding.state import State
 from specbench.decoding.timer import Lap
-from specbench.errors import ConfigError
 from specbench.policies.gamma.adaptive import AdaptiveGamma
 from specbench.policies.gamma.confidence import ConfidenceGamma
 from specbench.policies.gamma.entropy import EntropyGamma, confidence, root_entropy
@@ -301,34 +298,3 @@ def test_goodput_verifies_one_prefix_of_the_guesses_of_all_rows_or_whole_columns
     assert made.survival[0] == pytest.approx([0.9, 0.72, 0.216]) and made.admit(rows) == [2, 0]
     made.by_row = False  # the first column has 1.2, the second .72 and the third .216 of the .8 that it costs
     assert made.admit(rows) == [1, 1]
-
-
-def test_sglang_moves_by_its_average_and_has_candidates_by_batch():
-    made, rows = SGLangGamma({1: [1, 3, 5], 2: [7]}, 0.5, 2, 1, 0.0, -0.25, 1), state(0)
-    chosen = []
-    for kept in (4, 4, 4, 6, 6, 1, 1, 1, 1, 1, 1, 1):
-        chosen += made.next_gamma(rows)
-        made.observe(chosen[-1:], [kept])
-    assert chosen == [3, 3, 3, 5, 5, 5, 5, 3, 3, 3, 3, 1]
-    assert made.next_gamma(state(0, 1)) == [7, 7]
-    made, chosen = SGLangGamma({1: [0, 2]}, 1.0, 2, 1, 0.7, 0.51, 1), []
-    for _ in range(9):
-        chosen += made.next_gamma(rows)
-        made.observe(chosen[-1:], [1])
-    assert chosen == [2, 2, 2, 0, 0, 2, 2, 0, 0]  # tried again after a second update at 0
-
-
-def test_tensorrt_llm_has_a_length_for_each_batch_and_is_off_for_good():
-    made = TensorRTGamma({1: 4, 3: 2}, 2, 0.5)
-    assert [made.next_gamma(state(*range(rows)))[0] for rows in (1, 2, 3, 4)] == [4, 2, 2, 0]
-    made = TensorRTGamma({1: 4}, 2, 0.5)
-    for request, kept in ((0, 1), (0, 1), (1, 3), (2, 1), (3, 1)):
-        assert made.next_gamma(state(request)) == [4]
-        made.observe([4], [kept])
-    assert made.next_gamma(state(4)) == [0] and made.next_gamma(state(5)) == [0]
-
-
-@pytest.mark.parametrize("found", [{}, {0: 1}, {"a": 1}, {1: -1}, {1: 1.5}, {1: [3, 1]}, {1: []}])
-def test_draft_lengths_by_batch_are_checked(found):
-    with pytest.raises(ConfigError, match=r"gamma_policy\.steps"):
-        by_batch("gamma_policy.steps", found, lists=True)

@@ -104,14 +104,6 @@ def test_cells_of_csv_are_no_formulas():
         "'=cmd|' /C calc'!A0", "'-2+3", "'@x", "'+1+1", "'\t=1", "-1.5", "1e5", "a=b", "", "-3", "", "'=1"]  # fmt: skip
 
 
-def test_a_refused_configuration_leaves_no_password(monkeypatch, tmp_path, capsys):
-    words = ["baseline=server", "baseline.url=http://user:s3cret@localhost:1", "hydra.run.dir=D", "logger=none"]
-    assert call(small(*words), monkeypatch, tmp_path) == 2
-    assert "holds a name or a password" in capsys.readouterr().err
-    left = [path for path in (tmp_path / "D").rglob("*") if path.is_file()]
-    assert not any("s3cret" in path.read_text() for path in left)
-
-
 def test_a_sweep_whose_job_is_held_by_another_names_that(monkeypatch, capsys):
     sweep = Sweep()
     sweep.failures.append("D is being written by process 5: wait for it")

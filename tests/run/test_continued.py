@@ -148,7 +148,7 @@ def test_what_was_read_before_the_kill_counts(good, decoded, tmp_path, monkeypat
 
 
 @pytest.mark.slow  # test_another_run_and_a_finished_one_are_decoded_whole
-@pytest.mark.parametrize("policy", ["adaptive", "sglang", "tensorrt_llm"])
+@pytest.mark.parametrize("policy", ["adaptive"])
 def test_what_learns_from_what_was_decoded_before_begins_anew(policy, good, decoded, tmp_path):
     decoded.dies = {1}
     checked = checked_for(good, prompts(tmp_path, 2), f"gamma_policy={policy}")

@@ -31,7 +31,7 @@ from specbench.policies.gamma.goodput import GoodputGamma
 from specbench.results.table import Table
 
 LARGEST = 10  # gamma
-ALL = "optimal,adaptive,goodput,heuristic,sglang,tensorrt_llm"
+ALL = "optimal,adaptive,goodput,heuristic"
 COST = "cost=START,STEP,TOKEN,CONTEXT (seconds of a round, drafter step, token that is read, token of context)"
 
 

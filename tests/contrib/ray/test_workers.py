@@ -217,7 +217,6 @@ def test_what_one_process_would_not_have_read_is_dropped(good, tmp_path):
         (["gamma_policy=optimal"], "gamma_policy=optimal is not possible with workers=2"),
         (["workload=poisson"], "workload=poisson is not possible with workers=2"),
         (["target.tensor_parallel=2"], "workers=2 is not possible with target.tensor_parallel=2: a worker is one proc"),
-        (["baseline=server", "baseline.url=http://127.0.0.1:9"], "baseline=server is not possible with workers=2"),
         (["workers=65"], "workers=65 is not possible with 64 cores: each worker needs its own, so it must be 64 at mo"),
     ],
 )

@@ -54,9 +54,9 @@ def test_a_file_of_another_engine_is_read(tmp_path, capsys, monkeypatch):
     path.write_text("\n".join(map(json.dumps, lines)))
     assert [text.lengths.tolist() for text in load_file(path)] == [[2, 1, 0, 2, 0, 0], [2, 1, 0, 0]]
     monkeypatch.setenv("COLUMNS", "200")
-    command.main([str(path), "cost=1,.1,.01,0", "batch_size=2", "tokens=20", "gamma_policy=goodput,sglang"])
+    command.main([str(path), "cost=1,.1,.01,0", "batch_size=2", "tokens=20", "gamma_policy=goodput,adaptive"])
     shown = capsys.readouterr().out
-    assert all(word in shown for word in ("best gamma", "goodput", "sglang", "oracle", "simulated"))
+    assert all(word in shown for word in ("best gamma", "goodput", "adaptive", "oracle", "simulated"))
 
 
 def test_texts_of_one_token_and_none_accepted_are_replayed():
