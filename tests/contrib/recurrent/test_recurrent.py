@@ -366,7 +366,6 @@ def test_parts_of_the_model_have_columns_of_their_own():
     [
         ("drafter=tree", "drafter=model, ngram or prompt_lookup"),
         ("executor=compiled", "executor=auto, eager or prepacked"),
-        ("executor=openvino", "executor=auto, eager or prepacked"),
         ("executor.compile=true", "executor.compile=auto or false"),
         ("attention=triton", "attention=sdpa"),
         ("decoding=beam", "decoding=sampling"),
