@@ -1,0 +1,70 @@
+"""The one record: written line by line, read back equal, and cut lines are dropped."""
+
+import json
+from pathlib import Path
+
+import pytest
+from records import records
+
+from specbench.measure.record import Record, Rounds, append, drop_cut_lines, read
+
+
+def written(path: Path, count: int = 3) -> list[Record]:
+    made = records(count)
+    with path.open("w", encoding="utf-8") as file:
+        for record in made:
+            append(file, record)
+    return made
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    made = written(tmp_path / "prompts.jsonl")
+    assert read(tmp_path / "prompts.jsonl") == made
+    assert len((tmp_path / "prompts.jsonl").read_text().splitlines()) == len(made)
+
+
+def test_a_failed_request_and_one_with_peers_are_read_back(tmp_path: Path) -> None:
+    first, second = records(2)
+    first.speculative, first.failed = None, "RuntimeError: no room"
+    second.peers = {"generate": {"tokens": 3, "seconds": 0.5, "text": "a\u2028b", "ids": [1, 2, 3]}}
+    with (tmp_path / "p").open("w", encoding="utf-8") as file:
+        append(file, first)
+        append(file, second)
+    assert read(tmp_path / "p") == [first, second]
+
+
+def test_no_file_has_no_records(tmp_path: Path) -> None:
+    assert read(tmp_path / "prompts.jsonl") == []
+
+
+@pytest.mark.parametrize("end", ["", "{}", '\u007b"id": ', "null\n", "[1]\n"])
+def test_a_cut_line_is_dropped(tmp_path: Path, end: str) -> None:
+    made, path = written(tmp_path / "prompts.jsonl"), tmp_path / "prompts.jsonl"
+    whole = path.read_text()
+    path.write_text(whole + end)
+    assert read(path) == made
+    drop_cut_lines(path)
+    assert path.read_text() == whole
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.999])
+def test_a_line_that_a_kill_cut_anywhere_is_dropped_and_more_can_follow(tmp_path: Path, share: float) -> None:
+    made, path = written(tmp_path / "prompts.jsonl"), tmp_path / "prompts.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2]) + lines[2][: int(share * len(lines[2]))])
+    drop_cut_lines(path)
+    with path.open("a", encoding="utf-8") as file:
+        append(file, made[2])
+    assert read(path) == made
+
+
+def test_a_round_needs_every_column() -> None:
+    rounds = Rounds()
+    with pytest.raises(TypeError, match="columns"):
+        rounds.add(gamma=1)
+    assert len(rounds) == 0
+
+
+def test_a_line_is_plain_json() -> None:
+    line = json.loads(records(1)[0].line())
+    assert line["speculative"]["rounds"]["gamma"] and line["baseline"]["rounds"]["tokens"]
