@@ -42,7 +42,6 @@ from specbench.drafters.ngram_lm import BigramDrafter, UnigramDrafter, training_
 from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter, PassDrafter
 from specbench.drafters.prompt_lookup import PromptLookupDrafter
 from specbench.drafters.random import RandomDrafter
-from specbench.drafters.rest import RestDrafter, stored
 from specbench.drafters.suffix import SuffixDrafter
 from specbench.drafters.token_recycling import TokenRecyclingDrafter
 from specbench.drafters.tree import TreeDrafter
@@ -71,7 +70,7 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
 
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
           "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized", "mtp", "eagle", "under_ngram",
-          "under_under_model", "mlp_speculator", "suffix", "lookup_or_model", "lookup_or_eagle3", "layer_skip", "rest",
+          "under_under_model", "mlp_speculator", "suffix", "lookup_or_model", "lookup_or_eagle3", "layer_skip", 
           "window")  # fmt: skip
 
 
@@ -247,9 +246,6 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return SuffixDrafter(8, 1.0, 1.0, 0.1, 0, gamma=5)
     if kind == "suffix_tree":
         return SuffixDrafter(8, 1.0, 2.0, 0.05, 0, gamma=5, nodes=6)
-    if kind == "rest":
-        settings = RestDrafter.Settings(path=text_file, field=None, tokens=10**6, depth=3, min_prob=0.1)
-        return RestDrafter(stored(settings, target.tokenizer), settings.min_prob)
     if kind == "lookup_or_model":
         return LookupOrModelDrafter(SuffixDrafter(8, 1.0, 0.0, 0.1, 0, gamma=5), ModelDrafter(model, V, gamma=5), 0.1)
     if kind == "token_recycling":

@@ -70,7 +70,7 @@ def options() -> dict[str, Any]:
                 node = OmegaConf.create({**OmegaConf.to_container(node)[group], "beams": node.beams})
             for key, value in WITHOUT.items():
                 if OmegaConf.to_container(node).get(key) in ("???", "${gamma}", "${target.path}"):
-                    node[key] = __file__ if group == "data" or file.stem == "rest" else value
+                    node[key] = __file__ if group == "data" else value
             if group == "data" and "url" in node:  # a published file, of which nobody has a copy yet
                 node.path = __file__
             if file.stem == "server":

@@ -93,12 +93,6 @@ REFUSED = {  # overrides: what the sentence holds
     "drafter=layer_skip drafter.skip=[attention.1,norm.0]": "drafter.skip=norm.0 is not possible with",
     "drafter=layer_skip drafter.skip=[mlp.3]": "drafter.skip=mlp.3 is not possible with target.path=shipped:target: it",
     "drafter=layer_skip drafter.share=1": "drafter.share=1.0 is not allowed: it must be a number >= 0.001",
-    "drafter=rest": "drafter.path is not set: give a text file, or with drafter.field a file of JSON lines",
-    "drafter=rest drafter.path=./nowhere": "drafter.path=./nowhere is not a file: it must be a text file in UTF-8",
-    "drafter=rest drafter.path={empty.jsonl} drafter.field=text": "empty.jsonl is empty: it must be a file of JSON",
-    "drafter=rest drafter.path={long.jsonl} drafter.field=text":
-        "has no field 'text': set drafter.field to what it has, prompt",
-    "drafter=rest drafter.path={turns.jsonl} drafter.field=category verifier=rejection": "guesses have no law",
     "drafter=lookahead gamma=2": "gamma=2 is not possible with drafter.ngram=4: it is the depth of a draft",
     "drafter=tree gamma_policy=entropy": "needs a drafter that is a model",
     "gamma=[1": "gamma=[1",

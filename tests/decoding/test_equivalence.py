@@ -125,7 +125,7 @@ IN_LAW = ("unigram", "random", "window", "pass_lookahead", "medusa", "own_trees"
           "multi_draft", "mtp_distinct")  # fmt: skip
 LIKE = {"mtp": "mtp_distinct", "eagle": "eagle_dynamic", "blockwise": "medusa"}
 SINGLES = ("model", "bigram", "prompt_lookup", "suffix", "under_under_model", "tree_sampled", "lookahead")
-MATCHED = ("ngram", "unigram", "rest", "tree_best", "multi_draft", "tree_independent")
+MATCHED = ("ngram", "unigram", "tree_best", "multi_draft", "tree_independent")
 
 
 @pytest.mark.parametrize(("kind", "cache_name", "batch_size"), in_turn(

@@ -29,7 +29,6 @@ LAWLESS = (
     "ngram",
     "prompt_lookup",
     "suffix",
-    "rest",
     "lookup_or_model",
     "lookup_or_eagle3",
 )  # guesses are point masses at every temperature
