@@ -32,7 +32,6 @@ from specbench.drafters.blockwise import BlockwiseDrafter, MedusaDrafter
 from specbench.drafters.early_exit import EarlyExitDrafter, SelfQuantizedDrafter, WindowDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
 from specbench.drafters.layer_skip import LayerParts, LayerSkipDrafter
-from specbench.drafters.lookahead import LookaheadDrafter
 from specbench.drafters.lookup_or_model import LookupOrModelDrafter
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.mtp import MtpDrafter
@@ -85,7 +84,6 @@ TREES = (
     "medusa",
     "own_trees",
     "token_recycling",
-    "lookahead",
     "mtp_distinct",
     "eagle_dynamic",
     "suffix_tree",
@@ -206,8 +204,6 @@ def spare_of(kind: str, gamma: int) -> int:
         return 4 * gamma + 1
     if kind.startswith("under_"):
         return gamma + 4  # its inner gamma is 2, of a drafter below too
-    if kind == "lookahead":
-        return 11
     return 7 if kind in ("medusa", "token_recycling", "suffix_tree") else gamma + 1
 
 
@@ -250,8 +246,6 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return LookupOrModelDrafter(SuffixDrafter(8, 1.0, 0.0, 0.1, 0, gamma=5), ModelDrafter(model, V, gamma=5), 0.1)
     if kind == "token_recycling":
         return TokenRecyclingDrafter(V, children=3, size=6, gamma=4)
-    if kind == "lookahead":
-        return LookaheadDrafter(ngram=3, guesses=2, prompt=True, gamma=4)
     if kind == "bigram":
         return BigramDrafter(training_tokens(text_file, target.tokenizer), V, sampling, smoothing=1.0)
     if kind == "unigram":
@@ -338,7 +332,7 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
         return ParallelEagleDrafter(model, V, 4)
     own = kind == "non_autoregressive"
     model = drafter_model if own else BorrowedCache(target.module, target, "ahead", target.sampling)
-    ahead = PairAhead() if tabular else extras(LookAhead, "drafter_lookahead" if own else "lookahead", model)
+    ahead = PairAhead() if tabular else extras(LookAhead, "drafter_lookahead" if own else model)
     drafter = NonAutoregressiveDrafter if own else PassDrafter
     return drafter(model, ahead, target.vocab_size, 4)
 

@@ -149,8 +149,8 @@ WAITS = {
         "their guesses are drawn on the host, with the state's noise",
     ),
     "decoding.token_tree.pack": Allowed(
-        "one more a round where guesses may be equal (`tree`, `multi_draft`, `lookahead`); none with fixed shapes",
-        lambda case: int(case.drafter in (*TREES, "own_trees", "lookahead") and case.executor != "cudagraph"),
+        "one more a round where guesses may be equal (`tree`, `multi_draft`); none with fixed shapes",
+        lambda case: int(case.drafter in (*TREES, "own_trees") and case.executor != "cudagraph"),
         "the widest row's number of different guesses",
     ),
     "drafters.multi_draft.MultiDrafter.settle": Allowed(
@@ -158,10 +158,6 @@ WAITS = {
         lambda case: 2 * int(case.drafter == "multi_draft_two"),
         "which guesses each model's cache holds",
     ),
-    "drafters.lookahead.LookaheadDrafter.settle": Allowed(
-        "one more a round with `drafter=lookahead`",
-        lambda case: int(case.drafter == "lookahead"),
-        "its window and its n-grams are the host's",
     ),
     "decoding.timer.Timer._wait": Allowed(
         "once a round that is not launched ahead, after prompts are read, and at the end, outside of all laps",

@@ -93,7 +93,6 @@ REFUSED = {  # overrides: what the sentence holds
     "drafter=layer_skip drafter.skip=[attention.1,norm.0]": "drafter.skip=norm.0 is not possible with",
     "drafter=layer_skip drafter.skip=[mlp.3]": "drafter.skip=mlp.3 is not possible with target.path=shipped:target: it",
     "drafter=layer_skip drafter.share=1": "drafter.share=1.0 is not allowed: it must be a number >= 0.001",
-    "drafter=lookahead gamma=2": "gamma=2 is not possible with drafter.ngram=4: it is the depth of a draft",
     "drafter=tree gamma_policy=entropy": "needs a drafter that is a model",
     "gamma=[1": "gamma=[1",
     "metrics=calibration": "choose metrics with metric=[NAME,NAME]",

@@ -124,7 +124,7 @@ WAYS = [("static", 1), *((name, 3) for name in CACHES)]
 IN_LAW = ("unigram", "random", "window", "pass_lookahead", "medusa", "own_trees", "token_recycling", "tree_sampled",
           "multi_draft", "mtp_distinct")  # fmt: skip
 LIKE = {"mtp": "mtp_distinct", "eagle": "eagle_dynamic", "blockwise": "medusa"}
-SINGLES = ("model", "bigram", "prompt_lookup", "suffix", "under_under_model", "tree_sampled", "lookahead")
+SINGLES = ("model", "bigram", "prompt_lookup", "suffix", "under_under_model", "tree_sampled")
 MATCHED = ("ngram", "unigram", "tree_best", "multi_draft", "tree_independent")
 
 

@@ -87,7 +87,7 @@ def tables(few_contexts):
 
 
 LIKE_OTHERS = (  # in the default run other drafts of their kind stand for these
-    "ngram", "ngram_sample", "prompt_lookup", "suffix", "suffix_tree", "lookahead", "lookup_or_model",
+    "ngram", "ngram_sample", "prompt_lookup", "suffix", "suffix_tree", "lookup_or_model",
     "lookup_or_eagle3", "bigram", "non_autoregressive", "early_exit", "self_quantized", "layer_skip", "mtp",
     "mtp_distinct", "eagle", "eagle_dynamic", "blockwise", "mlp_speculator", "under_ngram", "under_under_model",
     "tree_independent", "tree_distinct", "tree_best", "tree_dynamic", "multi_draft_two", "dflash", "peagle",
@@ -95,7 +95,7 @@ LIKE_OTHERS = (  # in the default run other drafts of their kind stand for these
 MORE = {("model", "block"), ("model", "rejection"), ("model", "traversal"), ("mtp_distinct", "traversal")}
 MANY = ("model", "tree_distinct", "multi_draft_two")
 MIXED = ("lookup_or_model", "lookup_or_eagle3")
-BY_ROW = ("suffix", "suffix_tree", *MIXED, "ngram", "ngram_sample", "lookahead", "token_recycling")
+BY_ROW = ("suffix", "suffix_tree", *MIXED, "ngram", "ngram_sample", "token_recycling")
 
 
 def possible(kind: str, verifier: str) -> bool:
