@@ -42,7 +42,6 @@ from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter, Pass
 from specbench.drafters.prompt_lookup import PromptLookupDrafter
 from specbench.drafters.random import RandomDrafter
 from specbench.drafters.suffix import SuffixDrafter
-from specbench.drafters.token_recycling import TokenRecyclingDrafter
 from specbench.drafters.tree import TreeDrafter
 from specbench.drafters.tree_shapes import CHILDREN, DynamicTree, FixedTree, SampledTree, widths
 from specbench.executors.eager import EagerExecutor
@@ -83,7 +82,6 @@ TREES = (
     "multi_draft_two",
     "medusa",
     "own_trees",
-    "token_recycling",
     "mtp_distinct",
     "eagle_dynamic",
     "suffix_tree",
@@ -204,7 +202,7 @@ def spare_of(kind: str, gamma: int) -> int:
         return 4 * gamma + 1
     if kind.startswith("under_"):
         return gamma + 4  # its inner gamma is 2, of a drafter below too
-    return 7 if kind in ("medusa", "token_recycling", "suffix_tree") else gamma + 1
+    return 7 if kind in ("medusa", "suffix_tree") else gamma + 1
 
 
 def shape_of(kind: str, sampling: Sampling) -> FixedTree | DynamicTree | None:
@@ -244,8 +242,6 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return SuffixDrafter(8, 1.0, 2.0, 0.05, 0, gamma=5, nodes=6)
     if kind == "lookup_or_model":
         return LookupOrModelDrafter(SuffixDrafter(8, 1.0, 0.0, 0.1, 0, gamma=5), ModelDrafter(model, V, gamma=5), 0.1)
-    if kind == "token_recycling":
-        return TokenRecyclingDrafter(V, children=3, size=6, gamma=4)
     if kind == "bigram":
         return BigramDrafter(training_tokens(text_file, target.tokenizer), V, sampling, smoothing=1.0)
     if kind == "unigram":

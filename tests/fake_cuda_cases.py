@@ -158,7 +158,6 @@ WAITS = {
         lambda case: 2 * int(case.drafter == "multi_draft_two"),
         "which guesses each model's cache holds",
     ),
-    ),
     "decoding.timer.Timer._wait": Allowed(
         "once a round that is not launched ahead, after prompts are read, and at the end, outside of all laps",
         None,

@@ -51,7 +51,7 @@ def short_prompts() -> str:
 LITTLE = {"target.path": "shipped:drafter", "drafter.path": "shipped:drafter_tv"}
 
 
-FOR_ANY_TARGET = ("ngram", "prompt_lookup", "suffix", "token_recycling", "bigram", "unigram", "random")
+FOR_ANY_TARGET = ("ngram", "prompt_lookup", "suffix", "bigram", "unigram", "random")
 
 
 def given_by(overrides: Iterable[str]) -> dict[str, str]:

@@ -121,7 +121,7 @@ WAYS = [("static", 1), *((name, 3) for name in CACHES)]
 
 # At temperature 0 the default run has all but those of which test_law.py has the law, and those that another one stands
 # for; at 1 it has some in each of two tests.
-IN_LAW = ("unigram", "random", "window", "pass_lookahead", "medusa", "own_trees", "token_recycling", "tree_sampled",
+IN_LAW = ("unigram", "random", "window", "pass_lookahead", "medusa", "own_trees", "tree_sampled",
           "multi_draft", "mtp_distinct")  # fmt: skip
 LIKE = {"mtp": "mtp_distinct", "eagle": "eagle_dynamic", "blockwise": "medusa"}
 SINGLES = ("model", "bigram", "prompt_lookup", "suffix", "under_under_model", "tree_sampled")

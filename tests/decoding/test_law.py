@@ -95,7 +95,7 @@ LIKE_OTHERS = (  # in the default run other drafts of their kind stand for these
 MORE = {("model", "block"), ("model", "rejection"), ("model", "traversal"), ("mtp_distinct", "traversal")}
 MANY = ("model", "tree_distinct", "multi_draft_two")
 MIXED = ("lookup_or_model", "lookup_or_eagle3")
-BY_ROW = ("suffix", "suffix_tree", *MIXED, "ngram", "ngram_sample", "token_recycling")
+BY_ROW = ("suffix", "suffix_tree", *MIXED, "ngram", "ngram_sample")
 
 
 def possible(kind: str, verifier: str) -> bool:

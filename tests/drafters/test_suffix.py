@@ -162,7 +162,7 @@ def drafted(kind, tables, prompts, gamma=3):
     return seen, state.new_tokens()
 
 
-@pytest.mark.parametrize("kind", ["suffix", "suffix_tree", "lookup_or_model", "token_recycling"])
+@pytest.mark.parametrize("kind", ["suffix", "suffix_tree", "lookup_or_model"])
 def test_a_batch_drafts_what_its_rows_draft_alone(kind, few_contexts):
     seen, texts = drafted(kind, few_contexts, PROMPTS)
     alone = [drafted(kind, few_contexts, [prompt]) for prompt in PROMPTS]
