@@ -31,7 +31,6 @@ from specbench.decoding.verifier import Verifier
 from specbench.drafters.blockwise import BlockwiseDrafter, MedusaDrafter
 from specbench.drafters.early_exit import EarlyExitDrafter, SelfQuantizedDrafter, WindowDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
-from specbench.drafters.layer_skip import LayerParts, LayerSkipDrafter
 from specbench.drafters.lookup_or_model import LookupOrModelDrafter
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.mtp import MtpDrafter
@@ -68,7 +67,7 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
 
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
           "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized", "mtp", "eagle", "under_ngram",
-          "under_under_model", "mlp_speculator", "suffix", "lookup_or_model", "lookup_or_eagle3", "layer_skip", 
+          "under_under_model", "mlp_speculator", "suffix", "lookup_or_model", "lookup_or_eagle3", 
           "window")  # fmt: skip
 
 
@@ -294,9 +293,6 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
     if kind == "early_exit":
         short = drafter_model.module if tabular else first_layers(target.module, 1)
         return EarlyExitDrafter(BorrowedCache(short, target, "exit", target.sampling), target.vocab_size, 5)
-    if kind == "layer_skip":
-        module = drafter_model.module if tabular else LayerParts(target.module).without(["mlp.0", "attention.1"])
-        return LayerSkipDrafter(BorrowedCache(module, target, kind, target.sampling), target.vocab_size, 5)
     if kind == "window":  # too small for the table's pairs of tokens
         model = NearColumns(target, target.sampling, 1, 1 if tabular else 6)
         return WindowDrafter(model, target.vocab_size, 5)
