@@ -17,7 +17,6 @@ from specbench.contrib.dflash.model import DFlashModel
 from specbench.contrib.draft_heads.drafter import SpeculatorDrafter
 from specbench.contrib.draft_heads.speculator import LstmSpeculator, SpeculatorConfig
 from specbench.contrib.eagle.drafter import EagleDrafter, ParallelEagleDrafter
-from specbench.contrib.eagle.lookup_or_eagle3 import LookupOrEagle3Drafter
 from specbench.contrib.eagle.model import EagleModel, ParallelEagleModel
 from specbench.decoding.draft import Draft
 from specbench.decoding.drafter import Drafter
@@ -31,7 +30,6 @@ from specbench.decoding.verifier import Verifier
 from specbench.drafters.blockwise import BlockwiseDrafter, MedusaDrafter
 from specbench.drafters.early_exit import EarlyExitDrafter, SelfQuantizedDrafter, WindowDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
-from specbench.drafters.lookup_or_model import LookupOrModelDrafter
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.mtp import MtpDrafter
 from specbench.drafters.multi_draft import MultiDrafter
@@ -67,7 +65,7 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
 
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
           "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized", "mtp", "eagle", "under_ngram",
-          "under_under_model", "mlp_speculator", "suffix", "lookup_or_model", "lookup_or_eagle3", 
+          "under_under_model", "mlp_speculator", "suffix", 
           "window")  # fmt: skip
 
 
@@ -239,8 +237,6 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return SuffixDrafter(8, 1.0, 1.0, 0.1, 0, gamma=5)
     if kind == "suffix_tree":
         return SuffixDrafter(8, 1.0, 2.0, 0.05, 0, gamma=5, nodes=6)
-    if kind == "lookup_or_model":
-        return LookupOrModelDrafter(SuffixDrafter(8, 1.0, 0.0, 0.1, 0, gamma=5), ModelDrafter(model, V, gamma=5), 0.1)
     if kind == "bigram":
         return BigramDrafter(training_tokens(text_file, target.tokenizer), V, sampling, smoothing=1.0)
     if kind == "unigram":
@@ -304,9 +300,6 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
     if kind.startswith("mtp"):
         module = pair_table(drafter_model.module) if tabular else first_layer_of_pairs(target.module)
         return MtpDrafter(MtpModel(module, target, kind, target.sampling, gamma=4), target.vocab_size, 4, shape)
-    if kind == "lookup_or_eagle3":
-        lookup = SuffixDrafter(8, 1.0, 0.0, 0.1, 0, gamma=5)
-        return LookupOrEagle3Drafter(lookup, self_drafter("eagle", target, drafter_model), 0.1)
     if kind.startswith("eagle"):
         module = pair_table(drafter_model.module) if tabular else first_layer_of_pairs(target.module)
         targets = torch.arange(target.vocab_size, device=target.device)[3:]  # of the draft model's own vocabulary

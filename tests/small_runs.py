@@ -66,7 +66,7 @@ def little(given: Mapping[str, str]) -> dict[str, str]:
         return {}
     if drafter in FOR_ANY_TARGET:
         return {"target.path": LITTLE["target.path"]}
-    return LITTLE if drafter in ("stdlib", "tree", "lookup_or_model") and "drafter.path" not in given else {}
+    return LITTLE if drafter in ("stdlib", "tree") and "drafter.path" not in given else {}
 
 
 def small(*overrides: str) -> list[str]:

@@ -29,7 +29,6 @@ class Drafter(Component, ABC):
     searches: ClassVar[bool] = False
     ends_early: ClassVar[bool] = False  # whether a gamma policy may stop a draft after any guess
     reads_text: bool = True  # whether q at a position depends only on the text before it
-    mixes_laws: ClassVar[bool] = False  # whether q is a point mass in some rows and rounds only
     fixed_in_round: ClassVar[bool] = False  # whether a round's guesses are looked up in the text before the round
     needs_hidden: ClassVar[bool] = False  # whether `settle` reads the target's hidden states
     listens: ClassVar[bool] = False  # whether it needs the hidden states of whole prompts, as the target reads them

@@ -74,8 +74,7 @@ class Verifier(Component, ABC):
             return "1 if the target takes the guess, else 0"
         if drafts.branches(settings):
             return "the probability that a guess of the step is accepted"
-        point_mass = drafts.point_masses(settings) and not drafts.mixes_laws
-        return f"p(x){' / l' * (self.lenience < 1)} of the guess x" if point_mass else self.law
+        return f"p(x){' / l' * (self.lenience < 1)} of the guess x" if drafts.point_masses(settings) else self.law
 
     @abstractmethod
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:

@@ -25,11 +25,10 @@ from specbench.run_config import GROUPS, Role, with_role
 
 NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2",
          "drafter=eagle": "drafter.path=org/name", "drafter=eagle3": "drafter.path=org/name",
-         "drafter=lookup_or_eagle3": "drafter.path=org/name",
          "drafter=mlp_speculator": "drafter.path=org/name", "drafter=dflash": "drafter.path=org/name",
          "data=hub": "data.path=org/name", "verifier=greedy_tree": "temperature=0"}  # fmt: skip
 # Slow: where the wheel is installed, the check reads the target's file, which is converted first.
-OF_SMOLLM2 = ("drafter=smollm2_eagle3", "drafter=smollm2_lookup_or_eagle3")
+OF_SMOLLM2 = ("drafter=smollm2_eagle3",)
 REFUSED = {  # options that are right, but not in such a run
     "gamma_policy=oracle": r"specbench\.replay",
     "gamma_policy=known_betas": r"specbench\.replay",

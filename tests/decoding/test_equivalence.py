@@ -34,7 +34,7 @@ from specbench.policies.gamma.fixed import FixedGamma
 PROMPTS, NEW_TOKENS = 3, 12
 LITTLE, LARGE = ("drafter", "drafter_tv"), ("target", "drafter")
 OF_THE_LARGE = ("blockwise", "medusa", "early_exit", "pass_lookahead", "self_quantized", "mtp", "eagle",
-                "window", "mtp_distinct", "eagle_dynamic", "lookup_or_eagle3")  # fmt: skip
+                "window", "mtp_distinct", "eagle_dynamic")  # fmt: skip
 
 
 EXECUTORS = {"eager": EagerExecutor, "half": partial(AutoExecutor, ["half"]),

@@ -87,22 +87,21 @@ def tables(few_contexts):
 
 
 LIKE_OTHERS = (  # in the default run other drafts of their kind stand for these
-    "ngram", "ngram_sample", "prompt_lookup", "suffix", "suffix_tree", "lookup_or_model",
-    "lookup_or_eagle3", "bigram", "non_autoregressive", "early_exit", "self_quantized", "mtp",
+    "ngram", "ngram_sample", "prompt_lookup", "suffix", "suffix_tree", 
+    "bigram", "non_autoregressive", "early_exit", "self_quantized", "mtp",
     "mtp_distinct", "eagle", "eagle_dynamic", "blockwise", "mlp_speculator", "under_ngram", "under_under_model",
     "tree_independent", "tree_distinct", "tree_best", "tree_dynamic", "multi_draft_two", "dflash", "peagle",
 )  # fmt: skip
 MORE = {("model", "block"), ("model", "rejection"), ("model", "traversal"), ("mtp_distinct", "traversal")}
 MANY = ("model", "tree_distinct", "multi_draft_two")
-MIXED = ("lookup_or_model", "lookup_or_eagle3")
-BY_ROW = ("suffix", "suffix_tree", *MIXED, "ngram", "ngram_sample")
+BY_ROW = ("suffix", "suffix_tree", "ngram", "ngram_sample")
 
 
 def possible(kind: str, verifier: str) -> bool:
     """Chains have every verifier, but that guesses without a law have no rejection sampling; trees have two."""
     if kind in TREES:
         return VERIFIERS[verifier].trees
-    return verifier != "rejection" or kind not in ("ngram", "prompt_lookup", "suffix", *MIXED)
+    return verifier != "rejection" or kind not in ("ngram", "prompt_lookup", "suffix")
 
 
 def covering():

@@ -1,13 +1,11 @@
 """Lookups by suffix: against a search that counts all occurrences."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from decoder_cases import V, jobs_of, make_drafter, spare_of, tabular_model
-from law_cases import FEW, Law, decode, worst_excess
+from decoder_cases import jobs_of, make_drafter, spare_of, tabular_model
 from small_runs import parts_of
 
 from specbench.decoding.sampling import Sampling
@@ -15,10 +13,7 @@ from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Clock
 from specbench.decoding.token_tree import MISSING, ROOT
-from specbench.drafters import lookup_or_model
 from specbench.drafters.lookup_base import point_mass_tree
-from specbench.drafters.lookup_or_model import ALPHA, PRIOR, LookupOrModelDrafter, _Seen, either
-from specbench.drafters.model import ModelDrafter
 from specbench.drafters.suffix import SuffixAutomaton, SuffixDrafter
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.run.run import run
@@ -162,7 +157,7 @@ def drafted(kind, tables, prompts, gamma=3):
     return seen, state.new_tokens()
 
 
-@pytest.mark.parametrize("kind", ["suffix", "suffix_tree", "lookup_or_model"])
+@pytest.mark.parametrize("kind", ["suffix", "suffix_tree"])
 def test_a_batch_drafts_what_its_rows_draft_alone(kind, few_contexts):
     seen, texts = drafted(kind, few_contexts, PROMPTS)
     alone = [drafted(kind, few_contexts, [prompt]) for prompt in PROMPTS]
@@ -239,42 +234,3 @@ def test_outputs_of_warm_up_and_probes_are_no_past_outputs(tmp_path, monkeypatch
     control = parts_of(*words)
     run(control, tmp_path / "control")
     assert len(control.drafter.outputs) > 3
-
-
-def test_a_record_of_rounds_says_what_to_expect():
-    seen = _Seen(accepted=3, tested=4, hits=3, promised=6)
-    assert seen.by_model_expected(2) == pytest.approx(0.75 + 0.75**2)
-    assert seen.by_lookup_expected([0.8, 0.4]) == pytest.approx(0.4 + 0.4 * 0.25)
-    seen.found, seen.by_model = ([1, 2, 3], [0.8, 0.4, 0.4]), True
-    seen.learn(3, [1, 5])  # the model's first guess stood, the second did not; so it was with the lookup's
-    assert (seen.accepted, seen.tested) == (4, 6)
-    assert (seen.hits, seen.promised) == (4, pytest.approx(6 + 0.8 + 0.5))
-
-
-def test_rows_choose_for_themselves(few_contexts):
-    """One row's lookup is sure, the other has none: the model drafts for it alone, and one-hot q stand beside its q."""
-    sampling = Sampling()
-    target, helper = tabular_model(few_contexts.target, sampling), tabular_model(few_contexts.similar, sampling)
-    state = State.start(jobs_of([[1, 2, 3, 4] * 4, [1, 2, 3, 4]], [40, 40], [1, 2]), [], 8, target.device)
-    drafter = LookupOrModelDrafter(suffix(), ModelDrafter(helper, V, gamma=4), cost=0.1)
-    helper.allocate(2, state.tokens.shape[1])
-    drafter.begin(state)
-    draft = drafter.propose(state, [4, 4])
-    assert draft.tokens[0].tolist() == [1, 2, 3, 4] and draft.count.tolist() == [4, 4]
-    assert torch.equal(draft.probs[0], torch.eye(V)[[1, 2, 3, 4]])
-    assert (draft.probs[1] > 0).sum() > 8
-    drafter.cost = 0.0
-    drafter.seen.of(state, 0, None).tested = PRIOR * ALPHA  # the model has been right so far
-    assert not torch.equal(drafter.propose(state, [4, 4]).probs[0], torch.eye(V)[[1, 2, 3, 4]])
-
-
-def test_a_lookup_with_the_q_of_the_model_is_caught(few_contexts, number_text, monkeypatch):
-    """Negative control: a row's guesses were looked up, and its q says that the model drew them."""
-
-    def models_q(by_lookup, looked_up, drafted):
-        found = either(by_lookup, looked_up, drafted)
-        return replace(found, probs=drafted.padded(found.tokens.shape[1]).probs)
-
-    monkeypatch.setattr(lookup_or_model, "either", models_q)
-    outputs = decode(few_contexts, number_text, "lookup_or_model", drafter_table=few_contexts.similar, trials=FEW)
-    assert worst_excess(outputs, Law(few_contexts.target)) > 1

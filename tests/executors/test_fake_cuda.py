@@ -29,8 +29,6 @@ LAWLESS = (
     "ngram",
     "prompt_lookup",
     "suffix",
-    "lookup_or_model",
-    "lookup_or_eagle3",
 )  # guesses are point masses at every temperature
 
 

@@ -15,7 +15,7 @@ from specbench.models.checkpoint import local_path
 from specbench.run.jobs import labels_of
 
 GAMMA, OTHERS = "4", (2, 8)  # of the pilot unless it is given; of the best ways where replay cannot choose
-WITH_MODEL = ("model", "lookup_or_model")  # drafters of a model that is given by its path
+WITH_MODEL = ("model",)  # drafters of a model that is given by its path
 HEADS = ("medusa", "eagle3", "eagle", "mlp_speculator", "dflash")
 SWEPT = ("drafter", "gamma", "gamma_policy", "verifier")  # whose values are ways
 LOADS = ("batch_size", "workload.rate")

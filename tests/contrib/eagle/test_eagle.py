@@ -31,14 +31,12 @@ from specbench.config.build import build
 from specbench.config.validate import check
 from specbench.contrib.eagle.config import eagle_config, feature_layers
 from specbench.contrib.eagle.drafter import choose_reading
-from specbench.contrib.eagle.lookup_or_eagle3 import LookupOrEagle3Drafter
 from specbench.contrib.eagle.model import EagleModel
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.queue import Queue
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Clock
-from specbench.drafters.suffix import SuffixDrafter
 from specbench.errors import ConfigError
 from specbench.models.mtp import MtpModel
 from specbench.models.vocabulary import DraftVocabulary
@@ -271,48 +269,6 @@ def test_q_is_that_of_the_whole_text(name):
     assert 3 in {len(guesses) for _, guesses, _ in found} and len(accepted(found)) > 2
     for text, guesses, q in found[:: max(1, len(found) // 4)]:
         torch.testing.assert_close(q, expected_laws(name, text, guesses), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize(("name", "gamma"), [("plain", 3), slow_unless(False, "parallel", 2)])
-def test_a_head_beside_a_lookup_reads_every_round(name, gamma, monkeypatch):
-    """Behind rounds whose guesses were looked up, in rows of which the other one's were not, q of the head is that of
-    the whole text. Control: a head that does not read the rounds in which a row's guesses were looked up. It reads
-    pairs that are there, and where it drafts for no row its output matrix multiplies nothing."""
-    head = parts(name).drafter
-    read, multiplied, module = set(), set(), head.pairs.module
-    hooks = [part.register_forward_hook(lambda _, given, result, seen=seen: seen.add(result.shape[1]))
-             for part, seen in ((module.pair_input, read), (module.get_output_embeddings(), multiplied))]  # fmt: skip
-    settle = type(head).settle
-    both = LookupOrEagle3Drafter(SuffixDrafter(8, 1.0, 0.0, 0.1, 0, gamma=4), head, cost=9.0)
-    both.gamma = gamma
-    for stale in (False, True):
-        looked_up: list[int] = []
-
-        def reads(state, *others, stale=stale, looked_up=looked_up):
-            rows = [row for row, kept in enumerate(state.kept) if kept and not both.seen.of(state, row, None).by_model]
-            looked_up.append(len(rows))
-            if not (stale and rows):
-                settle(head, state, *others)
-
-        monkeypatch.setattr(head, "settle", reads)
-        found = drafts(name, gamma=4, prompts=([1, 2, 3, 4] * 3, PROMPTS[0]), drafter=both)
-        by_head = [one for one in found if (one[2][0] > 0).sum() > 1]
-        assert 1 in looked_up and len(by_head) >= 4 and len(by_head) < len(found)
-        assert max(len(guesses) for _, guesses, _ in by_head) == gamma
-        far = [(q - expected_laws(name, text, guesses)).abs().max() for text, guesses, q in by_head]
-        assert max(far) > 1e-4 if stale else max(far) < 1e-5, far
-    drafts(name, gamma=4, tokens=4, batch=1, prompts=([1, 2, 3, 4] * 3,), drafter=both)
-    for hook in hooks:
-        hook.remove()
-    assert 0 in multiplied and 2 in read
-
-
-def test_a_head_beside_a_lookup_drafts_chains():
-    words = ["drafter=lookup_or_eagle3", f"drafter.path={case('plain')[0]}"]
-    for own in ("+drafter.nodes=4", "+drafter.branching=[2]", "+drafter.calibrate=true", "+drafter.width=3"):
-        name = own.partition("=")[0].removeprefix("+")
-        with pytest.raises(ConfigError, match=f"{name} is not possible with this drafter: its drafts are chains"):
-            parts_of("target=model", f"target.path={target_folder()}", *words, own)
 
 
 @pytest.mark.slow  # test_q_is_that_of_the_whole_text has chains of parallel guesses
