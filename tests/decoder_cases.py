@@ -28,7 +28,7 @@ from specbench.decoding.token_tree import MISSING, ROOT, branching_tree
 from specbench.decoding.transfers import upload
 from specbench.decoding.verifier import Verifier
 from specbench.drafters.blockwise import BlockwiseDrafter, MedusaDrafter
-from specbench.drafters.early_exit import EarlyExitDrafter, SelfQuantizedDrafter, WindowDrafter
+from specbench.drafters.early_exit import EarlyExitDrafter, SelfQuantizedDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.mtp import MtpDrafter
@@ -46,7 +46,7 @@ from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import MtpModel, PairInput
 from specbench.models.published_heads import PublishedHeads
 from specbench.models.quantization import quantise
-from specbench.models.shared_cache import BorrowedCache, NearColumns, first_layers
+from specbench.models.shared_cache import BorrowedCache, first_layers
 from specbench.models.trained_parts import Heads, HeadsConfig, LookAhead, load_part
 from specbench.settings import BaseSettings
 from specbench.verifiers.block import BlockVerifier
@@ -65,8 +65,7 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
 
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
           "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized", "mtp", "eagle", "under_ngram",
-          "under_under_model", "mlp_speculator", "suffix", 
-          "window")  # fmt: skip
+          "under_under_model", "mlp_speculator", "suffix")  # fmt: skip
 
 
 TREES = (
@@ -289,9 +288,6 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
     if kind == "early_exit":
         short = drafter_model.module if tabular else first_layers(target.module, 1)
         return EarlyExitDrafter(BorrowedCache(short, target, "exit", target.sampling), target.vocab_size, 5)
-    if kind == "window":  # too small for the table's pairs of tokens
-        model = NearColumns(target, target.sampling, 1, 1 if tabular else 6)
-        return WindowDrafter(model, target.vocab_size, 5)
     if kind == "self_quantized":
         module = drafter_model.module if tabular else in_four_bits(target.load_again)
         model = BorrowedCache(module, target, kind, target.sampling, exact=False)

@@ -174,16 +174,14 @@ class PagedCache(SlotCache):
 
     # -- Keys and values ------------------------------------------------------------------------
 
-    def place(
-        self, slots: Tensor, visible: int, row: int | None = None, in_blocks: bool = False, near: Tensor | None = None
-    ) -> None:
-        super().place(slots, visible, row, in_blocks, near)
+    def place(self, slots: Tensor, visible: int, row: int | None = None, in_blocks: bool = False) -> None:
+        super().place(slots, visible, row, in_blocks)
         if self.table.device != slots.device:
             self.table = move(self.table, slots.device)
         table = self.block_table()
         self.targets = self._where(table, slots)  # [b, N], indices into the pool
         if not in_blocks:
-            columns = torch.arange(visible, device=slots.device).expand(len(table), -1) if near is None else near
+            columns = torch.arange(visible, device=slots.device).expand(len(table), -1)
             self.columns = self._where(table, columns)  # [b, visible], indices into the pool
 
     def block_table(self) -> Tensor:

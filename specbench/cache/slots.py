@@ -29,7 +29,6 @@ class SlotCache(Component, Cache):
         self.rows, self.capacity = rows, columns
         self.slots = torch.empty(0)  # [b, N], columns of the tokens being forwarded
         self.visible = 0  # columns that attention reads
-        self.near: Tensor | None = None  # [b, n], those of them that it reads, if not all
         self.span = slice(0, 0)  # the rows of the forward
         self.pools: list[Tensor] = []  # keys and values of each layer in turn, in the backend's own shapes
         self.numbers: dict[Any, int] = {}  # of the parts of the model that store something
@@ -51,16 +50,14 @@ class SlotCache(Component, Cache):
 
     # -- A forward ------------------------------------------------------------------------------
 
-    def place(
-        self, slots: Tensor, visible: int, row: int | None = None, in_blocks: bool = False, near: Tensor | None = None
-    ) -> None:
+    def place(self, slots: Tensor, visible: int, row: int | None = None, in_blocks: bool = False) -> None:
         """Sets the columns slots [b, N] that the next forward writes, and the number `visible` of leading columns that
-        it sees, or which of them, near [b, n]; `row` is the only row of the forward, None for the first b. With
+        it sees; `row` is the only row of the forward, None for the first b. With
         `in_blocks` attention reads the columns where they are stored, through `block_table`. Raises ValueError if they
         are too many."""
         if not torch.compiler.is_compiling() and visible > self.capacity:
             raise ValueError(f"the cache holds {self.capacity} columns, {visible} are needed")
-        self.slots, self.visible, self.in_blocks, self.near = slots, visible, in_blocks, near
+        self.slots, self.visible, self.in_blocks = slots, visible, in_blocks
         self.span = slice(0, len(slots)) if row is None else slice(row, row + 1)
 
     def update(
@@ -115,11 +112,8 @@ class SlotCache(Component, Cache):
             own[rows[:, None, None], heads[None, :, None], slots[:, None, :]] = new
 
     def read(self, stored: Tensor) -> Tensor:
-        """The visible columns [b, heads, visible, head size] of stored [B, heads, T, head size], or the near ones."""
-        if self.near is None:
-            return stored[self.span, :, : self.visible]
-        near = self.near.to(stored.device)[:, None, :, None]
-        return stored[self.span].gather(2, near.expand(-1, stored.shape[1], -1, stored.shape[3]))
+        """The visible columns [b, heads, visible, head size] of stored [B, heads, T, head size]."""
+        return stored[self.span, :, : self.visible]
 
     def blocks_of(self, stored: Tensor) -> Tensor:
         """A view [blocks, heads, block size, head size] of stored [B, heads, T, head size]: a block for each row."""

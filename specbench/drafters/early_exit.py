@@ -1,5 +1,4 @@
-"""The target drafts for itself on its own cache: with its first layers only, with all layers in 8 or 4 bits, or with
-all layers and a window of attention."""
+"""The target drafts for itself on its own cache: with its first layers only, or with all layers in 8 or 4 bits."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from specbench.executors.quant_grids import GRIDS
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.quantization import quantise
-from specbench.models.shared_cache import BorrowedCache, NearColumns, first_layers
+from specbench.models.shared_cache import BorrowedCache, first_layers
 from specbench.models.trained_parts import ExitHead, Heads, PartSettings, load_part
 from specbench.settings import setting
 
@@ -48,26 +47,6 @@ class EarlyExitDrafter(ModelDrafter):
             module._modules[own] = ExitHead(head, output)
         name = f"the first {settings.layers} layers"
         model = BorrowedCache(module, target, name, settings.own(context).sampling)
-        return cls(model, target.vocab_size, context.gamma)
-
-
-class WindowDrafter(EarlyExitDrafter):
-    """All layers, which read the keys and values of the first tokens and of the last ones alone (TriForce, 2404.11912;
-    MagicDec, 2408.11049): what a step of a long text spends on attention does not grow with it."""
-
-    on_device = True
-
-    @dataclass
-    class Settings(OwnSampling):
-        sinks: int = setting(ge=0, le=10**6)
-        window: int = setting(ge=1, le=10**9)
-
-    @classmethod
-    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "WindowDrafter":
-        if target.decoder.counts_positions:
-            raise ConfigError(f"drafter=window is not possible with target.path={target.name}: its attention counts "
-                              "positions from the columns that it is given")  # fmt: skip
-        model = NearColumns(target, settings.own(context).sampling, settings.sinks, settings.window)
         return cls(model, target.vocab_size, context.gamma)
 
 

@@ -171,7 +171,7 @@ class LayerCall:
         mask: Any = given.get("attention_mask")
         programs = self.programs
         usual = programs.used and programs.runs and getattr(cache, "in_place", False) and self.place in cache.numbers
-        usual = usual and cache.near is None and isinstance(mask, Tensor)  # a program reads leading columns
+        usual = usual and isinstance(mask, Tensor)
         if not usual or torch.compiler.is_compiling():
             return None
         if not programs.graphs and (len(hidden) > 1 or hidden.shape[1] > MOST_TOKENS or mask.shape[-1] <= 1):

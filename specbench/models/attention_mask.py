@@ -34,12 +34,11 @@ class TokenPlaces(NamedTuple):
     root: Tensor  # [b], the column of entry 0 of their tree, if they are one
     visible: int  # columns that they see
     tree: Tree | None
-    near: Tensor | None = None  # [b, T], of chains: which columns they read, if not the leading ones
 
     @property
     def columns(self) -> Tensor:
-        """[b or 1, T]: the columns that are read."""
-        return torch.arange(self.visible, device=self.root.device)[None] if self.near is None else self.near
+        """[1, T]: the columns that are read."""
+        return torch.arange(self.visible, device=self.root.device)[None]
 
     @property
     def of_columns(self) -> Tensor:

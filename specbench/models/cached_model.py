@@ -279,10 +279,6 @@ class CachedModel(Target):
             return self.cache.capacity
         return self.executor.columns(needed, self.cache.capacity)
 
-    def near(self, slots: Tensor, visible: int) -> Tensor | None:
-        """[b, n]: the columns that new tokens in the columns slots [b, N] read, None for the leading `visible`."""
-        return None
-
     def forward(
         self, tokens: Tensor, first: Tensor, visible: int, row: int | None = None, tree: Tree | None = None,
         keep_logits: int = 0, suppressing: bool = True,
@@ -292,8 +288,7 @@ class CachedModel(Target):
         be the one at position 0, which is then read several times. Unless `suppressing`, they are the module's own,
         also of tokens that generate() never draws. Only tensor operations: an executor may compile or capture it."""
         slots = (first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)).clamp(min=0)
-        near = self.near(slots, visible)
-        self.cache.place(slots, visible, row, self.kernel, near)
+        self.cache.place(slots, visible, row, self.kernel)
         root = first if tree is None else first - (tree.sees.shape[2] - tokens.shape[1])  # column of entry 0
         positions = slots if tree is None else root[:, None] + tree.depth
         if torch.compiler.is_compiling() or visible > self.context:  # guesses of idle rows, whose logits are not used
@@ -302,7 +297,7 @@ class CachedModel(Target):
         if self.recurrence is not None:
             assert tree is None, "a recurrent model reads chains"
             return self.vocabulary.fit(self.recurrence.logits(self, words, slots, positions, visible, row, keep_logits))
-        places = TokenPlaces(slots, positions, root, visible, tree, near)
+        places = TokenPlaces(slots, positions, root, visible, tree)
         if self.encoder is not None:
             logits = self.encoder.logits(self.module, words, places, self.mask, row, self.cache)
             return self.vocabulary.fit(self.suppress(logits, positions) if suppressing else logits)

@@ -1,4 +1,4 @@
-"""A model that shares layers and cache with another one: early exits, and the target with look-ahead or a window.
+"""A model that shares layers and cache with another one: early exits, and the target with look-ahead embeddings.
 
 b rows, N new tokens, n columns.
 """
@@ -7,8 +7,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from specbench.decoding.sampling import Sampling
@@ -22,11 +21,10 @@ class BorrowedCache(LanguageModel):
 
     def __init__(
         self, module: PreTrainedModel, owner: LanguageModel, name: str, sampling: Sampling, exact: bool = True,
-        attention: str | None = None,
     ):  # fmt: skip
         super().__init__(
             module, owner.tokenizer, name=name, sampling=sampling, new_cache=owner.new_cache, executor=owner.executor,
-            exact=exact, attention=attention or (owner.attention if owner.kernel else "sdpa"),
+            exact=exact, attention=owner.attention if owner.kernel else "sdpa",
         )  # fmt: skip
         self.owner = owner
 
@@ -42,25 +40,6 @@ class BorrowedCache(LanguageModel):
         self.cache, self.cached = self.owner.cache, list(self.owner.cached)
         if self.encoder is not None and self.owner.encoder is not None:
             self.encoder.inputs = self.owner.encoder.inputs
-
-
-class NearColumns(BorrowedCache):
-    """All of its owner's layers, which read the keys and values of the first `sinks` columns and of the last `window`,
-    the token's own included (StreamingLLM, 2309.17453)."""
-
-    def __init__(self, owner: LanguageModel, sampling: Sampling, sinks: int, window: int):
-        name = f"{owner.name} with {sinks} sinks and a window of {window}"
-        super().__init__(owner.module, owner, name, sampling, attention="sdpa")
-        self.sinks, self.window = sinks, window
-
-    def near(self, slots: Tensor, visible: int) -> Tensor | None:
-        # A compiled program serves every `visible`.
-        most = self.cache.capacity if torch.compiler.is_compiling() else visible
-        if most <= self.sinks + self.window:
-            return None
-        columns = torch.arange(self.sinks + self.window, device=slots.device)
-        skipped = (slots[:, -1:] + 1 - len(columns)).clamp(min=0)  # [b, 1]
-        return columns + skipped * (columns >= self.sinks)
 
 
 def first_layers(module: PreTrainedModel, count: int) -> PreTrainedModel:

@@ -34,7 +34,7 @@ from specbench.policies.gamma.fixed import FixedGamma
 PROMPTS, NEW_TOKENS = 3, 12
 LITTLE, LARGE = ("drafter", "drafter_tv"), ("target", "drafter")
 OF_THE_LARGE = ("blockwise", "medusa", "early_exit", "pass_lookahead", "self_quantized", "mtp", "eagle",
-                "window", "mtp_distinct", "eagle_dynamic")  # fmt: skip
+                "mtp_distinct", "eagle_dynamic")  # fmt: skip
 
 
 EXECUTORS = {"eager": EagerExecutor, "half": partial(AutoExecutor, ["half"]),
@@ -121,7 +121,7 @@ WAYS = [("static", 1), *((name, 3) for name in CACHES)]
 
 # At temperature 0 the default run has all but those of which test_law.py has the law, and those that another one stands
 # for; at 1 it has some in each of two tests.
-IN_LAW = ("unigram", "random", "window", "pass_lookahead", "medusa", "own_trees", "tree_sampled",
+IN_LAW = ("unigram", "random", "pass_lookahead", "medusa", "own_trees", "tree_sampled",
           "multi_draft", "mtp_distinct")  # fmt: skip
 LIKE = {"mtp": "mtp_distinct", "eagle": "eagle_dynamic", "blockwise": "medusa"}
 SINGLES = ("model", "bigram", "prompt_lookup", "suffix", "under_under_model", "tree_sampled")

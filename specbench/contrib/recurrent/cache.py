@@ -125,11 +125,9 @@ class RecurrentCache(SlotCache):
         if shorter:
             self._restore(shorter)
 
-    def place(
-        self, slots: Tensor, visible: int, row: int | None = None, in_blocks: bool = False, near: Tensor | None = None
-    ) -> None:
-        super().place(slots, visible, row, in_blocks, near)
-        self.columns.place(slots, visible, row, in_blocks, near)
+    def place(self, slots: Tensor, visible: int, row: int | None = None, in_blocks: bool = False) -> None:
+        super().place(slots, visible, row, in_blocks)
+        self.columns.place(slots, visible, row, in_blocks)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
