@@ -313,7 +313,7 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
         return ParallelEagleDrafter(model, V, 4)
     own = kind == "non_autoregressive"
     model = drafter_model if own else BorrowedCache(target.module, target, "ahead", target.sampling)
-    ahead = PairAhead() if tabular else extras(LookAhead, "drafter_lookahead" if own else model)
+    ahead = PairAhead() if tabular else extras(LookAhead, "drafter_lookahead" if own else "lookahead", model)
     drafter = NonAutoregressiveDrafter if own else PassDrafter
     return drafter(model, ahead, target.vocab_size, 4)
 
