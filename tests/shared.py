@@ -17,7 +17,6 @@ if not torch.cuda.is_available():  # before Triton is imported: its kernels run 
 
 import brief
 import loading
-from audio_cases import here as here
 from checkpoints import checkpoint
 from decoder_cases import V
 from sweep_cases import apart as apart

@@ -93,7 +93,6 @@ def build(
     verifier.expect(policy.largest)
     target = targets.get(checked, dataclasses.replace(context, sampling=scored), partial(_make, checked, "target"))
     drafter = _make(checked, "drafter", context, target)
-    data.prepare(target, drafter.models)
     refuse_unfit(target, drafter, policy.largest)
     refuse_states_that_do_not_fit([target, *drafter.models], root.batch_size, policy.largest)
     decoding = _make(checked, "decoding")

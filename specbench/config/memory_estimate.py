@@ -20,7 +20,7 @@ from specbench.run_config import RunConfig
 from specbench.stats.position_stats import CHUNK
 from specbench.stats.verdict_records import LAW_BYTES
 
-MOST_START_TOKENS = 4  # of an encoder-decoder's text: the start, a language, a task, and that no times are wanted
+MOST_START_TOKENS = 2  # of an encoder-decoder's text: the start, and a token that is forced after it
 
 
 def memory_budget(
@@ -39,7 +39,7 @@ def memory_budget(
     root, chosen, executor = checked.root, checked.choices, context.executor
     models = checked_sizes(checked, context, data)
     target, cache, decoding = models[0], chosen["cache"], chosen["decoding"]
-    longest = target.heard or longest_text(checked, prompts, rendered)
+    longest = longest_text(checked, prompts, rendered)
     inputs = longest if target.crossing else 0
     columns = min((MOST_START_TOKENS if inputs else longest) + root.max_new_tokens, target.context) + spare
     used = uses_stock(chosen)
@@ -99,9 +99,8 @@ def checked_sizes(checked: ValidatedConfig, context: Context, data: Data) -> lis
     if any(model.processes() > 1 for _, model in models):
         from_ring("tensor_parallel.rules.refuse_indivisible")(chosen)
     footprints = [footprint(model, role, context.dtype).share(model.processes()) for role, model in models]
-    data.refuse(chosen, footprints)
     for family in dict.fromkeys(model.family for model in footprints):
-        family.refuse(chosen, footprints, data)
+        family.refuse(chosen, footprints)
     refuse_encoders(checked, footprints)
     if any(model.recurrent for model in footprints):
         context.executor.run_eagerly("a model has a recurrent state")
@@ -155,7 +154,7 @@ def refuse_more_than_the_target_has(checked: ValidatedConfig, largest: int, targ
 def refuse_encoders(checked: ValidatedConfig, models: Sequence[ModelSize]) -> None:
     """Raises ConfigError if one of the models, the target's first, has an encoder that another choice cannot use."""
     chosen = checked.choices
-    drafter, executor, baseline = chosen["drafter"], chosen["executor"], chosen["baseline"]
+    drafter, executor = chosen["drafter"], chosen["executor"]
     path, attention = chosen["target"].settings.path, checked.root.attention
     if not models[0].crossing:
         if any(model.crossing for model in models):
@@ -169,7 +168,6 @@ def refuse_encoders(checked: ValidatedConfig, models: Sequence[ModelSize]) -> No
         ("drafter", drafter.name, drafts, "model, tree, ngram or prompt_lookup"),
         ("executor", executor.name, executor.kind.runs_encoders, "auto, eager, prepacked or compiled"),
         ("attention", attention, attention != "triton", "sdpa"),
-        ("baseline", baseline.name, baseline.kind.runs_encoders, "autoregressive or transformers"),
     ):
         if not possible:
             raise ConfigError(

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from specbench.component import Selections
 from specbench.data.chat_template import RENDERER
 from specbench.decoding.component import Component
-from specbench.decoding.encoder_input import EncoderInput, Features
+from specbench.decoding.encoder_input import EncoderInput
 from specbench.errors import ConfigError, shown
 
 log = logging.getLogger(__name__)
@@ -22,14 +21,11 @@ VARIED = 0.75  # of the different tokens that an even draw has
 
 @dataclass(frozen=True)
 class Prompt:
-    """A question of one or more turns. A later turn is asked after the answers to the turns before it. A sound is one
-    turn, and the text of that is its name."""
+    """A question of one or more turns. A later turn is asked after the answers to the turns before it."""
 
     id: str
     turns: tuple[str, ...]
     category: str = ""
-    sound: Any = None  # what is read in place of text, as the target's `features` takes it
-    reference: str | None = None  # the text that a person would write
 
     def request_id(self, turn: int) -> str:
         """The id of the request of a turn, counted from 0: the prompt's own, with the turn if there are several."""
@@ -48,14 +44,9 @@ class Request:
     encoder_input: EncoderInput | None = None  # if the target has an encoder
     reference: str | None = None
 
-    def prepare(self) -> None:
-        """Computes the features of a sound, which is no part of decoding. Raises ConfigError."""
-        if isinstance(self.encoder_input, Features):
-            _ = self.encoder_input.values
-
     @property
     def prompt_tokens(self) -> int:
-        """The number of tokens of the prompt, or of positions of its sound, whichever side of a model reads it."""
+        """The number of tokens of the prompt, whichever side of a model reads it."""
         return len(self.tokens if self.encoder_input is None else self.encoder_input)
 
     @property
@@ -79,12 +70,6 @@ class Data(Component, ABC):
     @abstractmethod
     def prompts(self) -> Iterator[Prompt]:
         """The prompts, in a fixed order. Raises ConfigError if the source cannot be read."""
-
-    def refuse(self, run: Selections, models: Sequence[Any]) -> None:
-        """Raises ConfigError if models of these `ModelSize`s, the target's first, cannot read its prompts."""
-
-    def prepare(self, target: Any, drafters: Sequence[Any]) -> None:
-        """Tells the loaded models what is to be written of its prompts. Raises ConfigError."""
 
 
 class StoredData(Data):
@@ -176,11 +161,6 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
         text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return text
     return RENDERER.render(tokenizer.get_chat_template(), messages, tokenizer.special_tokens_map)
-
-
-def with_features(prompt: Prompt, features: Features, start: Sequence[int]) -> Request:
-    """A prompt that is no text as a request, for an encoder-decoder whose text begins with the tokens `start`."""
-    return Request(prompt.id, prompt.id, prompt.turns[0], list(start), prompt.category, features, prompt.reference)
 
 
 @contextmanager

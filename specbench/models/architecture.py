@@ -1,7 +1,7 @@
 """What a model's configuration says before it loads: its size, and what its architecture needs beside the rest.
 
 An architecture that needs more than causal decoders and encoder-decoders of text have in common has a `Family`: a
-class that is named in ENCODER_DECODERS or DECODERS, and imported when a model of it is used. B rows, b of them in a
+class that is named in DECODERS, and imported when a model of it is used. B rows, b of them in a
 forward, N new tokens, V vocabulary.
 """
 
@@ -9,7 +9,7 @@ import copy
 import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -22,14 +22,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.cache.slots import SlotCache
 from specbench.component import Selections
-from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.state import State
 from specbench.errors import ConfigError
 from specbench.models.attention_mask import ATTENTION, RECURRENT, AttentionMask
 from specbench.settings import UNLIMITED_CONTEXT
 
-# The classes of families, by model type or, of decoders, by kind of layer too.
-ENCODER_DECODERS = {"whisper": "specbench.contrib.whisper.family.WhisperFamily"}
+# The classes of families of decoders, by model type or kind of layer.
 DECODERS = dict.fromkeys(("rwkv", *RECURRENT), "specbench.contrib.recurrent.family.RecurrentFamily")
 HALVES = (torch.float16, torch.bfloat16)
 DIVIDING = ("colwise", "rowwise", "embedding")  # in the names of plans that divide a weight
@@ -67,19 +65,9 @@ class LayerState(ABC):
 class Family:
     """What an architecture needs beside the rest; here, of those that need nothing."""
 
-    loader: str | None = None  # the class of transformers that makes its modules, if it is not that of text models
-
     def sized(self, config: PretrainedConfig, size: "ModelSize") -> "ModelSize":
         """The size of a model of this configuration, given that of a text model."""
         return size
-
-    def encoder(self, settings: Any, role: str, config: PretrainedConfig) -> Callable[[Any, str], Any] | None:
-        """Makes the `Encoder` of a module with a name; None: that of text. Raises ConfigError."""
-        return None
-
-    def probe(self, config: PretrainedConfig, number: int, tokens: Sequence[int]) -> EncoderInput:
-        """An input on which its encoder is tried, another for each number; by default these tokens."""
-        return tokens
 
     def state(self, module: PreTrainedModel, mask: AttentionMask, name: str) -> LayerState | None:
         """The state of a module's layers; None if they have none. Raises ConfigError if it cannot be followed."""
@@ -93,7 +81,7 @@ class Family:
             )
         return None
 
-    def refuse(self, run: Selections, models: Sequence["ModelSize"], data: Any) -> None:
+    def refuse(self, run: Selections, models: Sequence["ModelSize"]) -> None:
         """Raises ConfigError if a model, the target first, is of this family, and another choice does not go."""
 
 
@@ -108,10 +96,11 @@ def _family(name: str) -> Family:
 
 def family_of(config: PretrainedConfig) -> Family:
     """What models of this configuration need."""
-    text = config if config.is_encoder_decoder else config.get_text_config()
-    families = ENCODER_DECODERS if config.is_encoder_decoder else DECODERS
+    if config.is_encoder_decoder:
+        return NO_FAMILY
+    text = config.get_text_config()
     names = (text.model_type, *(getattr(text, "layer_types", None) or ()))
-    return next((_family(families[name]) for name in names if name in families), NO_FAMILY)
+    return next((_family(DECODERS[name]) for name in names if name in DECODERS), NO_FAMILY)
 
 
 @dataclass(frozen=True)
@@ -127,7 +116,6 @@ class ModelSize:
     widest: int  # values per token of its widest layer
     crossing: int = 0  # bytes of keys and values of one position of an encoder's input, if there is an encoder
     heads: int = 1  # of the encoder
-    heard: int = 0  # positions of every input that the encoder reads, if all are as long; 0 if it reads tokens
     recurrent: bool = False  # whether some of its layers carry a state
     family: Family = NO_FAMILY
     divisible: int = 0  # bytes of the weights that ranks would share
@@ -207,10 +195,8 @@ def _values_per_column(layer: Any) -> int:
 
 
 def context_of(config: PretrainedConfig, side: str) -> int:
-    """Tokens, or positions of a sound, that the encoder or the decoder, `side`, reads at most. LED and Whisper have one
-    number for each, MPT its own name."""
-    of_sounds = {"encoder": "max_source_positions", "decoder": "max_target_positions"}[side]
-    names = (f"max_{side}_position_embeddings", "max_position_embeddings", "max_seq_len", of_sounds)
+    """Tokens that the encoder or the decoder, `side`, reads at most. LED has one number for each, MPT its own name."""
+    names = (f"max_{side}_position_embeddings", "max_position_embeddings", "max_seq_len")
     return int(next((found for name in names if (found := getattr(config, name, None))), UNLIMITED_CONTEXT))
 
 
@@ -222,8 +208,7 @@ def stops_of(source: Any) -> list[Any]:
 
 def loader_of(config: PretrainedConfig) -> str:
     """The name of the class of transformers that makes modules of a configuration."""
-    text = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
-    return family_of(config).loader or text
+    return "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
 
 
 def without_memory(config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool) -> Any:

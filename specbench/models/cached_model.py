@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.cache.slots import SlotCache
-from specbench.decoding.encoder_input import Features
 from specbench.decoding.executor import Executor
 from specbench.decoding.model import Target
 from specbench.decoding.sampling import Sampling
@@ -52,10 +51,9 @@ class CachedModel(Target):
         self, module: PreTrainedModel, tokenizer: Any, *, name: str, sampling: Sampling,
         new_cache: Callable[[int, int], SlotCache], executor: Executor, chat_template: bool = False,
         vocab_size: int | None = None, exact: bool = True, attention: str = "auto",
-        new_encoder: Callable[[Any, str], Encoder] | None = None,
     ):  # fmt: skip
         """`vocab_size` is V if it is not the module's: the target's, for a drafter's model. `exact` is that of
-        `Executor.load`, `attention` one of `kernel_attention.CHOICES`, `new_encoder` that of `Family.encoder`."""
+        `Executor.load`, `attention` one of `kernel_attention.CHOICES`."""
         self.tokenizer, self.name = tokenizer, name
         self.sampling, self.new_cache, self.chat_template = sampling, new_cache, chat_template
         self.config: PretrainedConfig = module.config.get_text_config()
@@ -69,7 +67,7 @@ class CachedModel(Target):
         if self.device.type == "cuda":
             self.module = with_float_logits(self.module)
         self.attention = attention
-        self.encoder = (new_encoder or Encoder)(self.module, name) if module.config.is_encoder_decoder else None
+        self.encoder = Encoder(self.module, name) if module.config.is_encoder_decoder else None
         self.recurrence = family_of(module.config).state(self.module, self.mask, name)
         self.state_bytes = 0 if self.recurrence is None else self.recurrence.state_bytes
         self.one_by_one = self.recurrence is not None and self.recurrence.one_by_one
@@ -103,8 +101,7 @@ class CachedModel(Target):
     @property
     def description(self) -> tuple[Any, ...]:
         """See `HasCache.description`."""
-        begin = 0 if self.encoder is None else self.encoder.suppressed.begin  # it follows from the data's language
-        return self.name, self.sampling, self.vocabulary.description, str(self.dtype), self.kernel, begin
+        return self.name, self.sampling, self.vocabulary.description, str(self.dtype), self.kernel
 
     def cache_tensors(self) -> list[Tensor]:
         """See `HasCache.cache_tensors`."""
@@ -165,14 +162,6 @@ class CachedModel(Target):
     def forced_tokens(self) -> int:
         """How many tokens generate() forces behind the start, which count for the length of a hypothesis."""
         return 0 if self.encoder is None else self.encoder.forced
-
-    def features(self, source: Any) -> Features | None:
-        """See `Encoder.features`."""
-        return None if self.encoder is None else self.encoder.features(source)
-
-    def length(self, positions: int) -> str:
-        """See `Encoder.length`."""
-        return f"{positions} tokens" if self.encoder is None else self.encoder.length(positions)
 
     def suppress(self, logits: Tensor, positions: Tensor) -> Tensor:
         """Logits or log p [..., N, V] after tokens at positions [..., N], without what generate() never draws there."""

@@ -17,7 +17,7 @@ from specbench.decoding.executor import plain_parts
 from specbench.decoding.state import Job
 from specbench.decoding.token_tree import static_tree
 from specbench.errors import ConfigError, IncompleteError, first_line
-from specbench.models.architecture import NO_FAMILY, family_of, size_of, stops_of
+from specbench.models.architecture import size_of, stops_of
 from specbench.models.encoder_decoder import KINDS, encoder_words
 from specbench.models.encoder_decoder import SIZES as ENCODER_DECODER_SIZES
 from specbench.models.language_model import LanguageModel
@@ -50,10 +50,9 @@ def refuse_bad_sizes(config: PretrainedConfig, where: str) -> None:
     optional = ENCODER_DECODER_SIZES if paired else OPTIONAL_SIZES
     if paired:
         named = f"{where}model_type={config.model_type} in its config, "
-        if config.model_type not in OF_TEXT and family_of(config) is NO_FAMILY:
+        if config.model_type not in OF_TEXT:
             raise ConfigError(
-                f"{named}whose encoder reads no text: give a model without one, an encoder-decoder of text, {KINDS}, "
-                "or one that hears, which is whisper"
+                f"{named}whose encoder reads no text: give a model without one, or an encoder-decoder of text, {KINDS}"
             )
         if isinstance(getattr(config, "decoder", None), PretrainedConfig):
             raise ConfigError(
@@ -114,7 +113,7 @@ def refuse_not_causal(module: PreTrainedModel, key: str, dtype: torch.dtype) -> 
     vocabulary, ids = int(config.vocab_size), _probe_ids(config)
     *text, _ = probe_text(module)
     texts = torch.tensor([[*text, ids[-1]], [*text, ids[-2:][0]]], device=module.device)  # [2, T]
-    logits = _plain_logits(module, texts, family_of(module.config).probe(config, 0, text))  # [2, T, V]
+    logits = _plain_logits(module, texts, text)  # [2, T, V]
     if logits.shape[-1] != vocabulary:
         raise ConfigError(f"{key} has logits of {logits.shape[-1]} tokens, but vocab_size={vocabulary} in its config")
     before = logits[:, :-1]
@@ -240,8 +239,7 @@ def _read_rows(model: LanguageModel) -> tuple[Tensor, list[list[Tensor]]]:
     unplaced = None if model.encoder is None else model.encoder.positions.no_position
     ids = [token % model.own_vocab_size for token in range(2, 3 + TEXT) if token != unplaced][:TEXT]
     text = torch.tensor([ids], device=model.device)
-    probe = family_of(model.module.config).probe
-    inputs = [probe(model.config, number, tokens) for number, tokens in enumerate((ids[:3], ids[2:]))]  # of an encoder
+    inputs = [ids[:3], ids[2:]]  # of an encoder
     model.allocate(len(STARTS), TEXT)
     stock: list[list[Tensor]] = [[], []]
     paths = CHAIN if model.recurrence is not None else (*CHAIN, *PATHS)

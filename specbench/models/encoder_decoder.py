@@ -8,7 +8,7 @@ a forward, N new tokens, S tokens of an input, V vocabulary.
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedMod
 from transformers.modeling_outputs import BaseModelOutput
 
 from specbench.cache.encoder_inputs import EncoderInputs
-from specbench.decoding.encoder_input import EncoderInput, Features
+from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.executor import cache_argument
 from specbench.errors import ConfigError
 from specbench.models.architecture import context_of
@@ -25,8 +25,7 @@ from specbench.models.positions import Positions
 
 SIZES = ("vocab_size", "d_model", "num_heads", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "encoder_layers",
          "decoder_layers", "encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim",
-         "max_position_embeddings", "max_encoder_position_embeddings", "max_decoder_position_embeddings",
-         "num_mel_bins", "max_source_positions", "max_target_positions")  # fmt: skip
+         "max_position_embeddings", "max_encoder_position_embeddings", "max_decoder_position_embeddings")  # fmt: skip
 KINDS = "such as t5, bart, pegasus, marian or m2m_100"
 # Settings of generate() that change the law of a token by the text before it, and the values that leave it as it is.
 OTHER_LAWS: dict[str, tuple[Any, ...]] = {
@@ -40,8 +39,6 @@ OTHER_LAWS: dict[str, tuple[Any, ...]] = {
 class Encoder:
     """The encoder of a module, what its decoder's text begins with, and the rows' inputs."""
 
-    pads_inputs: ClassVar[bool] = True  # whether an executor may have an input stored in more columns than it has
-    assisted_refusal: ClassVar[str] = ""  # what makes assisted generation of transformers another law
     inputs: EncoderInputs  # from `allocate` on
 
     def __init__(self, module: PreTrainedModel, name: str):
@@ -62,24 +59,10 @@ class Encoder:
         vars(other).pop("inputs", None)
         return other
 
-    def features(self, source: Any) -> Features | None:
-        """What it reads of a prompt that is no text, `Prompt.sound`; None if it reads tokens."""
-        return None
-
-    def length(self, positions: int) -> str:
-        """The length of a prompt in words, from the number of its positions."""
-        return f"{positions} tokens"
-
-    def begin_with(self, start: Sequence[int]) -> None:
-        """From now on, texts begin with these tokens, and what is not drawn first is not drawn behind them."""
-        self.start_tokens, self.forced = list(start), 0
-        self.suppressed = suppressed_by(self.module, len(start))
-
     def allocate(self, rows: int, columns: Callable[[int], int], fixed_shapes: bool) -> None:
         """Makes room for inputs, and forgets those that were read. `columns` rounds up how many are stored."""
         inputs = getattr(self, "inputs", None)  # an executor that compiles after its warm-up fixes shapes then
         if inputs is None or inputs.rows != rows or not fixed_shapes or not inputs.fixed_shapes:
-            columns = columns if self.pads_inputs else int
             self.inputs = inputs = EncoderInputs(rows, columns, fixed_shapes, self.module.device)
         inputs.clear()
 
@@ -87,8 +70,7 @@ class Encoder:
         """Runs the encoder on an input, and stores the keys and values of its outputs for a row. The decoder makes them
         when it reads its first token, which is done here with a cache of its own."""
         words = encoder_words(self.module, given)
-        if "input_ids" in words:
-            words["attention_mask"] = torch.ones_like(words["input_ids"])
+        words["attention_mask"] = torch.ones_like(words["input_ids"])
         states = self.encoder(**words).last_hidden_state
         first = torch.tensor([self.start_tokens[:1]], device=self.module.device)
         made = EncoderDecoderCache(DynamicCache(), DynamicCache())
@@ -118,10 +100,7 @@ class Encoder:
 
 
 def encoder_words(module: PreTrainedModel, read: EncoderInput, rows: int = 1) -> dict[str, Tensor]:
-    """What an encoder is called with to read an input in `rows` rows: ids [rows, S], or features [rows, F, frames]."""
-    if isinstance(read, Features):
-        values = torch.from_numpy(read.values).to(module.device, module.dtype)
-        return {"input_features": values.expand(rows, -1, -1)}
+    """What an encoder is called with to read an input in `rows` rows: ids [rows, S]."""
     return {"input_ids": torch.tensor([list(read)], device=module.device).expand(rows, -1)}
 
 

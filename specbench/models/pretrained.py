@@ -120,8 +120,7 @@ class PretrainedModel(LanguageModel):
             load_whole = partial(load_module, whole, role, context.device, context.dtype, context.seed)
             if not processes.current.agrees_with_whole(module, load_whole, key):
                 self.unchecked = "it has no room beside it"
-        new_encoder = family_of(config).encoder(settings, role, config)
-        shared: Any = {"name": settings.path, "sampling": context.sampling, "new_encoder": new_encoder}
+        shared: Any = {"name": settings.path, "sampling": context.sampling}
         plain = LanguageModel(
             module, tokenizer, new_cache=StaticCache, executor=EagerExecutor(), attention="sdpa", **shared
         )

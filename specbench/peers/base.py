@@ -56,7 +56,6 @@ class Peers(Component, ABC):
     """The group `baseline`: the peers that a run is compared with, besides its own plain decoding."""
 
     loads_models: ClassVar[bool] = False  # whether it may need the weights a second time
-    runs_encoders: ClassVar[bool] = True  # whether the target may be an encoder-decoder
 
     @classmethod
     @abstractmethod

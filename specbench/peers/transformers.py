@@ -8,13 +8,11 @@ which is .4 by default.
 import logging
 import time
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
-from transformers import GenerationMixin, StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteria, StoppingCriteriaList
 
-from specbench.decoding.encoder_input import Features
 from specbench.decoding.state import Job
 from specbench.models.context import Context
 from specbench.models.encoder_decoder import OTHER_LAWS, encoder_words
@@ -55,8 +53,6 @@ class TransformersPeers(Peers):
                 log.warning("left out: assisted generation of transformers, whose tokenizers are one here")
             elif drafter is not None and drafter.own_vocab_size != target.vocab_size:
                 log.warning("left out: assisted generation of transformers needs output matrices of the same size")
-            elif drafter is not None and drafter.encoder is not None and drafter.encoder.assisted_refusal:
-                log.warning("left out: assisted generation of transformers %s", drafter.encoder.assisted_refusal)
             elif drafter is not None:
                 ways["assisted"] = {"assistant_model": assistant(drafter.stock_module(), gamma)}
             ways["prompt_lookup"] = {"prompt_lookup_num_tokens": gamma}
@@ -82,16 +78,13 @@ class Generate(Peer):
 
     def decode(self, job: Job) -> PeerOutput:
         start = torch.tensor([list(job.tokens)], device=self.device)
-        read, more, generate = start, {}, self.module.generate
+        read, more = start, {}
         if job.encoder_input is not None:
             (read,), more = encoder_words(self.module, job.encoder_input).values(), {"decoder_input_ids": start}
-        if isinstance(job.encoder_input, Features):  # the call that its own generate() makes for each sound
-            generate = partial(GenerationMixin.generate, self.module)
-        else:
-            more["attention_mask"] = torch.ones_like(read)
+        more["attention_mask"] = torch.ones_like(read)
         first = FirstStep(self.device)
         torch.manual_seed(job.key)
-        text = generate(
+        text = self.module.generate(
             read,
             max_new_tokens=job.limit - len(job.tokens),
             stopping_criteria=StoppingCriteriaList([first]),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from specbench.config.components import FEWEST, MOST, Components, segment_size
-from specbench.data.prompts import Prompt, Request, render, with_features
+from specbench.data.prompts import Prompt, Request, render
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.errors import ConfigError
 from specbench.policies.workload.base import Workload
@@ -62,8 +62,8 @@ class Requests:
         if left_out := len(self.too_long) - before:
             if turn == 0 and not waiting:
                 raise ConfigError(
-                    f"no prompt fits: the shortest has {parts.target.length(min(self.too_long))}, "
-                    f"and {parts.target.name} reads at most {parts.target.length(parts.longest_prompt)}: give shorter "
+                    f"no prompt fits: the shortest has {min(self.too_long)} tokens, "
+                    f"and {parts.target.name} reads at most {parts.longest_prompt} tokens: give shorter "
                     "ones (data=jsonl data.path=F), or data=unconditional"
                 )
             self._warn(turn, left_out, {request.category for request in waiting})
@@ -79,11 +79,10 @@ class Requests:
 
     def _warn(self, turn: int, count: int, left: set[str]) -> None:
         """Warns of requests that are left out from this turn on; `left` are the categories of those that are not."""
-        length = self.parts.target.length
         text = f"{count} request{'s do' if count > 1 else ' does'} not fit the "
-        text += f"{length(self.parts.longest_prompt)} that can be read"
+        text += f"{self.parts.longest_prompt} tokens that can be read"
         text += f", or would follow one that does not, from turn {turn + 1} on" if self.turns > 1 else ""
-        text += f", and {'are' if count > 1 else 'is'} left out: the longest has {length(max(self.too_long))}"
+        text += f", and {'are' if count > 1 else 'is'} left out: the longest has {max(self.too_long)} tokens"
         lost = dict.fromkeys(p.category for p in self.parts.prompts if p.category not in left) if turn == 0 else {}
         text += f"; none is left of {', '.join(lost)}" if any(lost) else ""
         if text not in self.told:
@@ -118,9 +117,6 @@ class Requests:
         """The next turn of a prompt."""
         target = self.parts.target
         answers, start = self.answers[prompt.id], target.start_tokens
-        features = target.features(prompt.sound)
-        if features is not None and start is not None:
-            return with_features(prompt, features, start)
         if prompt not in self.parts.rendered:
             return render(prompt, answers, target.tokenizer, target.chat_template, start)
         known = self.parts.rendered[prompt]

@@ -215,8 +215,6 @@ class InterleavedGroup:
                 return
             if not self.warm:
                 with allow_signals():
-                    for request in wanted.requests:
-                        request.prepare()
                     self.warm_up(wanted, tell)
                 yield wanted
             self.step(wanted, wanted.number, tell)
@@ -226,8 +224,6 @@ class InterleavedGroup:
         """Decodes a group in all ways, the one after `number` others of this process, for all members."""
         probed = number < PROBED or number % PROBED_LATER == 0
         with allow_signals():
-            for request in wanted.requests:
-                request.prepare()
             for member in self.members:
                 member.session.costs.source = wanted.requests[0].prompt_id
             self.prepare(wanted, tell)

@@ -18,7 +18,6 @@ import torch
 
 from specbench.config.memory import peak_bytes
 from specbench.data.prompts import Request
-from specbench.decoding.encoder_input import Features
 from specbench.decoding.executor import Executor
 from specbench.results.atomic_files import GROUPS
 from specbench.results.signed_file import SignedFile
@@ -222,9 +221,9 @@ class ContinuedGroup(InterleavedGroup):
 
 
 def known_by(request: Request) -> str:
-    """By what a request is the same one in another process: its id, and a hash of its tokens, or a sound's length."""
+    """By what a request is the same one in another process: its id, and a hash of its tokens."""
     read = request.encoder_input
-    every = [*request.tokens], len(read) if isinstance(read, Features) else read and [*read]
+    every = [*request.tokens], read and [*read]
     return f"{request.id} {hashlib.sha256(repr(every).encode()).hexdigest()}"
 
 

@@ -11,7 +11,6 @@ from typing import Any, overload
 import numpy as np
 
 from specbench.data.prompts import Request
-from specbench.decoding.encoder_input import Features
 from specbench.decoding.queue import RequestTimes
 from specbench.decoding.timer import DECODING, KEPT, READING, Laps, decoding_seconds
 from specbench.stats.estimates import Floats
@@ -175,9 +174,7 @@ class Group:
         self.speculative.evidence = self.baseline.evidence = ()
         for result in self.results:
             read = result.request.encoder_input
-            if isinstance(read, Features):
-                read.forget()
-            elif read is not None:
+            if read is not None:
                 read = array("i", read)
             result.request = replace(result.request, tokens=array("i", result.request.tokens), encoder_input=read)
             for decoded in result.both:

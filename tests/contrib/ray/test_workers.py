@@ -13,10 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from audio_cases import of
 from choosing import slow_unless
 from small_runs import call, composed, small
 from split_cases import CASES, checked_for, facts, one_process, prompts
@@ -37,7 +35,6 @@ from specbench.contrib.ray.data_shard import Shard
 from specbench.contrib.ray.merge import GroupLimits, Merger
 from specbench.contrib.ray.pool import DiedError, RayPool, _connect, answer_nobody, most_each
 from specbench.contrib.ray.worker import Worker
-from specbench.decoding.encoder_input import Features
 from specbench.errors import ConfigError, IncompleteError
 from specbench.results.reader import load_run
 from specbench.run import batching as requests
@@ -443,28 +440,6 @@ def test_a_job_beside_others_has_no_workers(apart, monkeypatch, tmp_path, capsys
         multirun.ClusterSweep().running(SimpleNamespace(workers=2)),
     ):
         pass
-
-
-@pytest.mark.slow
-def test_sounds_stay_with_the_worker(here, tmp_path):
-    """Of features their length is sent, and they are forgotten before."""
-    checked = check(composed(*small("logger=none", *of(here, "workers=1", "verdict_tokens=30"))))
-    sizes = []
-
-    class Sizes(HerePool):
-        def result(self, call):
-            found = super().result(call)
-            sizes.append(len(pickle.dumps(found)) if call[1] == "decode" else 0)
-            return found
-
-    one, two = one_process(checked, tmp_path / "one"), several(checked, tmp_path / "two", Sizes())
-    assert facts(one) == facts(two) and 0 < max(sizes) < 20_000
-    read = Features(5, lambda: np.zeros((2, 10), np.float32))
-    assert read.values.shape == (2, 10)
-    sent = pickle.loads(pickle.dumps(read))
-    assert len(sent) == 5
-    with pytest.raises(RuntimeError, match="in the process that decodes"):
-        sent.values  # noqa: B018
 
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None or len(cores.usable()) < 2, reason="needs Ray, and two cores")
