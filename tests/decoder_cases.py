@@ -28,7 +28,7 @@ from specbench.decoding.token_tree import MISSING, ROOT, branching_tree
 from specbench.decoding.transfers import upload
 from specbench.decoding.verifier import Verifier
 from specbench.drafters.blockwise import BlockwiseDrafter, MedusaDrafter
-from specbench.drafters.early_exit import EarlyExitDrafter, SelfQuantizedDrafter
+from specbench.drafters.early_exit import EarlyExitDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.mtp import MtpDrafter
@@ -45,7 +45,6 @@ from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import MtpModel, PairInput
 from specbench.models.published_heads import PublishedHeads
-from specbench.models.quantization import quantise
 from specbench.models.shared_cache import BorrowedCache, first_layers
 from specbench.models.trained_parts import Heads, HeadsConfig, LookAhead, load_part
 from specbench.settings import BaseSettings
@@ -64,7 +63,7 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
 
 
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
-          "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized", "mtp", "eagle", "under_ngram",
+          "non_autoregressive", "pass_lookahead", "early_exit", "mtp", "eagle", "under_ngram",
           "under_under_model", "mlp_speculator", "suffix")  # fmt: skip
 
 
@@ -263,14 +262,6 @@ def extras(kind: type, name: str, model: LanguageModel):
     return load_part(kind, f"shipped:{name}", f"drafter.{name}", model)
 
 
-@cache
-def in_four_bits(load: Callable):
-    """The target's own weights, rounded; loaded once for all targets that are copies of each other."""
-    module = load()
-    quantise(module, "int4", "drafter", "the target")
-    return module
-
-
 def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel | None):
     """Drafters that are parts of the target: with what was trained for the shipped one, or with stand-ins for
     a tabular one."""
@@ -288,10 +279,6 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
     if kind == "early_exit":
         short = drafter_model.module if tabular else first_layers(target.module, 1)
         return EarlyExitDrafter(BorrowedCache(short, target, "exit", target.sampling), target.vocab_size, 5)
-    if kind == "self_quantized":
-        module = drafter_model.module if tabular else in_four_bits(target.load_again)
-        model = BorrowedCache(module, target, kind, target.sampling, exact=False)
-        return SelfQuantizedDrafter(model, target.vocab_size, 5)
     shape = shape_of(kind, target.sampling)
     if kind.startswith("mtp"):
         module = pair_table(drafter_model.module) if tabular else first_layer_of_pairs(target.module)

@@ -184,8 +184,6 @@ def notes_on_models(target: LanguageModel, drafter: Drafter, verifier: Verifier,
                 f"{model.name} has {model.shared_tokens:,} of the target's {target.vocab_size:,} tokens, and guesses "
                 "no others (drafter.vocabulary=intersection): alpha is at most p's share of them"
             )
-    if target.quantization is not None:
-        found.append(f"the target has weights in {target.quantization}: its law is not that of {target.name} in full")
     return [*found, *drafter.notes, *([verifier.note] if verifier.note else [])]
 
 
@@ -222,7 +220,7 @@ def refuse_shipped_drafter(chosen: Selections) -> None:
     if load_tokenizer(target, "target").get_vocab() != load_tokenizer(drafter, "drafter").get_vocab():
         raise ConfigError(
             f"no drafter that fits target.path={target.path} was given: the default, drafter.path={DRAFTER}, has "
-            "another tokenizer; try drafter=prompt_lookup, drafter=ngram or drafter=self_quantized, which need no "
+            "another tokenizer; try drafter=prompt_lookup or drafter=ngram, which need no "
             "second checkpoint, or drafter.path=Q, a small model with the target's tokenizer"
         )
 

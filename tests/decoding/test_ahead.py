@@ -31,7 +31,7 @@ from specbench.verifiers.match import MatchVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 GAMMA, COLUMNS, STOPS = 3, 90, (2, 7)
-ON_DEVICE = ("model", "random", "blockwise", "non_autoregressive", "pass_lookahead", "early_exit", "self_quantized",
+ON_DEVICE = ("model", "random", "blockwise", "non_autoregressive", "pass_lookahead", "early_exit", 
              "tree_independent", "tree_distinct", "tree_best", "medusa", "mlp_speculator")  # fmt: skip
 BRANCHING = ("tree_independent", "tree_distinct", "tree_best", "medusa")
 

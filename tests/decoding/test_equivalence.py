@@ -33,7 +33,7 @@ from specbench.policies.gamma.fixed import FixedGamma
 
 PROMPTS, NEW_TOKENS = 3, 12
 LITTLE, LARGE = ("drafter", "drafter_tv"), ("target", "drafter")
-OF_THE_LARGE = ("blockwise", "medusa", "early_exit", "pass_lookahead", "self_quantized", "mtp", "eagle",
+OF_THE_LARGE = ("blockwise", "medusa", "early_exit", "pass_lookahead", "mtp", "eagle",
                 "mtp_distinct", "eagle_dynamic")  # fmt: skip
 
 

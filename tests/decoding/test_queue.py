@@ -23,7 +23,7 @@ from specbench.policies.gamma.heuristic import HeuristicGamma
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 LIKE_OTHERS = (  # in the default run other drafts of their kind stand for these
-    "ngram_sample", "prompt_lookup", "suffix_tree", "unigram", "self_quantized",
+    "ngram_sample", "prompt_lookup", "suffix_tree", "unigram", 
     "mtp_distinct", "eagle", "under_under_model", "tree_independent", "tree_best",
     "tree_dynamic", "tree_sampled", "multi_draft_two", "own_trees",
 )  # fmt: skip

@@ -92,7 +92,7 @@ def test_betas_by_the_kept_p_are_those_of_a_text_that_is_read(sampling, speculat
 @pytest.mark.parametrize(("kind", "verifier", "lenience"), [
     ("model", "match", 1.0), ("model", "block", 1.0), ("model", "rejection", 1.0), ("random", "speculative", 0.5),
     ("prompt_lookup", "speculative", 1.0), ("ngram_sample", "match", 1.0), ("random", "block", 1.0),
-    ("early_exit", "speculative", 1.0), ("self_quantized", "speculative", 1.0), ("under_ngram", "speculative", 1.0),
+    ("early_exit", "speculative", 1.0), ("speculative", 1.0), ("under_ngram", "speculative", 1.0),
     ("tree_distinct", "iterative", 1.0), ("multi_draft_two", "iterative", 1.0), ("medusa", "match", 1.0),
     ("own_trees", "iterative", 1.0),
 ])  # fmt: skip

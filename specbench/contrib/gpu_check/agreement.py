@@ -10,8 +10,6 @@ from specbench.contrib.gpu_check.bench import GRAPHS, UNCAPTURED, Bench, Measure
 from specbench.decoding.draft import Draft
 from specbench.decoding.sampling import draw
 from specbench.decoding.verify import speculative_sampling
-from specbench.executors.quant_grids import GRIDS
-from specbench.executors.quantized_linear import QuantizedLinear
 from specbench.kernels import has_triton, ops
 from specbench.models import kernel_attention
 from specbench.run.decoder import Session
@@ -102,13 +100,6 @@ def kernels_and_torch(bench: Bench) -> Iterator[Measured]:
     yield Measured("softmax, largest difference", float(error), "", ("<=", 1e-6))
     yield Measured("draws that differ", float((ops.race(scores, own_bits).cpu() != draw(p, bits)).sum()), "", NONE)
     yield Measured("verdicts that differ", float(differ.sum()), f"of {ROWS}", NONE)
-    for name, grid in GRIDS.items():
-        weight = torch.randn(SIZE, 4 * SIZE, generator=generator).bfloat16()
-        layer = QuantizedLinear(grid, grid.rounded(weight), None).to(bench.device)
-        x = torch.randn(GAMMA, 4 * SIZE, generator=generator).bfloat16().to(bench.device)
-        exact = F.linear(x.float(), layer.wide(torch.float32))
-        error = (ops.multiply_few(x, layer.stored, layer.scale, layer.floats).float() - exact).abs().max()
-        yield Measured(f"product of {name}, relative difference", float(error / exact.abs().max()), "", ("<=", 0.01))
     calls = {"softmax": lambda: ops.softmax(on_device[:1]), "draw": lambda: ops.race(scores[:1], own_bits[:1]),
              "verdict": lambda: ops.chain_verdict(*(t[:1] for t in given))}  # fmt: skip
     for name, call in calls.items():

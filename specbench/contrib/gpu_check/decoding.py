@@ -19,10 +19,8 @@ from specbench.theory import expected_tokens
 
 EAGER, AUTO, PEERS = ("executor=eager",), ("executor=auto",), ("baseline=transformers",)
 LAYERS = (GRAPHS, "executor.compile=layers")
-FEWER_BITS = [(*AUTO, f"drafter.quantization={kind}") for kind in ("fp8", "int4")]
 # Rows decoded together, and how.
-WAYS = [(1, AUTO), (1, (GRAPHS,)), (1, EAGER), (8, AUTO), (32, AUTO), *((1, way) for way in FEWER_BITS),
-        (1, LAYERS), (8, LAYERS), (1, (*LAYERS, "drafter.quantization=int4"))]  # fmt: skip
+WAYS = [(1, AUTO), (1, (GRAPHS,)), (1, EAGER), (8, AUTO), (32, AUTO), (1, LAYERS), (8, LAYERS)]
 PROMPT, NEW = 64, 96  # tokens of a prompt, and new ones
 LONGEST = 30  # kernels that are named
 SHAPES = {"qkv": (5120, 3072), "o": (3072, 3072), "gate and up": (16384, 3072), "down": (3072, 8192),

@@ -8,7 +8,6 @@ import torch
 
 from specbench.component import Selections
 from specbench.config.memory import Budget, size
-from specbench.config.memory_estimate import uses_stock
 from specbench.errors import ConfigError
 from specbench.models.architecture import layers_of, size_of
 from specbench.models.pretrained import footprint, load_config
@@ -17,7 +16,6 @@ SIZES = {24: 23.5, 40: 41.5, 48: 47.5, 80: 83.5, 141: 147}  # GB that devices ar
 MOST = 64  # devices
 PROMPT = 1024  # tokens that a prompt is taken to have
 READ_AGAIN = 64  # positions of a text that are read at a time
-PACK = ("auto", "cudagraph")  # executors that store quantised weights in few bits on CUDA
 NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
 
 
@@ -30,26 +28,20 @@ def devices_needed(run: Selections, gamma: int) -> str:
     sizes = [sizes_of(load_config(model, role).get_text_config()) for role, model in named]
     if models[0].crossing or models[0].recurrent:
         raise ConfigError("the devices of an encoder-decoder, or a model with a recurrent state, are not counted")
-    packs, stock = run["executor"].name in PACK, uses_stock(run)
     columns = min(PROMPT + int(run.scalars["max_new_tokens"]), models[0].context) + gamma
 
     def needed(shares: Sequence[int]) -> int:
         """Bytes on each device, if so many of them share the weights of each model."""
         shared = [model.share(count) for model, count in zip(models, shares, strict=True)]
-        stored = [(packs and count == 1 and m.few) or m.weights for m, count in zip(shared, shares, strict=True)]
-        again = shared[0].weights * run["drafter"].kind.target_copies
-        again += sum(m.weights for m, own in zip(shared, stored, strict=True) if stock and own != m.weights)
-        loading = max(sum(stored[:place]) + model.weights for place, model in enumerate(shared))  # one after the other
         return Budget.of(
-            [replace(model, weights=own) for model, own in zip(shared, stored, strict=True)],
-            doubled=max(again, loading - sum(stored)), rows=run.batch_size, columns=columns,
+            shared, doubled=0, rows=run.batch_size, columns=columns,
             held=run.batch_size * columns, tokens=gamma + 1, prefill_chunk=int(run.scalars["prefill_chunk"]),
             read_again=READ_AGAIN, dtype=dtype, device=torch.device("cpu"),
         ).needed  # fmt: skip
 
-    weights = " and ".join(size((packs and model.few) or model.weights) for model in models)
+    weights = " and ".join(size(model.weights) for model in models)
     rows = f"{run.batch_size} row{'s' * (run.batch_size > 1)} of {columns:,} tokens"
-    kind = str(dtype).removeprefix("torch.") + " and in few bits" * any(packs and model.few for model in models)
+    kind = str(dtype).removeprefix("torch.")
     lines = [f"weights of {weights} in {kind}, {rows} (prompts of {PROMPT:,} tokens):"]
     for sold, free in SIZES.items():
         found = [*_fewest(sizes, needed, int(free * 1e9))]

@@ -50,7 +50,6 @@ def _of_ranks(run: Selections) -> Iterator[tuple[str, bool, str]]:
     if target.processes() == 1:
         return
     yield f"target.device_map={target.device_map}", target.device_map is None, "target.device_map=null"
-    yield f"target.quantization={target.quantization}", target.quantization is None, "target.quantization=null"
     yield f"device={device}", ":" not in device, "device=auto, cpu or cuda: every rank has a device of its own"
     for group, allowed in (("decoding", "sampling"), ("baseline", "autoregressive"), ("workload", "all_at_once")):
         yield f"{group}={run[group].name}", run[group].name == allowed, f"{group}={allowed}"

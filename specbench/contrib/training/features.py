@@ -20,12 +20,10 @@ from specbench.contrib.training.stored import Seen, unpack
 from specbench.contrib.training.student import BEST, Student, StudentSettings
 from specbench.decoding.executor import cache_argument
 from specbench.models.language_model import head_inputs, hidden_states
-from specbench.models.published import in_few_bits
 from specbench.results.atomic_files import replacing, write_json
 from specbench.settings import setting
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32")}
-BITS = {"int8": 8, "int4": 4}
 
 
 class FeatureStudent(Student):
@@ -48,7 +46,7 @@ class FeatureStudent(Student):
         layers: int = setting(ge=1, le=100)
         feature_layers: list[int] | None = setting(ge=0)
         decay: float = setting(ge=1e-6, le=1)
-        dtype: str = setting(choices=(*DTYPES, *BITS))
+        dtype: str = setting(choices=tuple(DTYPES))
         intermediate_size: int | None = setting(ge=1)
 
     @classmethod
@@ -149,8 +147,7 @@ class FeatureStudent(Student):
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
         """Writes config.json and model.safetensors as speculators does, without the target's embedding."""
         dtype, tensors = self.settings.dtype, {name: t.detach().cpu() for name, t in self.tensors().items()}
-        stored = (in_few_bits(tensors, BITS[dtype]) if dtype in BITS
-                  else {name: tensor.to(DTYPES[dtype]).contiguous() for name, tensor in tensors.items()})  # fmt: skip
+        stored = {name: tensor.to(DTYPES[dtype]).contiguous() for name, tensor in tensors.items()}
         if not self.all_tokens:
             targets = self.targets.cpu()
             marks = torch.zeros(len(self.frequency), dtype=torch.bool)
@@ -168,11 +165,10 @@ class FeatureStudent(Student):
         proposal = {"proposal_type": "greedy", "speculative_tokens": guesses, "verifier_accept_k": 1,
                     "accept_tolerance": 0.0}  # fmt: skip
         target = self.target.config
-        dtype = "float32" if self.settings.dtype in BITS else self.settings.dtype
         return {
             "speculators_model_type": kind, "speculators_version": "0.9.0", "architectures": [architecture],
             "draft_vocab_size": len(self.targets), "transformer_layer_config": dict(layer),
-            "tie_word_embeddings": False, "dtype": dtype, **own,
+            "tie_word_embeddings": False, "dtype": self.settings.dtype, **own,
             "speculators_config": {
                 "algorithm": kind, "default_proposal_method": "greedy", "proposal_methods": [proposal],
                 "verifier": {"name_or_path": target._name_or_path, "architectures": target.architectures or []},

@@ -395,8 +395,7 @@ def test_a_way_whose_verdict_fails_is_left_out_and_the_others_begin_anew(few, mo
 def test_it_tries_what_needs_no_training_and_says_what_does_not_fit():
     found = trial([f"target.path={LITTLE['target.path']}", "drafter.path=shipped:drafter_tv", "gamma=2"], only=False)
     drafters = [way[0].removeprefix("drafter=") for way in found.ways.values()]
-    assert drafters == ["model", "lookup_or_model", "suffix", "prompt_lookup", "token_recycling", "layer_skip",
-                        "self_quantized"]  # fmt: skip
+    assert drafters == ["model", "lookup_or_model", "suffix", "prompt_lookup", "token_recycling", "layer_skip"]
     assert list(found.refused) == ["mtp"] and [load.label for load in found.loads] == ["batch 1"]
     assert all("drafter.path=shipped:drafter_tv" in way for way in list(found.ways.values())[:2])
 
@@ -463,7 +462,7 @@ def engines_of(name, path="Q"):
 
 
 def test_other_engines_get_the_same_gamma_or_say_that_they_cannot():
-    for drafter in ("model", "suffix", "prompt_lookup", "self_quantized", "mtp"):
+    for drafter in ("model", "suffix", "prompt_lookup", "mtp"):
         told = engines_of(drafter)
         assert told.keys() == ENGINES.keys() and '"num_speculative_tokens": 5' in told["vLLM"]
         assert "--speculative-num-draft-tokens 6" in told["SGLang"] and "shipped:" not in str(told)

@@ -133,25 +133,3 @@ def test_seventy_billion_and_eight_need_two_devices_of_80_gb():
     # By hand: 141.1 GB of weights and 16.06 of the drafter's; divided by two 78.6 each, with 2.1 of embeddings in one
     # piece where transformers does not divide them, and 83.5 free on a device; the drafter in one piece needs 86.6.
     assert line.startswith("four (") and "two (" in line and "drafter.tensor_parallel=2)" in line
-
-
-@pytest.mark.parametrize(("tokens", "devices"), [(0, "one ("), (50000, "two (")])
-def test_the_second_copy_for_the_verdict_is_counted(tokens, devices):
-    """70 billion weights in 4 bits with a scale of 16 for 32 of them are 41 GB, and loaded in 16 bits 141. Once they
-    are quantised, the copy of 141 for the verdict stands beside them."""
-    quantised = ("target=llama70b", "drafter=ngram", "target.quantization=int4")
-    words = small(*quantised, "logger=none", f"verdict_tokens={tokens}")
-    told = devices_needed(check(composed(*words)).choices, gamma=5)
-    assert told.splitlines()[-1].startswith(devices) and " of 141 GB" in told.splitlines()[-1], told
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("executor", "weights"), [
-    ("auto", "6.43 GB and 1.22 GB in bfloat16 and in few bits"), ("eager", "6.43 GB and 3 GB in bfloat16"),
-])  # fmt: skip
-def test_quantised_weights_are_counted_as_they_are_stored(executor, weights):
-    """By hand: .973 billion weights of layers and .263 of the output matrix, in 4 bits with a scale of 16 for 32 of
-    them 695 MB, and an embedding of 525 MB; in 16 bits, with an output matrix of its own, 3.0 GB."""
-    words = small("drafter=llama1b", "drafter.quantization=int4", f"executor={executor}", "logger=none")
-    told = devices_needed(check(composed(*words)).choices, gamma=5)
-    assert told.startswith(f"weights of {weights}, 1 row of")

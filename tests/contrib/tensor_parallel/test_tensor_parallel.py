@@ -379,7 +379,6 @@ def test_the_command_starts_the_processes(pair, tmp_path, monkeypatch, more):
         slow_unless(False, ("baseline=transformers",), "choose baseline=autoregressive"),
         (("workload=poisson", "workload.rate=1"), "choose workload=all_at_once"),
         (("target.weights=random",), "choose target.weights=pretrained"),
-        (("target.quantization=int8",), "choose target.quantization=null"),
         slow_unless(False, ("drafter=early_exit",), "drafter=early_exit is not possible with target.tensor_parallel=2"),
         (("target.device_map=auto",), "choose target.device_map=null"),
         (("target.tensor_parallel=1", "drafter.tensor_parallel=2"), "the drafter is whole on every rank"),
