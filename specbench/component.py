@@ -82,11 +82,6 @@ def _not_imported(key: str, target: str, cause: BaseException) -> ConfigError:
     return ConfigError(f"{key} is not possible: {shown(target)} cannot be imported ({causes(cause)}){mend}")
 
 
-def from_ring(name: str) -> Any:
-    """What `specbench.contrib` has under this name, as "ray.run.run_workers", for a setting that asks for it."""
-    return hydra.utils.get_object(f"specbench.contrib.{name}")
-
-
 def nested(node: Any, key: str, base: type[Component]) -> tuple[Any, Any]:
     """The class and the validated settings of a component inside another one's settings. Raises ConfigError."""
     return chosen_class(OmegaConf.create(node) if isinstance(node, dict) else None, key, base, f"{key}._target_=CLASS")

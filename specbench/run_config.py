@@ -89,7 +89,6 @@ class RunConfig(BaseSettings):
     repeats_vary: str = setting(
         choices=("none", "order", "seed", "both"), roles=Role.UNTRACED | Role.POOLED | Role.AMOUNT
     )
-    workers: int = setting(ge=1, le=1000, roles=Role.UNTRACED | Role.POOLED | Role.AMOUNT)
     verdict_tokens: int = setting(ge=0, le=10**9, roles=Role.DRAFTING | Role.UNTRACED | Role.POOLED | Role.AMOUNT)
     strict: bool = setting(roles=Role.LABEL)
     device: str = setting(roles=Role.LOADED)

@@ -49,12 +49,8 @@ class BaseSettings:
         return 0, 0, 0
 
     def divided(self) -> str:
-        """The setting that divides the model among processes or devices, as "tensor_parallel=2", or ""."""
+        """The setting that divides the model among devices, as "device_map=auto", or ""."""
         return ""
-
-    def processes(self) -> int:
-        """How many processes share the weights of the component's model."""
-        return 1
 
     def sources(self) -> Mapping[str, str]:
         """Versions of what the component reads besides its settings, by the setting that names it: a finished run is
@@ -223,7 +219,6 @@ TOP_K: dict[str, Any] = {"ge": 0, "le": 10**9}
 TOP_P: dict[str, Any] = {"ge": 1e-6, "le": 1}
 REPETITION_PENALTY: dict[str, Any] = {"ge": 1e-2, "le": 1e2}
 LENIENCE: dict[str, Any] = {"ge": 1e-6, "le": 1}  # p / l
-MOST_RANKS = 1024  # processes that share a target
 MOST_BEAMS = 64  # w of a beam search
 LARGEST_GAMMA = 1000  # guesses of a draft, one after another
 LARGEST_SEED = 2**32 - 1  # of numpy; torch takes larger ones

@@ -19,8 +19,6 @@ import brief
 import loading
 from checkpoints import checkpoint
 from decoder_cases import V
-from sweep_cases import apart as apart
-from sweep_cases import locks as locks
 from tabular import by_class, random_table
 
 brief.install()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from specbench.component import Selections, from_ring
+from specbench.component import Selections
 from specbench.config.components import Components
 from specbench.config.devices import pick_device, pick_dtype
 from specbench.config.memory import size
@@ -73,8 +73,6 @@ def build(
     among `targets` is not loaded again. `beside` processes, this one among them, need as much of the machine's memory.
     Raises ConfigError."""
     root, chosen, targets = checked.root, checked.choices, targets or Targets()
-    if (ranks := chosen["target"].settings.processes()) > 1:
-        from_ring("tensor_parallel.rules.refuse_missing_ranks")(ranks)
     data, policy = _make(checked, "data"), _make(checked, "gamma_policy")
     prompts = chosen_prompts(load(data), root)
     context = _context(checked, policy.largest, prompts)
@@ -172,8 +170,6 @@ def notes_on_models(target: LanguageModel, drafter: Drafter, verifier: Verifier,
     for role, model in (("target", target), *(("drafter", model) for model in drafter.models)):
         if model.random_weights:
             found.append(f"{role} has random weights: its times are real, its text and alpha are not")
-        if model.unchecked:
-            found.append(f"the divided {role}'s logits were not compared with the whole model's: {model.unchecked}")
         if asked := [setting for setting in model.unlike_generate if setting not in applied]:
             found.append(
                 f"the {role}'s generation_config asks for {', '.join(asked)}, which is not applied: "

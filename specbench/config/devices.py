@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from specbench.decoding import processes
 from specbench.errors import ConfigError, shown
 
 
@@ -22,8 +21,6 @@ def pick_device(name: str) -> torch.device:
     """The device that the setting names. A CUDA device becomes the current one, on which streams, events and graphs
     are made; a rank of several takes the one of its number. Raises ConfigError if there is no such device."""
     device = named_device(name)
-    if str(device) == "cuda" and processes.current.size > 1:
-        device = torch.device("cuda", processes.current.local_rank)
     name = str(device)
     if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
         raise ConfigError(f"device={name} is not here: {torch.cuda.device_count()} CUDA devices are visible, use cpu")

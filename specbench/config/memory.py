@@ -90,8 +90,7 @@ class Budget:
             change = "a smaller batch_size or max_new_tokens, or fewer cache.blocks with cache=paged"
             if self.weights >= self.free:
                 change = (
-                    "a smaller model, dtype=bfloat16, verdict_tokens=0, which loads no second models, another "
-                    "device, or several with target.tensor_parallel (python -m specbench.plan --devices says how many)"
+                    "a smaller model, dtype=bfloat16, verdict_tokens=0, which loads no second models, another device"
                 )
             raise ConfigError(f"the run needs {size(self.needed)} but does not have it ({self}): use {change}")
 

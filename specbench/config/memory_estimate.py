@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from specbench.component import Selections, from_ring
+from specbench.component import Selections
 from specbench.config.components import MOST
 from specbench.config.memory import Budget
 from specbench.config.validate import ValidatedConfig
@@ -57,7 +57,6 @@ def memory_budget(
     held = [model.weights for model in models]
     loading = max(sum(held[:place]) + whole[place] for place in range(len(held)))
     doubled = max(doubled, loading - sum(held))
-    ranks = chosen["target"].settings.processes()
     drafts = chosen["drafter"].settings.own_bytes(chosen["target"].settings, target, context.dtype.itemsize)
     slots = cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns))
     budget = Budget.of(
@@ -74,11 +73,11 @@ def memory_budget(
         dtype=context.dtype,
         device=context.device,
         inputs=inputs,
-        processes=max(beside, ranks),
+        processes=beside,
     )
     heard = 2 * root.batch_size * longest * drafts[2]  # they stand beside those that are read
     budget = dataclasses.replace(budget, kv=budget.kv + slots * drafts[1], activations=budget.activations + heard)
-    if chosen["target"].settings.divided() and ranks == 1:  # on all GPUs
+    if chosen["target"].settings.divided():  # on all GPUs
         devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
         budget = dataclasses.replace(budget, free=sum(map(free_bytes, devices)))
     budget.check()
@@ -95,9 +94,7 @@ def checked_sizes(checked: ValidatedConfig, context: Context, data: Data) -> lis
     """The sizes of the models, the target's first. Raises ConfigError if they cannot do what was chosen."""
     chosen = checked.choices
     models = [(role, model) for role in ("target", "drafter") for model in chosen[role].settings.models()]
-    if any(model.processes() > 1 for _, model in models):
-        from_ring("tensor_parallel.rules.refuse_indivisible")(chosen)
-    footprints = [footprint(model, role, context.dtype).share(model.processes()) for role, model in models]
+    footprints = [footprint(model, role, context.dtype) for role, model in models]
     for family in dict.fromkeys(model.family for model in footprints):
         family.refuse(chosen, footprints)
     refuse_encoders(checked, footprints)

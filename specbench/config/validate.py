@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specbench.component import Selection, Selections, chosen_class, from_ring
+from specbench.component import Selection, Selections, chosen_class
 from specbench.config.compose import base_of
 from specbench.config.paths import inside_outputs
 from specbench.decoding.component import CodeIdentity
@@ -45,7 +45,7 @@ class ValidatedConfig:
         all: nothing that was chosen refuses several workers, since it learns from what was decoded before, say."""
         several = replace(self.choices, scalars={**self.choices.scalars, "workers": 2})
         every = (*self.choices.groups.values(), *self.metrics.values())
-        alone = self.root.workers == 1 and self.choices["target"].settings.processes() == 1
+        alone = True
         return alone and not any(choice.kind.refuses(choice.settings, several) for choice in every)
 
     def nodes(self, gamma: int) -> int:
@@ -82,7 +82,7 @@ class ValidatedConfig:
             module = choice.kind.__module__
             if not module.startswith("specbench."):
                 code[module] = of_module(module)
-        if here and not _on_cluster(self.root):
+        if here:
             device = pick_device(self.root.device)
             machine = {"device": device_name(device), "dtype": str(pick_dtype(self.root.dtype, device))}
         return Identity(self.digest, self._settings, sources, code, machine)
@@ -97,11 +97,9 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None, here: bool
 
     from specbench.config.devices import named_device, pick_device
 
-    device = pick_device(root.device) if here and not _on_cluster(root) else named_device(root.device)
+    device = pick_device(root.device) if here else named_device(root.device)
     groups = {group: early.get(group) or choose(config, group, names.get(group)) for group in GROUPS}
-    target, drafter, policy = groups["target"].settings, groups["drafter"].settings, groups["lenience_policy"]
-    if here and root.workers > 1:
-        from_ring("ray.rules.refuse_workers")(root, device.type, target.processes())
+    policy = groups["lenience_policy"]
     lowest = policy.kind.lowest(policy.settings, root.lenience)
     choices = Selections(groups, root.temperature, lowest, str(device), vars(root))
     metrics = choose_metrics(config)
@@ -111,8 +109,6 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None, here: bool
     if root.beams > 1 and groups["decoding"].name == "sampling":
         only = "it must be 1, or use decoding=beam"
         raise ConfigError(f"beams={root.beams} is not possible with decoding=sampling: {only}")
-    if any(model.divided() for model in (target, *drafter.models())):
-        from_ring("tensor_parallel.rules.refuse_divided")(choices)
     own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     resolved: Any = OmegaConf.to_container(own, resolve=True)
     return ValidatedConfig(root, choices, metrics, resolved)
@@ -126,11 +122,6 @@ def check_early(config: DictConfig, names: Mapping[str, str] | None = None) -> t
     root = validate(RunConfig, scalars)
     inside_outputs(root.name)
     return root, {group: choose(config, group, names.get(group)) for group in WITHOUT_TORCH}
-
-
-def _on_cluster(root: RunConfig) -> bool:
-    """Whether workers on other machines decode the run."""
-    return root.workers > 1 and bool(from_ring("ray.rules.on_cluster")())
 
 
 def choose_metrics(config: DictConfig) -> dict[str, Selection]:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from specbench.decoding import processes
 from specbench.decoding.component import CodeIdentity, Component
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -92,7 +91,7 @@ class Executor(Component):
     def stored(self, module: nn.Module) -> Stored:
         """The weights of a module that `load` returned; bytes are those that this process holds."""
         weights = list(module.parameters())
-        held = sum(part.nbytes for weight in weights for part in plain_parts(processes.current.local_shard(weight)))
+        held = sum(part.nbytes for weight in weights for part in plain_parts(weight))
         return Stored(sum(weight.numel() for weight in weights), held, held)
 
     def leaf(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:

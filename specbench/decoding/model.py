@@ -56,7 +56,6 @@ class Model(Component, ABC):
     tokenizer: Any
     trees: bool = True  # whether it can read token trees
     random_weights: bool = False
-    unchecked: str = ""  # of weights that are divided, why their logits were not compared with those of the whole model
     sampling: Sampling
     executor: Executor
     device: torch.device

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding import processes
 from specbench.decoding.draft import Verdict
 from specbench.decoding.noise import STREAMS, noise_bits
 from specbench.decoding.rows import Rows
@@ -200,7 +199,6 @@ class State:
     def _learn(self, summary: list[list[int]], launched: list[bool]) -> None:
         """Takes over what a round did to the rows that were active when it was `launched`; one that has ended since
         kept nothing, and may have been emptied."""
-        processes.current.end_round(summary)
         lengths, done, self.drafted, *new = summary
         changed = [on and was_on for on, was_on in zip(self.active, launched, strict=True)]
         for row, tokens in enumerate(zip(*new, strict=True)):

@@ -1,14 +1,12 @@
 """The clock of both decoders: seconds of each part of a round, on the CPU or on a CUDA stream."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-
-from specbench.decoding import processes
 
 
 class Lap(StrEnum):
@@ -23,23 +21,12 @@ class Lap(StrEnum):
     DRAFTER_PREFILL = "drafter_prefill"  # and by the drafter
     RECORD = "record"  # measuring betas and metrics: no part of decoding
     IDLE = "idle"  # waiting for requests to arrive
-    DRAFT_COLLECTIVES = "draft_collectives"  # of DRAFT, what ranks that share a model spent in collectives
-    VERIFY_COLLECTIVES = "verify_collectives"  # of VERIFY, likewise
-    OTHER_COLLECTIVES = "other_collectives"  # of ACCEPT and HOST: comparing the ranks' tokens
     WALL = "wall"  # DRAFT, VERIFY, ACCEPT and HOST together, by the slower of host and device: on a CPU their sum
 
 
 Laps = Mapping[Lap, float]  # seconds
 DECODING = (Lap.DRAFT, Lap.VERIFY, Lap.ACCEPT, Lap.HOST)
 READING = (Lap.PREFILL, Lap.DRAFTER_PREFILL)
-COLLECTIVES_OF = {
-    Lap.DRAFT: Lap.DRAFT_COLLECTIVES,
-    Lap.VERIFY: Lap.VERIFY_COLLECTIVES,
-    Lap.READ_AGAIN: Lap.VERIFY_COLLECTIVES,
-    Lap.ACCEPT: Lap.OTHER_COLLECTIVES,
-    Lap.HOST: Lap.OTHER_COLLECTIVES,
-}
-COLLECTIVE = (Lap.DRAFT_COLLECTIVES, Lap.VERIFY_COLLECTIVES, Lap.OTHER_COLLECTIVES)
 KEPT = (*DECODING, Lap.WALL, *READING)  # what is stored of a round
 
 
@@ -68,7 +55,6 @@ class Mark(NamedTuple):
     lap: Lap
     host: float  # seconds
     event: Any = None
-    collectives: Sequence[Any] = ()  # `SyncPolicy.collectives`
 
 
 class Timer(Clock):
@@ -111,16 +97,16 @@ class Timer(Clock):
         return time.perf_counter() - self._recorded
 
     def rounds(self) -> list[dict[Lap, float]]:
-        """Seconds by lap, one dict per round, of rank 0 if several share a target; waits for the device."""
+        """Seconds by lap, one dict per round; waits for the device."""
         self._wait()
-        return processes.current.broadcast([_laps(marks) for marks in self._rounds])
+        return [_laps(marks) for marks in self._rounds]
 
     def _mark(self, name: Lap) -> None:
         event = None
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(self._device))
-        self._rounds[-1].append(Mark(name, time.perf_counter(), event, processes.current.collectives()))
+        self._rounds[-1].append(Mark(name, time.perf_counter(), event))
 
     def _wait(self) -> None:
         if self._cuda:
@@ -137,9 +123,6 @@ def _laps(marks: list[Mark]) -> dict[Lap, float]:
         seconds[now.lap] = seconds.get(now.lap, 0.0) + lap
         if now.lap is Lap.READ_AGAIN:
             seconds[Lap.VERIFY] = seconds.get(Lap.VERIFY, 0.0) + lap
-        if now.collectives and now.lap in COLLECTIVES_OF:
-            part = COLLECTIVES_OF[now.lap]
-            seconds[part] = seconds.get(part, 0.0) + processes.current.seconds_of(now.collectives)
         hosts += host if now.lap in (*DECODING, Lap.READ_AGAIN) else 0.0
     if any(lap in DECODING for lap in seconds):
         seconds[Lap.WALL] = max(hosts, decoding_seconds(seconds))

@@ -19,7 +19,6 @@ class EarlyExitDrafter(ModelDrafter):
 
     reads_text = False
     with_encoders = False
-    beside_ranks = False
     with_states = False
     on_device = True
     reread = 1  # in the target's cache only the last committed token is missing

@@ -81,7 +81,6 @@ class ModelDrafter(Drafter):
     Settings = VocabularySettings
     searches = True
     ends_early = True
-    beside_ranks = True
     on_device = True
     reread = 2  # committed tokens that the first step of a round reads
 

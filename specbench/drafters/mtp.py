@@ -34,7 +34,6 @@ class MtpDrafter(TreeDrafter):
     listens = True
     reads_text = False  # q depends on where the round began
     with_encoders = False
-    beside_ranks = False
     with_states = False  # a recurrent target reads its prompt in pieces that are not listened to
     trees = False
     ends_early = True

@@ -82,7 +82,6 @@ class NgramDrafter(CountDrafter):
     With `sample` a guess is drawn from the counts instead, which then serve as q."""
 
     fixed_in_round = True
-    beside_ranks = True
 
     @dataclass
     class Settings(OwnSampling):

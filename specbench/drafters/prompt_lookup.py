@@ -18,7 +18,6 @@ class PromptLookupDrafter(PointMassDrafter):
     long ones the most recent."""
 
     fixed_in_round = True
-    beside_ranks = True
 
     @dataclass
     class Settings(BaseSettings):

@@ -188,7 +188,6 @@ class SuffixDrafter(Drafter):
     searched too: at least the last `past` of them, and at most twice as many."""
 
     fixed_in_round = True
-    beside_ranks = True
 
     @dataclass
     class Settings(BaseSettings):

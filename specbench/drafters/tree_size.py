@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specbench.decoding import processes
 from specbench.decoding.drafter import Probe
 from specbench.decoding.token_tree import level_ranges
 from specbench.drafters.tree_shapes import DynamicTree, pool
@@ -44,7 +43,7 @@ def choose_size(tree: DynamicTree, depth: int, probe: Probe) -> str:
     if not np.isfinite(rates).all():
         tree.most, tree.width = tree.nodes, tree.widest
         return f"drafts have {tree.most} guesses, since too few rounds were measured to choose (drafter.calibrate)"
-    tree.most, tree.width = every[processes.current.broadcast(int(rates.argmax()))]
+    tree.most, tree.width = every[int(rates.argmax())]
     told = ", ".join(f"{rate:.4g} with {n} of width {width}" for (n, width), rate in zip(every, rates, strict=True))
     return (f"drafts have {tree.most} guesses of width {tree.width}: expected tokens per second and row were {told} "
             "(drafter.calibrate)")  # fmt: skip

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as OF_TEXT
 
-from specbench.decoding import processes
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.executor import plain_parts
 from specbench.decoding.state import Job
@@ -94,7 +93,7 @@ def refuse_not_finite(module: nn.Module, key: str, dtype: torch.dtype) -> None:
     names, finite = {}, []
     for name, weight in module.state_dict(keep_vars=True).items():
         if weight.is_floating_point() and weight.numel() and id(weight) not in names:
-            parts = [x for x in plain_parts(processes.current.local_shard(weight.detach())) if x.is_floating_point()]
+            parts = [x for x in plain_parts(weight.detach()) if x.is_floating_point()]
             ends = [torch.stack((x.float() if x.element_size() == 1 else x).aminmax()) for x in parts]  # carry NaN
             if ends:
                 names[id(weight)] = name
@@ -184,7 +183,7 @@ def refuse_offloaded(module: PreTrainedModel, key: str) -> None:
     if outside := sorted(places.intersection(OUTSIDE)):
         raise ConfigError(
             f"{key} does not fit the GPUs that are visible: device_map=auto puts layers on {' and '.join(outside)}, "
-            "where every step would wait for them; give more GPUs, or choose a smaller model or tensor_parallel"
+            "where every step would wait for them; give more GPUs, or choose a smaller model"
         )
 
 

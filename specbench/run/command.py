@@ -20,7 +20,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from specbench import BEGUN, __version__
-from specbench.component import from_ring
 from specbench.config.paths import conf_dir
 from specbench.errors import ConfigError, IncompleteError, VerdictError, answering, comes_from, stop
 from specbench.run.signals import exit_code, handled
@@ -166,12 +165,6 @@ def one_run(config: DictConfig, sweep: "Sweep | None" = None) -> bool:
     begun, hydra_config = _begun.pop() if _begun else time.perf_counter(), HydraConfig.get()
     out_dir = Path(hydra_config.runtime.output_dir)
     checked = check(config, hydra_config.runtime.choices)
-    if checked.choices["target"].settings.processes() > 1:
-        ran = from_ring("tensor_parallel.launcher.run_elsewhere")(checked, out_dir, sweep is not None)
-        if ran is not None:
-            gc.enable()
-            return bool(ran)
-
     from specbench.results.console import in_parallel, info, place_of_job, print_result
     from specbench.run.execute import claimed, execute_one
     from specbench.run.jobs import RunJob

@@ -8,7 +8,6 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-from specbench.component import from_ring
 from specbench.errors import ConfigError, first_line
 from specbench.results.completion import PriorRun, drop_groups, examine, make_room, move_aside
 from specbench.results.console import ProgressFn, decoding_progress
@@ -114,10 +113,6 @@ def execute(
 def decoder_of(sharing: Sequence[Sequence[RunJob]], announce: Callable[[str], None]) -> Iterator[Decode]:
     """What decodes and measures jobs, those together that share plain decoding, with their models loaded: this process,
     or the workers of a single job. Raises ConfigError, or IncompleteError if all workers die."""
-    if (first := sharing[0][0].checked).root.workers > 1:
-        with from_ring("ray.run.on_workers")(first, announce) as decode_on_workers:
-            yield decode_on_workers
-        return
     from specbench.config.build import Targets, build
     from specbench.run.kept_groups import kept_groups
     from specbench.run.run import run_in_turn

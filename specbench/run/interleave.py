@@ -12,7 +12,6 @@ from torch import Tensor
 
 from specbench.config.components import FEWEST, Components
 from specbench.config.memory import give_back
-from specbench.decoding import processes
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
 from specbench.decoding.verifier import Verifier
@@ -134,7 +133,6 @@ class MethodRun:
         try:
             found, *others = read_texts(parts.target, parts.drafter, request.tokens, texts, request.encoder_input)
         except RuntimeError as error:  # out of memory: the run goes on without these betas
-            processes.current.fail_if_distributed(error)
             log.warning("no betas along the text of %s: %s", request.id, first_line(error))
             return
         result.speculative_laws, result.baseline_laws = found, others[0] if others else found
@@ -170,7 +168,6 @@ def read_again(session: Session, record: RunRecord, group: Group, scores: Shared
             else:
                 result.reading = parts.decoding.score(parts.target, result)
         except (MemoryError, RuntimeError, AssertionError) as error:  # the run goes on, but its verdict is not "passed"
-            processes.current.fail_if_distributed(error)
             record.unread, record.unreadable = f"{type(error).__name__}: {first_line(error)}", True
             log.warning("the text of %s is not read again: %s", result.request.id, record.unread)
             continue
@@ -185,7 +182,6 @@ def _read_text(parts: Components, group: Group, row: int, scores: Callable[..., 
     try:
         read_guesses(found, parts.drafter, parts.target, result, own)
     except (MemoryError, RuntimeError) as error:  # the target's verdict stands without that on alpha
-        processes.current.fail_if_distributed(error)
         found.q_unread = f"{type(error).__name__}: {first_line(error)}"
     found.tested = sum(r.tested for r in result.speculative.rounds)
     decode, stops = parts.target.tokenizer.decode, parts.target.stop_tokens
@@ -325,7 +321,6 @@ class InterleavedGroup:
                 betas = any(m.reads_texts for m in ([member] if member else self.members))
                 return (member or self.plain).decode(jobs, wanted, member is not None, betas)
         except (RuntimeError, MemoryError) as error:
-            processes.current.fail_if_distributed(error)
             return Failure(wanted.requests, causes(error), out_of_memory(error))
 
     def _add(self, wanted: Batch, jobs: Sequence[Job], decoded: dict[Way, Any]) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from specbench.decoding import processes
 from specbench.executors.machine import free_bytes
 from specbench.stats.machine_noise import Probes, Roofs, Use
 
@@ -93,8 +92,6 @@ class MachineWatch:
 
     def __call__(self) -> None:
         """Measures once; of ranks that share a target, rank 0 alone."""
-        if not processes.current.is_first_rank:
-            return
         if (found := self.use()) is not None:
             self.probes.uses.append(found)
         self.bandwidth()
@@ -128,8 +125,6 @@ def core_use() -> Use | None:
     try:
         ticks = os.sysconf("SC_CLK_TCK")
         own = [*os.times()[:4], living(os.getpid(), ticks)]
-        if processes.current.size > 1:  # the others are children of the same process
-            own = [*os.times()[2:4], living(os.getppid(), ticks)]
         return parse_use(Path("/proc/stat").read_text(), os.sched_getaffinity(0), own, ticks)
     except (OSError, ValueError, AttributeError):
         return None

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from specbench.config.memory import size
-from specbench.decoding import processes
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.sampling import Sampling
 from specbench.executors.machine import free_bytes
@@ -100,7 +99,7 @@ def refuse_too_long(model: LanguageModel, tokens: int) -> None:
     else would say so in time."""
     heads = size_of(model.config, "num_attention_heads") or 1
     needed = 2 * heads * tokens**2 * 4
-    if needed > SHARE_OF_MEMORY * processes.current.all_reduce_min(free_bytes(model.device)):
+    if needed > SHARE_OF_MEMORY * free_bytes(model.device):
         raise MemoryError(f"eager attention over {tokens} tokens needs {size(needed)}")
 
 

@@ -10,7 +10,6 @@ import torch
 
 from specbench.config.components import Components
 from specbench.config.memory import reset_peak
-from specbench.decoding import processes
 from specbench.results.provenance import provenance
 from specbench.results.schema import RunResult
 from specbench.run.interleave import GroupHook, InterleavedGroup, MethodRun
@@ -75,8 +74,6 @@ def run_in_turn(
                 done, total = sum(group.done for group in groups), sum(group.requests.total for group in groups)
                 log.warning("interrupted after %d of %d requests: measuring what is there", done, total)
                 status = "interrupted"
-            if not processes.current.is_first_rank:  # rank 0 measures and writes
-                return []
             watch()
             facts = provenance(device) | {"started": started.isoformat(timespec="seconds")}
             seconds = time.perf_counter() - clock

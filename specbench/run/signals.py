@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from specbench.decoding import processes
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -90,7 +88,7 @@ def defer_signals() -> Iterator[None]:
 def allow_signals() -> Iterator[None]:
     """Inside of `defer_signals`: a signal raises KeyboardInterrupt wherever the program is. Ranks that share a target
     stop in the same round instead (`SyncPolicy.end_round`)."""
-    _state.deferred = processes.current.size > 1
+    _state.deferred = False
     try:
         raise_waiting()
         yield

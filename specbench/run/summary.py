@@ -8,9 +8,7 @@ from typing import Any, Protocol
 from specbench import theory
 from specbench.config.components import Components
 from specbench.config.memory import peak_bytes
-from specbench.decoding import processes
 from specbench.decoding.model import Model
-from specbench.decoding.timer import Lap
 from specbench.errors import causes
 from specbench.results.schema import Memory, RunResult
 from specbench.run.decoder import Session
@@ -124,16 +122,11 @@ def chain_operations(parts: Components, found: Derived, c_hat: float) -> float |
 
 def full_cost(session: Session, record: RunRecord, cost: Cost, no_replay: str) -> Cost:
     """The cost, with what is known of single rounds, and of laps that sums do not have."""
-    ours, plain = ([getattr(group, way).laps for group in record.groups] for way in ("speculative", "baseline"))
-    step, calls = cost.target_step_seconds or 0.0, sum(group.speculative.calls for group in record.groups)
-    steps = round(sum(r.steps / r.rows for result in record.results for r in result.speculative.rounds))
-    again = sum(laps[Lap.READ_AGAIN] for laps in ours)
     return replace(
         cost,
         by_gamma=session.costs.summary(),
         halves=[] if no_replay else half_costs(session.costs, record.results, group_clusters(record)),
-        read_again=again / calls / step if again else None,
-        communication=processes.current.communication(plain, ours, step, calls, steps),
+        read_again=None,
     )
 
 

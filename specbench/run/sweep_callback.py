@@ -5,7 +5,6 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from specbench.component import from_ring
 from specbench.errors import first_line, stop
 
 
@@ -17,7 +16,9 @@ class SweepCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
-            self.sweep = from_ring("cluster.sweep.ClusterSweep")()
+            from specbench.run.sweep import Sweep
+
+            self.sweep = Sweep()
         except Exception as error:  # Hydra would only warn of it, and run the jobs unchecked
             stop(f"sweeps cannot be loaded ({first_line(error)})", 1)
         self.sweep.on_multirun_start(config, **kwargs)

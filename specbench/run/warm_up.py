@@ -8,7 +8,6 @@ import numpy as np
 
 from specbench.config.components import CALIBRATION_TOKENS, EVERY_GAMMA, SHORT, Components, new_tokens
 from specbench.data.prompts import Request
-from specbench.decoding import processes
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
@@ -82,7 +81,6 @@ def going_on(what: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        processes.current.fail_if_distributed(error)
         log.warning("%s failed: %s", what, causes(error))
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from specbench.decoding import processes
 from specbench.stats.estimates import AlphaOwn, DecoderTV, Detectable, Floats, Lossless, Reread
 from specbench.stats.records import Result, RunRecord
 from specbench.stats.test_statistics import EVERY, VERDICT_LEVEL, found_lenience, found_tv, no_sums, p_value_of_sums
@@ -45,8 +44,6 @@ def judge(record: RunRecord, expected: bool, greedy: bool) -> Lossless:
     tv, detectable = decoder_tv(readings), Detectable(None)
     detail: dict[str, Any] = {"tokens": reread.tokens}
     detail |= {"of_tokens": sum(len(result.speculative.tokens) for result in record.results)}
-    if processes.current.size > 1:
-        detail["p"] = f"of the target as {processes.current.size} processes compute it, not of the whole model"
     if not readings:
         found = TestOutcome("untested", record.unread or "no text was read again")
     elif greedy:

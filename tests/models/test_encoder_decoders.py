@@ -268,8 +268,7 @@ def test_a_run_searches_the_beams_of_an_encoder_decoder(pair, tmp_path):
 
 
 def test_a_number_of_beams_is_noted_unless_it_is_searched_for():
-    target = SimpleNamespace(random_weights=False, unlike_generate=["num_beams=3", "min_length=5"],
-                             unchecked="")  # fmt: skip
+    target = SimpleNamespace(random_weights=False, unlike_generate=["num_beams=3", "min_length=5"])
     searches = (BeamDecoding(BeamRules(width, 2 * width, 1.0, False)) for width in (4, 3))
     applied = ((), *(search.generate_settings for search in searches))
     nothing = SimpleNamespace(models=[], notes=[]), SimpleNamespace(note=None)

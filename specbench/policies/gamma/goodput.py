@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from specbench.decoding import processes
 from specbench.decoding.gamma_policy import Costs, GammaPolicy, RowsSeen, cannot_end_early
 from specbench.policies.gamma.entropy import confidence
 from specbench.policies.gamma.optimal import Array
@@ -222,7 +221,7 @@ class GoodputGamma(GammaPolicy):
 
     def observe(self, drafted: list[int], kept: list[int]) -> None:
         assert self.costs is not None
-        seconds = processes.current.broadcast(self.now() - self.began)
+        seconds = self.now() - self.began
         width = max(drafted)
         steps = max(width, *map(len, self.survival))
         verified = sum(guesses for guesses, new in zip(drafted, kept, strict=True) if new)

@@ -26,7 +26,7 @@ def write_pages(folders: Sequence[Path], out: Path | None, wandb: str | None) ->
         raise ConfigError("a page of several folders needs a folder of its own: give --out DIR")
     if absent := [folder for folder in folders if not folder.is_dir()]:
         raise ConfigError(f"{absent[0]} is no folder: give folders of finished runs")
-    from specbench.component import from_ring
+    from specbench.contrib.wandb_report.report import save_report
     from specbench.results.atomic_files import writing
     from specbench.results.reader import load_runs
     from specbench.results.report.page import write_report
@@ -40,7 +40,7 @@ def write_pages(folders: Sequence[Path], out: Path | None, wandb: str | None) ->
     drawn = folder / "figures"
     print(visible(f"{page} and {len(list(drawn.glob('*.png')))} figures in {drawn}"))
     if wandb:
-        print(visible(from_ring("wandb_report.report.save_report")(wandb, runs)))
+        print(visible(save_report(wandb, runs)))
 
 
 def lacks_page(folder: Path) -> bool:

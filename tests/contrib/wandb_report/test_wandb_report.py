@@ -3,7 +3,7 @@
 import pytest
 from small_runs import parts_of
 
-from specbench.component import from_ring
+from specbench.contrib.wandb_report import report
 from specbench.errors import ConfigError
 from specbench.results.reader import load_runs
 from specbench.results.writer import write_result
@@ -15,7 +15,7 @@ pytest.importorskip("wandb_workspaces")
 def test_blocks_of_a_report(tmp_path):
     parts = parts_of("gamma=1", "data.limit=1", "max_new_tokens=4", "verdict_tokens=0")
     write_result(*run(parts, tmp_path), "digest", tmp_path, parts.target.tokenizer)
-    found = from_ring("wandb_report.report.report_blocks")("project", "entity", load_runs(tmp_path))
+    found = report.report_blocks("project", "entity", load_runs(tmp_path))
     grid = next(block for block in found if type(block).__name__ == "PanelGrid")
     assert len(grid.panels) == 7
     metrics = {str(metric) for panel in grid.panels for metric in getattr(panel, "metrics", [])}
@@ -25,4 +25,4 @@ def test_blocks_of_a_report(tmp_path):
 
 def test_a_place_is_an_entity_and_a_project():
     with pytest.raises(ConfigError, match="it must be ENTITY/PROJECT"):
-        from_ring("wandb_report.report.save_report")("project", [])
+        report.save_report("project", [])
