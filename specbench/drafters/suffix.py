@@ -216,8 +216,6 @@ class SuffixDrafter(Drafter):
 
     @classmethod
     def refuses(cls, settings: Any, run: Any) -> str | None:
-        if settings.past and run.workers > 1:
-            return f"with workers={run.workers} and drafter.past={settings.past}: choose workers=1 or drafter.past=0"
         return None
 
     def __init__(

@@ -38,8 +38,6 @@ class TreeDrafter(ModelDrafter):
 
     @classmethod
     def refuses(cls, settings: Any, run: Any) -> str | None:
-        if settings.calibrate and run.workers > 1:
-            return f"with workers={run.workers} and drafter.calibrate=true: each worker would choose another size"
         return super().refuses(settings, run)
 
     @classmethod

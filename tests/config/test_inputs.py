@@ -68,8 +68,6 @@ REFUSED = {  # overrides: what the sentence holds
         "verifier=block is not possible with drafter=tree, which drafts trees: use verifier=iterative",
     "drafter=prompt_lookup verifier=rejection": "guesses have no law",
     "drafter=suffix drafter.depth=1": "drafter.depth=1 is not allowed: it must be an integer >= 2",
-    "drafter=suffix drafter.past=3 workers=2":
-        "with workers=2 and drafter.past=3: choose workers=1 or drafter.past=0",
     "drafter=medusa verifier=greedy_tree":
         "verifier=greedy_tree is not possible with temperature=1: it must be 0, or use verifier=iterative",
     "lenience=0.5 verifier=block": "use verifier=speculative",
@@ -81,8 +79,6 @@ REFUSED = {  # overrides: what the sentence holds
     "drafter=hierarchical drafter@drafter.below=tree":
         "drafter.below._target_=specbench.drafters.tree.TreeDrafter is not possible: it must be a drafter of chains",
     "drafter=hierarchical drafter@drafter.below=suffix drafter.below.nodes=8": "it must be a drafter of chains",
-    "drafter=hierarchical drafter@drafter.below=suffix drafter.below.past=5 workers=2":
-        "with workers=2 and drafter.below.past=5: choose workers=1 or drafter.below.past=0",
     "drafter=hierarchical drafter.below.window=0": "drafter.below.window=0 is not allowed",
     "drafter=multi_draft drafter.paths=[]": "drafter.paths=[] is not allowed",
     "drafter=tree drafter.branching=[2,0]": "drafter.branching=0 is not allowed",
