@@ -14,8 +14,6 @@ from specbench.cache.slots import SlotCache
 from specbench.cache.static import StaticCache
 from specbench.contrib.dflash.drafter import DFlashDrafter
 from specbench.contrib.dflash.model import DFlashModel
-from specbench.contrib.draft_heads.drafter import SpeculatorDrafter
-from specbench.contrib.draft_heads.speculator import LstmSpeculator, SpeculatorConfig
 from specbench.contrib.eagle.drafter import EagleDrafter, ParallelEagleDrafter
 from specbench.contrib.eagle.model import EagleModel, ParallelEagleModel
 from specbench.decoding.draft import Draft
@@ -64,7 +62,7 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
 
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
           "non_autoregressive", "pass_lookahead", "early_exit", "mtp", "eagle", "under_ngram",
-          "under_under_model", "mlp_speculator", "suffix")  # fmt: skip
+          "under_under_model", "suffix")  # fmt: skip
 
 
 TREES = (
@@ -273,9 +271,6 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
         return BlockwiseDrafter(target, heads, target.sampling)
     if kind == "truncated_heads":  # of others, for the first ten tokens
         return BlockwiseDrafter(target, truncated_heads(), target.sampling)
-    if kind == "mlp_speculator":
-        speculator = PairSpeculator(target) if tabular else small_speculator(target)
-        return SpeculatorDrafter(target, speculator, target.sampling, gamma=4)
     if kind == "early_exit":
         short = drafter_model.module if tabular else first_layers(target.module, 1)
         return EarlyExitDrafter(BorrowedCache(short, target, "exit", target.sampling), target.vocab_size, 5)
@@ -341,24 +336,6 @@ class SomeTokens(torch.nn.Module):
         return self.output(hidden)[..., self.targets]
 
 
-class PairSpeculator(torch.nn.Module):
-    """A speculator of a tabular target: its state is the number of a pair, which each token changes."""
-
-    count = 4
-
-    def __init__(self, target: LanguageModel):
-        super().__init__()
-        self.target = [target.module]  # no part of it
-
-    def start(self, hidden: torch.Tensor) -> tuple[torch.Tensor]:
-        return (hidden,)
-
-    def step(self, number, state, last):
-        pair = (state[0][:, 0].long() * 7 + 31 * number + 5 * last) % (V * V)
-        after = pair[:, None].to(state[0].dtype)
-        return self.target[0].get_output_embeddings()(after), (after,)
-
-
 class PairBlocks(torch.nn.Module):
     """A DFlash network of a tabular target. The keys of its one layer are hidden states, the numbers of pairs; the
     state of row j of a block follows from the last pair before the block, the block's token and j. `markov` is a bias
@@ -380,19 +357,6 @@ class PairBlocks(torch.nn.Module):
 
 LAYER = SimpleNamespace(num_hidden_layers=1, num_key_value_heads=1, head_dim=1, hidden_size=1)
 BLOCKS = SimpleNamespace(longest=4, options=SimpleNamespace(block_size=5, mask_token_id=0), layers=LAYER)
-
-
-def small_speculator(target: LanguageModel) -> LstmSpeculator:
-    """Random weights for a shipped target."""
-    width = target.module.config.hidden_size
-    config = SpeculatorConfig(4, target.vocab_size, "8", input_hidden_dim=str(width), scale_input=True)
-    with torch.device("meta"):
-        speculator = LstmSpeculator(config)
-    generator = torch.Generator().manual_seed(1)
-    weights = {name: torch.randn(w.shape, generator=generator).to(target.dtype).to(target.device)
-               for name, w in speculator.state_dict().items()}  # fmt: skip
-    speculator.load_state_dict(weights, assign=True)
-    return speculator.requires_grad_(False)
 
 
 def truncated_heads() -> PublishedHeads:

@@ -56,17 +56,6 @@ def medusa() -> Checkpoint:
     return {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "one"}, filled(shapes)
 
 
-def mlp_speculator() -> Checkpoint:
-    """Of IBM, for three guesses."""
-    inner = 8
-    shapes = {f"speculator.{part}.{i}.weight": (V, inner) for part in ("emb", "head") for i in range(3)}
-    shapes |= {f"speculator.ln.{i}.{kind}": (inner,) for i in range(3) for kind in ("weight", "bias")}
-    shapes |= {f"speculator.proj.{i}.weight": (inner, inner if i else D) for i in range(3)}
-    config = {"model_type": "mlp_speculator", "emb_dim": D, "inner_dim": inner, "n_predict": 3, "vocab_size": V,
-              "tie_weights": False, "scale_input": False}  # fmt: skip
-    return config, filled(shapes)
-
-
 def mtp() -> Checkpoint:
     """Behind the target's last layer, as DeepSeek-V3 has it."""
     config = json.loads((target() / "config.json").read_text())
@@ -83,7 +72,7 @@ def mtp() -> Checkpoint:
 
 
 CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
-    "eagle": eagle, "eagle3": eagle3, "dflash": dflash, "medusa": medusa, "mlp_speculator": mlp_speculator, "mtp": mtp,
+    "eagle": eagle, "eagle3": eagle3, "dflash": dflash, "medusa": medusa, "mtp": mtp,
 }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ UNUSED = {*PretrainedConfig().to_dict(), "auto_map", "torch_dtype", "use_cache",
           "medusa_fc_bias", "proj_dim", "num_lookahead_tokens", "top_k_tokens_per_head", "n_candidates"}  # fmt: skip
 
 
-FILES = ("medusa_lm_head.pt", "medusa_lm_head.safetensors", "hydra_lm_head.pt")  # of Medusa and Hydra heads
+FILES = ("medusa_lm_head.pt", "medusa_lm_head.safetensors")  # of Medusa heads
 GROUP = 32  # numbers of 4 bits that share a scale
 MERGED = "medusa_head."  # begins the names of heads in a checkpoint that holds their target too
 

@@ -32,7 +32,7 @@ from specbench.verifiers.speculative import SpeculativeVerifier
 
 GAMMA, COLUMNS, STOPS = 3, 90, (2, 7)
 ON_DEVICE = ("model", "random", "blockwise", "non_autoregressive", "pass_lookahead", "early_exit", 
-             "tree_independent", "tree_distinct", "tree_best", "medusa", "mlp_speculator")  # fmt: skip
+             "tree_independent", "tree_distinct", "tree_best", "medusa")  # fmt: skip
 BRANCHING = ("tree_independent", "tree_distinct", "tree_best", "medusa")
 
 

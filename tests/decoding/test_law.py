@@ -89,7 +89,7 @@ def tables(few_contexts):
 LIKE_OTHERS = (  # in the default run other drafts of their kind stand for these
     "ngram", "ngram_sample", "prompt_lookup", "suffix", "suffix_tree",
     "bigram", "non_autoregressive", "early_exit", "mtp",
-    "mtp_distinct", "eagle", "eagle_dynamic", "blockwise", "mlp_speculator", "under_ngram", "under_under_model",
+    "mtp_distinct", "eagle", "eagle_dynamic", "blockwise", "under_ngram", "under_under_model",
     "tree_independent", "tree_distinct", "tree_best", "tree_dynamic", "multi_draft_two", "dflash", "peagle",
 )  # fmt: skip
 MORE = {("model", "block"), ("model", "rejection"), ("model", "traversal"), ("mtp_distinct", "traversal")}

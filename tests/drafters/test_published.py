@@ -67,7 +67,7 @@ NO_MODULE = "holds no multi-token-prediction module"
 FAULTS = {  # what is wrong: what the sentence says, by drafter; another text for those that have their own
     "a folder of something else": {
         "eagle": "lacks fc.bias", "eagle3": "lacks", "dflash": "is no DFlash checkpoint",
-        "medusa": "is not a setting", "mlp_speculator": "not mlp_speculator", "mtp": NO_MODULE,
+        "medusa": "is not a setting", "mtp": NO_MODULE,
     },
     "an empty folder": dict.fromkeys(CHECKPOINTS, "it is empty"),
     "no weights": dict.fromkeys(CHECKPOINTS, "no weights|holds no"),

@@ -45,9 +45,9 @@ def test_graphs_change_no_token_and_never_wait_for_the_host(cache, sampling, kin
 
 
 @pytest.mark.parametrize(("kind", "sampling"), in_turn(
-    (*TREES, "mlp_speculator", "blockwise", "pass_lookahead", "non_autoregressive", "early_exit", "under_under_model"),
+    (*TREES, "blockwise", "pass_lookahead", "non_autoregressive", "early_exit", "under_under_model"),
     [(Sampling(),), (Sampling(temperature=0),)],
-    ("tree_independent", "tree_distinct", "multi_draft", "medusa", "mlp_speculator", "early_exit"),
+    ("tree_independent", "tree_distinct", "multi_draft", "medusa", "early_exit"),
 ))  # fmt: skip
 def test_graphs_change_no_token_of_other_drafts(kind, sampling, tables, monkeypatch):
     expected = decode(jobs(), 3, tables, kind=kind, sampling=sampling)

@@ -1,1 +1,0 @@
-"""Published draft heads that read their own guesses: MLP speculators, and Arctic's LSTM."""
