@@ -1,7 +1,7 @@
 """Base class of drafters: they propose guesses drawn from M_q, together with q."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -12,9 +12,6 @@ from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Model, Scores
 from specbench.decoding.state import State
 
-# Decodes some tokens of the run's prompts, others for another number; returns how many guesses were accepted, and the
-# median of a round's seconds.
-Probe = Callable[[int], tuple[int, float]]
 UNLIMITED = 2**63 - 1  # tokens: the context of a drafter without a limit of its own
 
 
@@ -39,7 +36,6 @@ class Drafter(Component, ABC):
     on_device: ClassVar[bool] = False
 
     trees: bool = False  # whether its drafts may branch
-    calibrated: bool = False  # whether it needs `calibrate`
     context: int = UNLIMITED
     longest: int | None = None
     operations_per_token: float = 0
@@ -79,10 +75,6 @@ class Drafter(Component, ABC):
     def stored(cls, settings: Any, gamma: int) -> int:
         """How many rows of p a draft of depth gamma stores, if the target reads fewer; else 0."""
         return 0
-
-    def calibrate(self, probe: Probe) -> str:
-        """Chooses how large drafts are from probes of the run, before its first prompt; returns what it found."""
-        raise NotImplementedError
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         """Prepares for a new batch of rows and forgets the last one. `stop` may end drafts early, if given."""

@@ -49,8 +49,6 @@ class MtpDrafter(TreeDrafter):
 
     @classmethod
     def refuses(cls, settings: Any, run: Selections) -> str | None:
-        if (told := super().refuses(settings, run)) is not None:
-            return told
         target = run["target"].settings
         if settings.path is None and target.weights == "random":
             return "with target.weights=random, which has no such module: choose target.weights=pretrained"

@@ -8,14 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.drafter import Probe
 from specbench.decoding.model import Scores
 from specbench.decoding.rows import Rows, all_rows, seen_tokens
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import Tree, take_rows
 from specbench.drafters.model import DraftMemory, ModelDrafter, VocabularySettings, load_own
-from specbench.drafters.tree_shapes import DynamicTree, Nodes, Shape, TreeSettings, pool, widths
-from specbench.drafters.tree_size import choose_size
+from specbench.drafters.tree_shapes import Nodes, Shape, TreeSettings, pool, widths
 from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
@@ -35,10 +33,6 @@ class TreeDrafter(ModelDrafter):
             super().check(prefix)
             if self.branching is None and self.nodes is None:
                 raise ConfigError(f"{prefix}branching=null and {prefix}nodes=null are chains: use drafter=model")
-
-    @classmethod
-    def refuses(cls, settings: Any, run: Any) -> str | None:
-        return super().refuses(settings, run)
 
     @classmethod
     def branches(cls, settings: TreeSettings) -> bool:
@@ -62,7 +56,6 @@ class TreeDrafter(ModelDrafter):
         """`vocab_size` is the target's V; `gamma` is the usual gamma."""
         super().__init__(model, vocab_size, gamma)
         self.shape, self.trees = shape, shape is not None
-        self.calibrated = shape is not None and shape.calibrated
         self.only_likeliest = shape is not None and shape.point_masses
         self.place: Tensor | None = None  # [B, P + 1], where the drafter read each entry of the draft, if elsewhere
 
@@ -70,10 +63,6 @@ class TreeDrafter(ModelDrafter):
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "TreeDrafter":
         model = load_own(settings, context, target)
         return cls(model, target.vocab_size, context.gamma, settings.tree_shape(model, target.sampling.greedy))
-
-    def calibrate(self, probe: Probe) -> str:
-        assert isinstance(self.shape, DynamicTree)
-        return choose_size(self.shape, self.gamma, probe)
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         depth = self.steps(gamma)
@@ -84,15 +73,13 @@ class TreeDrafter(ModelDrafter):
         rows = zip(self.model.cached, state.reach, state.active, strict=True)
         self.model.cached = [min(cached, n + depth - 1) if on else cached for cached, n, on in rows]
         phase = self.model.executor.phase(self._draft_tree, self.model, usual=depth == self.gamma)
-        found = phase(self.model.rows_of(state), given, depth, visible, self.shape.most, self.shape.width)
+        found = phase(self.model.rows_of(state), given, depth, visible)
         grown = [None if part is None else all_rows(part, state.batch_size) for part in found]
         draft, self.place = self.shape.draft(grown, gamma, depth)
         return draft
 
-    def _draft_tree(
-        self, rows: Rows, given: tuple[Any, ...], depth: int, visible: int, most: int | None, width: int | None
-    ) -> tuple[Tensor | None, ...]:
-        """What `grow` of the shape returns, whose `most` and `width` these are."""
+    def _draft_tree(self, rows: Rows, given: tuple[Any, ...], depth: int, visible: int) -> tuple[Tensor | None, ...]:
+        """What `grow` of the shape returns."""
         assert self.shape is not None
         level, (x, first, memory) = self.model.executor.leaf(self._level, self.model), self.first_read(rows, *given)
         penalised = self.model.sampling.repetition_penalty != 1
@@ -106,7 +93,7 @@ class TreeDrafter(ModelDrafter):
                 first = rows.length + tree.sees.shape[2] - 1 - x.shape[1]
                 memory = tuple(None if part is None else take_rows(part, up) for part in memory)
                 seen = None if seen is None else take_rows(seen, up).scatter(2, x[..., None], True)
-            found: tuple[Tensor, Tensor | None, DraftMemory] = level(x, first, memory, bits, seen, visible, tree, width)
+            found: tuple[Tensor, Tensor | None, DraftMemory] = level(x, first, memory, bits, seen, visible, tree)
             guesses, law, memory = found
             return guesses, law
 
@@ -114,10 +101,10 @@ class TreeDrafter(ModelDrafter):
 
     def _level(
         self, x: Tensor, first: Tensor, memory: DraftMemory, bits: Tensor | None, seen: Tensor | None, visible: int,
-        tree: Tree | None, width: int | None,
+        tree: Tree | None,
     ) -> tuple[Tensor, Tensor | None, DraftMemory]:  # fmt: skip
         """The `children` of the nodes that `read` reads, and the memory of the next step. seen [B, m, V] bool or
-        None; `width` is the shape's."""
+        None."""
         assert self.shape is not None
         logits, memory = self.read(x, first, memory, visible, tree)
         return *self.shape.children(self.model.sampling, logits, bits, seen), memory

@@ -59,7 +59,6 @@ class FixedTree:
         """Drafters that draft side by side need different numbers `stream`, for independent noise."""
         self.branching, self.kind, self.stream = branching, kind, stream
         self.point_masses = kind == "best"
-        self.most, self.width, self.calibrated = None, None, False
 
     def parent(self, depth: int) -> tuple[int, ...]:
         """The parent of each guess of a draft."""
@@ -114,11 +113,9 @@ class DynamicTree:
     at every temperature, since none is drawn."""
 
     point_masses = True
-    heard: Callable[..., Any] | None = None  # is told of every draft while its size is chosen
 
-    def __init__(self, nodes: int, width: int, calibrated: bool = False):
-        """`calibrated`: both are the most, and what is chosen, `most` and `width`, may be fewer."""
-        self.nodes, self.most, self.widest, self.width, self.calibrated = nodes, nodes, width, width, calibrated
+    def __init__(self, nodes: int, width: int):
+        self.nodes, self.width = nodes, width
 
     def start(self) -> float:
         """The value of the end of the text."""
@@ -180,11 +177,9 @@ class DynamicTree:
         tokens, parent, value, place, q = grown
         levels = pool(self.width, depth)
         deep = constant(depth_of_entries)(levels, tokens.device)[1:] > counts(tuple(gamma), tokens.device)[:, None]
-        kept = best_nodes(value.masked_fill(deep, -torch.inf), self.most)
-        if self.heard is not None:
-            self.heard(self, grown, kept, depth)
+        kept = best_nodes(value.masked_fill(deep, -torch.inf), self.nodes)
         count = torch.full_like(tokens[:, 0], tokens.shape[1])
-        return Draft(tokens, levels, torch.where(kept, parent, MISSING), q, count, most=self.most), place
+        return Draft(tokens, levels, torch.where(kept, parent, MISSING), q, count, most=self.nodes), place
 
 
 class SampledTree(DynamicTree):
@@ -195,7 +190,7 @@ class SampledTree(DynamicTree):
     point_masses = False
 
     def start(self) -> float:
-        return self.most + 1.0
+        return self.nodes + 1.0
 
     def children(
         self, sampling: Sampling, logits: Tensor, bits: Tensor | None, seen: Tensor | None
@@ -215,7 +210,7 @@ class SampledTree(DynamicTree):
             left = left - 1
             accepted = (1 + q_x[..., k]) / (2 if k == 0 else 4)
             ahead = (accepted / (1 - accepted) * 4).log() / -math.log(CHAIN)
-            ahead = ahead.clamp(max=2 * self.most)  # infinite where q is 1: all that are left stand below
+            ahead = ahead.clamp(max=2 * self.nodes)  # infinite where q is 1: all that are left stand below
             below = ((left + ahead) / 2).round() if k + 1 < self.width else left
             below = torch.minimum(below, left).clamp(min=0)
             shares.append(torch.where(left < 0, -torch.inf, 1 + below))
@@ -235,15 +230,12 @@ class TreeSettings(BaseSettings):
     children: str = setting(choices=CHILDREN, default="distinct")
     nodes: int | None = setting(ge=1, le=MOST_NODES, default=None)
     width: int = setting(ge=1, le=MOST_WIDTH, default=4)
-    calibrate: bool = setting(default=False)
 
     def check(self, prefix: str) -> None:
         super().check(prefix)
         if self.nodes is not None and self.children == "independent":
             raise ConfigError(f"{prefix}children=independent is not possible with {prefix}nodes={self.nodes}: it must "
                               "be distinct or best")  # fmt: skip
-        if self.calibrate and self.nodes is None:
-            raise ConfigError(f"{prefix}calibrate=true is not possible with {prefix}nodes=null: give the most nodes")
         if self.branching is None:
             return
         if self.nodes is not None:
@@ -268,7 +260,7 @@ class TreeSettings(BaseSettings):
         best = greedy or model.sampling.greedy or self.children == "best"
         if self.nodes is not None:
             kind = DynamicTree if best else SampledTree
-            return kind(self.nodes, self.width, self.calibrate)
+            return kind(self.nodes, self.width)
         return FixedTree(self.branching or [], "best" if best else self.children)
 
 

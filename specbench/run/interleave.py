@@ -25,7 +25,7 @@ from specbench.run.machine_watch import MachineWatch
 from specbench.run.phase_timer import Phases
 from specbench.run.reference_scores import SharedScores, ends_where_it_should, read
 from specbench.run.signals import allow_signals
-from specbench.run.warm_up import calibrate, calibrate_drafter, going_on, pays_to_compile, probe_costs, warm_up
+from specbench.run.warm_up import calibrate, pays_to_compile, probe_costs, warm_up
 from specbench.stats.position_stats import LIMIT, DecodedText, read_texts
 from specbench.stats.records import DecodeResult, Failure, Group, Result, RunRecord
 from specbench.stats.verdict_records import LAW_BYTES, ReferenceScore
@@ -51,13 +51,7 @@ class MethodRun:
         self.probed, self._calibrated = 0, False
 
     def calibrate(self, wanted: Batch) -> None:
-        """Calibration, once, of a drafter and a policy that need it; how the run is executed is settled by then."""
-        if self.parts.drafter.calibrated and not self._calibrated and self.parts.policy.largest:
-            with going_on("calibration of the drafter"):
-                self.parts.target.executor.prepare()
-                self.record.notes.append(calibrate_drafter(self.session, wanted))
-                log.info(self.record.notes[-1])
-                warm_up(self.session, wanted)  # it meets the size that was chosen
+        """Calibration, once, of a policy that needs it; how the run is executed is settled by then."""
         if self.parts.policy.calibrated and not self._calibrated:
             calibrate(self.session, wanted)
         self._calibrated = True

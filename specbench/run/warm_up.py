@@ -11,7 +11,6 @@ from specbench.data.prompts import Request
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
-from specbench.decoding.timer import decoding_seconds
 from specbench.errors import ConfigError, causes
 from specbench.policies.gamma.fixed import WatchedGamma
 from specbench.run.batching import Batch
@@ -104,20 +103,6 @@ def _others(session: Session, wanted: Batch, index: int) -> list[Prefixed]:
     """The requests without texts, begun `index` times as many later as there are rows."""
     begin = index * session.rows % len(wanted.requests)
     return [(request, ()) for request in (*wanted.requests[begin:], *wanted.requests[:begin])]
-
-
-def calibrate_drafter(session: Session, wanted: Batch) -> str:
-    """Has the drafter choose how large its drafts are, at the policy's largest gamma; returns what it found."""
-    policy = WatchedGamma(session.parts.policy.largest, session.parts.policy.signal)
-
-    def probe(number: int) -> tuple[int, float]:
-        jobs = probe_jobs(session, _others(session, wanted, number), CALIBRATION_TOKENS)
-        decoded = session.decode(jobs, True, wanted.columns, policy=policy, again=True)
-        rounds = [[r for r in request.rounds if r.gamma] for request in decoded.requests]
-        seconds = [decoding_seconds(r.seconds) for own in rounds for r in own[1:] if r.rows == session.rows]
-        return sum(r.accepted for own in rounds for r in own), float(np.median(seconds)) if seconds else np.nan
-
-    return session.parts.drafter.calibrate(probe)
 
 
 def probe_costs(

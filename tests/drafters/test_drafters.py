@@ -112,7 +112,7 @@ def test_a_named_drafter_has_the_keys_of_its_kind():
     files = [file.read_text() for file in (conf_dir() / "drafter").glob("*.yaml") if file.stem != "tree"]
     kinds = re.findall("^_target_: (.*)$", "\n".join(files), re.M)
     assert len(set(kinds)) == len(kinds) < len(files)
-    for name, own in (("llama1b", "head_tokens=1000"), ("llama8b_eagle3", "calibrate=true")):
+    for name, own in (("llama1b", "vocabulary=intersection"), ("llama8b_eagle3", "nodes=8")):
         assert composed(f"drafter={name}", f"drafter.{own}").drafter[own.partition("=")[0]]
 
 

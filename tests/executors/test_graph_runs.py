@@ -20,7 +20,6 @@ KINDS = {
         "drafter.path=shipped:drafter_tv",
         "target.path=shipped:drafter",
         "drafter.nodes=6",
-        "drafter.calibrate=true",
         "temperature=1",
         "gamma=2",
     ),

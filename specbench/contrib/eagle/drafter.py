@@ -18,7 +18,6 @@ from specbench.decoding.token_tree import Tree
 from specbench.drafters.model import DraftMemory
 from specbench.drafters.mtp import MtpDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
-from specbench.drafters.tree import TreeDrafter
 from specbench.drafters.tree_shapes import TreeSettings
 from specbench.errors import ConfigError, shown
 from specbench.models.architecture import column_bytes
@@ -55,8 +54,8 @@ class EagleDrafter(MtpDrafter):
 
     @classmethod
     def refuses(cls, settings: Any, run: Selections) -> str | None:
-        if (told := TreeDrafter.refuses(settings, run)) is not None or not local_path(settings.path).is_dir():
-            return told
+        if not local_path(settings.path).is_dir():
+            return None
         layers = settings.layers()
         config, _ = inspect("drafter.path", settings.path, settings.version, layers)
         target = run["target"].settings
