@@ -34,27 +34,17 @@ class ModelSettings(PretrainedModel.Settings, OwnSampling):
 
 @dataclass
 class VocabularySettings(ModelSettings):
-    """As `ModelSettings`, of a drafter whose tokenizer may differ from the target's, or that guesses few tokens."""
+    """As `ModelSettings`, of a drafter whose tokenizer may differ from the target's."""
 
     vocabulary: str = setting(choices=("same", "intersection"), default="same")
-    head_tokens: int | None = setting(ge=16, default=None)
-
-    def check(self, prefix: str) -> None:
-        super().check(prefix)
-        if self.head_tokens is not None and self.vocabulary != "same":
-            raise ConfigError(
-                f"{prefix}head_tokens={self.head_tokens} is not possible with {prefix}vocabulary={self.vocabulary}: "
-                f"use {prefix}head_tokens=null"
-            )
 
 
 def load_drafter(
-    settings: ModelSettings, context: Context, target: LanguageModel, vocabulary: str = "same",
-    head_tokens: int | None = None,
-) -> PretrainedModel:  # fmt: skip
+    settings: ModelSettings, context: Context, target: LanguageModel, vocabulary: str = "same"
+) -> PretrainedModel:
     """Loads the checkpoint, with the drafter's own sampling and the target's V; `vocabulary` "intersection" restricts
-    it to the tokens that it shares with the target, `head_tokens` to its first ones. Raises ConfigError."""
-    model = PretrainedModel(settings, settings.own(context), "drafter", target.vocab_size, head_tokens)
+    it to the tokens that it shares with the target. Raises ConfigError."""
+    model = PretrainedModel(settings, settings.own(context), "drafter", target.vocab_size)
     if vocabulary == "same" or model.tokenizer.get_vocab() == target.tokenizer.get_vocab():
         return model
     found = intersection(target.tokenizer, model.tokenizer, target.vocab_size, model.own_vocab_size, model.device)
@@ -66,11 +56,6 @@ def load_drafter(
         )
     model.vocabulary = found
     return model
-
-
-def load_own(settings: VocabularySettings, context: Context, target: LanguageModel) -> PretrainedModel:
-    """`load_drafter` with the tokens that the settings say."""
-    return load_drafter(settings, context, target, settings.vocabulary, settings.head_tokens)
 
 
 class ModelDrafter(Drafter):
@@ -93,7 +78,7 @@ class ModelDrafter(Drafter):
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "ModelDrafter":
-        return cls(load_own(settings, context, target), target.vocab_size, context.gamma)
+        return cls(load_drafter(settings, context, target, settings.vocabulary), target.vocab_size, context.gamma)
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         self.stop = stop

@@ -12,7 +12,7 @@ from specbench.decoding.model import Scores
 from specbench.decoding.rows import Rows, all_rows, seen_tokens
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import Tree, take_rows
-from specbench.drafters.model import DraftMemory, ModelDrafter, VocabularySettings, load_own
+from specbench.drafters.model import DraftMemory, ModelDrafter, VocabularySettings, load_drafter
 from specbench.drafters.tree_shapes import Nodes, Shape, TreeSettings, pool, widths
 from specbench.errors import ConfigError
 from specbench.models.context import Context
@@ -61,7 +61,7 @@ class TreeDrafter(ModelDrafter):
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "TreeDrafter":
-        model = load_own(settings, context, target)
+        model = load_drafter(settings, context, target, settings.vocabulary)
         return cls(model, target.vocab_size, context.gamma, settings.tree_shape(model, target.sampling.greedy))
 
     def propose(self, state: State, gamma: list[int]) -> Draft:

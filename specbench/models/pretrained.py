@@ -44,8 +44,6 @@ from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.gguf import check_gguf, convert, install
 from specbench.models.language_model import LanguageModel
 from specbench.models.random_weights import random_module
-from specbench.models.shared_cache import with_first_tokens
-from specbench.models.vocabulary import FirstTokens
 from specbench.settings import BaseSettings, setting
 
 log = logging.getLogger(__name__)
@@ -92,11 +90,8 @@ class PretrainedModel(LanguageModel):
         """Loads the checkpoint. Errors name the group `role`. Raises ConfigError."""
         return cls(settings, context, role)
 
-    def __init__(
-        self, settings: Settings, context: Context, role: str, vocab_size: int | None = None,
-        head_tokens: int | None = None,
-    ):  # fmt: skip
-        """A drafter is given the target's `vocab_size`, and how many tokens its output matrix keeps (None: all)."""
+    def __init__(self, settings: Settings, context: Context, role: str, vocab_size: int | None = None):
+        """A drafter is given the target's `vocab_size`."""
         tokenizer, config = load_tokenizer(settings, role), load_config(settings, role)
         key = f"{role}.path={settings.path}"
         checks.refuse_more_ids(tokenizer, key, config.get_text_config().vocab_size)
@@ -117,9 +112,8 @@ class PretrainedModel(LanguageModel):
         elif not context.executor.runs_encoders:
             context.executor.run_eagerly(f"{settings.path} is an encoder-decoder")
         trees = checks.reads_trees(plain, key)
-        used = module if head_tokens is None else self._trimmed(plain, head_tokens, role)
         super().__init__(
-            used,
+            module,
             tokenizer,
             new_cache=context.new_cache,
             executor=context.executor,
@@ -129,23 +123,10 @@ class PretrainedModel(LanguageModel):
             **shared,
         )
         self.trees, self._stock = trees, module
-        if head_tokens is not None:
-            self.vocabulary = FirstTokens(self.own_vocab_size, self.vocab_size, head_tokens)
         if self.kernel:
             from specbench.models.kernel_attention import check_kernel
 
             self.kernel = check_kernel(self.attention, self)
-
-    @staticmethod
-    def _trimmed(model: LanguageModel, count: int, role: str) -> PreTrainedModel:
-        """The model's module with an output matrix of so many tokens. Raises ConfigError."""
-        named, V = f"{role}.head_tokens={count} is not possible with {model.name}", model.own_vocab_size
-        if count >= V or model.encoder is not None:
-            raise ConfigError(f"{named}: it {'has an encoder' if model.encoder else f'has {V:,} tokens'}, use null")
-        try:
-            return with_first_tokens(model.stock_module(), count)
-        except ValueError as error:
-            raise ConfigError(f"{named}: {error}, use {role}.head_tokens=null") from error
 
     def own_module(self) -> PreTrainedModel:
         return self.load_again()

@@ -76,18 +76,3 @@ def view_of(module: Any) -> Any:
     view._modules = dict(view._modules)
     vars(view).pop("forward", None)  # an executor's, which runs the other one
     return view
-
-
-def with_first_tokens(module: PreTrainedModel, count: int) -> PreTrainedModel:
-    """A Hugging Face model that shares the module's weights and computes logits of its first `count` tokens only.
-    Raises ValueError if its output matrix is no linear layer."""
-    head: Any = module.get_output_embeddings()
-    if type(head) is not nn.Linear:
-        raise ValueError(f"its output matrix is a {type(head).__name__}")
-    own = nn.Linear(head.in_features, count, bias=head.bias is not None, device="meta")
-    own.weight = nn.Parameter(head.weight[:count], requires_grad=False)
-    if head.bias is not None:
-        own.bias = nn.Parameter(head.bias[:count], requires_grad=False)
-    view: PreTrainedModel = view_of(module)
-    view.set_output_embeddings(own)
-    return view

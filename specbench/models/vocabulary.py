@@ -40,21 +40,6 @@ class VocabMap:
         return F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[..., : self.wanted]
 
 
-class FirstTokens(VocabMap):
-    """A model that guesses the first `kept` of its tokens only: q of the others is zero."""
-
-    def __init__(self, own: int, wanted: int, kept: int):
-        super().__init__(own, wanted)
-        self.kept = kept
-
-    @property
-    def description(self) -> str:
-        return f"{super().description}, the first {self.kept}"
-
-    def fit(self, logits: Tensor) -> Tensor:
-        return super().fit(logits[..., : self.kept])
-
-
 class Intersection(VocabMap):
     """Two vocabularies that share some tokens. q is restricted to them and renormalised."""
 

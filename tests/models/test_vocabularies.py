@@ -9,21 +9,13 @@ import pytest
 import torch
 from checkpoints import EMBED, HEAD, checkpoint, edit_tokenizer, tensors
 from choosing import slow_unless
-from decoder_cases import DigitTokenizer, V
+from decoder_cases import V
 from law_cases import FEW, Law, decode, worst_excess
 from small_runs import parts_of
 from tabular import random_table
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from specbench.cache.static import StaticCache
-from specbench.decoding.sampling import Sampling
 from specbench.errors import ConfigError
-from specbench.executors.eager import EagerExecutor
-from specbench.models.float_logits import with_float_logits
-from specbench.models.language_model import LanguageModel
-from specbench.models.pretrained import PretrainedModel
-from specbench.models.shared_cache import with_first_tokens
-from specbench.models.vocabulary import FirstTokens, Intersection, intersection
+from specbench.models.vocabulary import Intersection, intersection
 from specbench.run.run import run
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
@@ -186,51 +178,6 @@ def test_shared_tokens_leave_the_law_as_it_is(kind, own, few_contexts):
     assert worst_excess(texts_by(few_contexts, own, kind, vocabulary=shared(own)), Law(few_contexts.target)) < 1
 
 
-@pytest.mark.parametrize(("kind", "own"), [
-    ("model", V), slow_unless(False, "model", V - 4), slow_unless(False, "tree_distinct", V + 5),
-])  # fmt: skip
-def test_a_head_of_few_tokens_leaves_the_law_as_it_is(kind, own, few_contexts):
-    first = FirstTokens(own, V, 9)
-    assert worst_excess(texts_by(few_contexts, own, kind, vocabulary=first), Law(few_contexts.target)) < 1
-
-
-@pytest.mark.slow  # test_a_head_of_few_tokens_leaves_the_law_as_it_is
-@pytest.mark.parametrize(("kind", "executor"), [("model", "auto"), ("tree", "eager")])
-def test_a_head_of_few_tokens_leaves_the_text_as_it_is(kind, executor, unpadded, tmp_path):
-    few = (f"executor={executor}", "drafter.head_tokens=600", "temperature=0")
-    built = parts(unpadded, unpadded, *few, kind=kind)
-    model = built.drafter.models[0]
-    head, stock = model.module.get_output_embeddings(), model.stock_module().get_output_embeddings()
-    assert stock.out_features == TOKENS and head(torch.zeros(1, stock.in_features)).shape == (1, 600)
-    assert model.operations_per_token < built.target.operations_per_token
-    result, record = run(built, tmp_path)
-    assert result.lossless.passed and result.counts.failed == 0
-    texts = [t for group in record.groups for found in group.results for t in found.speculative.tokens]
-    assert max(texts) >= 600  # which the drafter cannot guess
-
-
-def test_a_head_with_logits_in_float32_is_cut_as_others():
-    """As on CUDA, where a model's own module has such a head."""
-    config = LlamaConfig(vocab_size=V, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
-    plain = LanguageModel(LlamaForCausalLM(config).bfloat16(), DigitTokenizer(), name="tiny", sampling=Sampling(),
-                          new_cache=StaticCache, executor=EagerExecutor())  # fmt: skip
-    plain.module = with_float_logits(plain.module)
-    cut = with_float_logits(PretrainedModel._trimmed(plain, 9, "drafter"))
-    x = torch.arange(5)[None]
-    torch.testing.assert_close(cut(input_ids=x).logits, plain.module(input_ids=x).logits[..., :9])
-    with pytest.raises(ValueError, match="FloatLinear"):  # control
-        with_first_tokens(plain.module, 9)
-
-
-@pytest.mark.parametrize(("more", "sentence"), [
-    (["drafter.head_tokens=4096"], "drafter.head_tokens=4096 is not possible with .*: it has 4,096 tokens, use null"),
-    (["drafter.head_tokens=99", "drafter.vocabulary=intersection"], "=99 is not possible with drafter.vocabulary"),
-])  # fmt: skip
-def test_a_head_that_is_not_possible_is_refused(more, sentence, unpadded):
-    with pytest.raises(ConfigError, match=sentence):
-        parts(unpadded, unpadded, *more)
-
-
 def not_renormalised(draft):
     """q as the wider drafter has it, without the mass of the tokens that were cut off."""
     return draft if draft.probs is None else replace(draft, probs=draft.probs * V / (V + 5))
@@ -242,7 +189,7 @@ def of_all_tokens(draft):
 
 
 @pytest.mark.parametrize(("spoil", "vocabulary"), [
-    (not_renormalised, None), (of_all_tokens, shared(V + 5)), (of_all_tokens, FirstTokens(V + 5, V, 9)),
+    (not_renormalised, None), (of_all_tokens, shared(V + 5)),
 ])  # fmt: skip
 def test_another_q_changes_the_law(spoil, vocabulary, few_contexts):
     """Negative controls."""
