@@ -117,6 +117,6 @@ def test_a_named_drafter_has_the_keys_of_its_kind():
 
 
 def test_errors_of_the_drafter_below_name_its_keys():
-    below = ("drafter@drafter.below=medusa", "drafter.below.path=shipped:drafter")
+    below = ("drafter@drafter.below=blockwise", "drafter.below.path=shipped:drafter")
     with pytest.raises(ConfigError, match=r"^drafter\.below\.path=shipped:drafter"):
         check(composed(*small("drafter=hierarchical", *below)))
