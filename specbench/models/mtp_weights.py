@@ -46,7 +46,7 @@ OWN = {"pre_fc_norm_embedding": "embedding_norm", "pre_fc_norm_hidden": "hidden_
 SHARED = ("shared_head.head", "embed_tokens")  # copies of the target's matrices
 HIDDEN_FIRST = "model.mtp_layers."  # MiMo's projection reads the hidden state before the embedding
 BEFORE_NORM = "model.mtp_block."  # Ernie's module reads hidden states before the model's last norm, and passes them on
-ADVICE = "choose a target that has one (DeepSeek-V3, GLM-4.5), or train one with method=mtp"
+ADVICE = "choose a target that has one (DeepSeek-V3, GLM-4.5)"
 
 
 def mtp_place(name: str, layers: int) -> tuple[int, str] | None:

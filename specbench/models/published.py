@@ -17,7 +17,6 @@ from specbench.decoding.executor import Executor, Module
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import (
     INDEX,
-    SCALE,
     check_weights,
     local_path,
     read_json,
@@ -36,7 +35,6 @@ UNUSED = {*PretrainedConfig().to_dict(), "auto_map", "torch_dtype", "use_cache",
 
 
 FILES = ("medusa_lm_head.pt", "medusa_lm_head.safetensors")  # of Medusa heads
-GROUP = 32  # numbers of 4 bits that share a scale
 MERGED = "medusa_head."  # begins the names of heads in a checkpoint that holds their target too
 
 
@@ -56,8 +54,7 @@ def checked(schema: type[Schema], config: Mapping[str, Any], named: str) -> Sche
 
 def read_tensors(path: str, key: str, own: Sequence[str] = ()) -> dict[str, Tensor]:
     """The tensors of a folder or hub id: of the first file of `own` that is there, else of the usual ones. Files are
-    mapped: values are read where they are used, but for those in 4 bits (`expanded`). Nothing of a pickle runs.
-    Raises ConfigError."""
+    mapped: values are read where they are used. Nothing of a pickle runs. Raises ConfigError."""
     with reading(key, path, "weights"):
         source, names = source_of(path), (*own, *INDEX, *INDEX.values())
         there = (cached_file(source, name, _raise_exceptions_for_missing_entries=False) for name in names)
@@ -65,21 +62,7 @@ def read_tensors(path: str, key: str, own: Sequence[str] = ()) -> dict[str, Tens
         files = [first.name] if first.suffix not in ("", ".json") else weight_files(first.parent)
         files = [str(cached_file(source, name)) for name in files]
         check_weights(first.parent, quantized=False, files=files)
-        return expanded({name: tensor for file in files for name, tensor in load_state_dict(file).items()})
-
-
-def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """float32 of matrices that are stored in 4 bits, two numbers in a byte [n, m / 2], with a bfloat16 scale for each
-    GROUP of a row beside them; other tensors as they are."""
-    found = dict(tensors)
-    for name, scale in tensors.items():
-        own = name.removesuffix(SCALE)
-        if own == name or own not in tensors or (tensors[own].dtype, scale.dtype) != (torch.uint8, torch.bfloat16):
-            continue
-        both = torch.stack([tensors[own] & 15, tensors[own] >> 4], -1).flatten(1).char()
-        signed = (both ^ 8) - 8
-        found[own] = signed * found.pop(name).float().repeat_interleave(GROUP, 1)
-    return found
+        return {name: tensor for file in files for name, tensor in load_state_dict(file).items()}
 
 
 def numbers_in(path: str, key: str) -> int:

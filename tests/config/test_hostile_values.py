@@ -20,8 +20,6 @@ from specbench.component import chosen_class
 from specbench.config.compose import base_of, explain, option_file
 from specbench.config.paths import conf_dir
 from specbench.config.validate import check
-from specbench.contrib.training.student import Student
-from specbench.contrib.training.trainer import Training
 from specbench.data.prompts import load
 from specbench.data.records import JsonlData
 from specbench.data.template import check_template, fill
@@ -29,6 +27,8 @@ from specbench.errors import ConfigError, visible
 from specbench.run_config import GROUPS, RunConfig
 from specbench.settings import BaseSettings, validate
 from specbench.stats.metrics.base import Metric
+from specbench.train.student import Student
+from specbench.train.trainer import Training
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,6 @@ from transformers.modeling_layers import MtpModel as StockMtp
 
 from specbench.config.build import build
 from specbench.config.validate import check
-from specbench.contrib.training.mtp import MtpStudent
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.queue import Queue
 from specbench.decoding.speculative import decode_speculative
@@ -27,7 +26,7 @@ from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Clock
 from specbench.errors import ConfigError
 from specbench.models.mtp import MtpModel
-from specbench.models.mtp_weights import load_mtp, mtp_place, without_modules
+from specbench.models.mtp_weights import mtp_place, without_modules
 from specbench.policies.gamma.fixed import FixedGamma
 from specbench.run.run import run
 
@@ -268,29 +267,6 @@ def test_hidden_states_and_positions_that_are_wrong_are_seen(name, wrong, monkey
     module = transformers_module("glm4_moe", own.target)
     expected = [stock_laws(module, own.target, text, guesses) for text, guesses, _ in found]
     assert not all(torch.allclose(q, e, atol=1e-3) for (_, _, q), e in zip(found, expected, strict=True))
-
-
-def test_what_is_trained_is_what_drafts(good, tmp_path):
-    """A trained module, read again under the released models' names, has the q that it was trained to have."""
-    own = parts_of("target=model", f"target.path={good}", "drafter=random", "executor=eager")
-    student = MtpStudent(own.target.own_module(), "kl", MtpStudent.Settings(1e-3, guesses=2))
-    student.half().float().save(tmp_path, [])
-    module = load_mtp(str(tmp_path), "drafter.path", own.target)
-    text = torch.tensor([[5, 9, 2, 7, 11, 3]])
-    p, q = student.laws(text)  # [positions, guesses, V]
-    model = MtpModel(module, own.target, "trained", own.target.sampling, gamma=1)
-    model.allocate(1, 16)
-    states = own.target.stock_module().model(input_ids=text).last_hidden_state
-    first = torch.zeros(1, dtype=torch.long)
-    model.make_room([0], 4)
-    logits, own_states = model.predict(text[:, 1:4], states[:, :3], first, None, 4)
-    # The student's copy of the target was rounded to 16 bits, the target was not.
-    assert torch.allclose(logits[0, -1], q[2, 0], atol=1e-2) and torch.allclose(
-        own.target.stock_module()(input_ids=text).logits[0, 3], p[2, 0], atol=1e-2
-    )
-    assert not torch.allclose(logits[0, -1], q[1, 0], atol=1e-1)
-    second, _ = model.predict(text[:, 4:5], own_states[:, -1:], first + 3, None, 4)
-    assert torch.allclose(second[0, -1], q[2, 1], atol=1e-2) and not torch.allclose(second[0, -1], q[2, 0], atol=1e-1)
 
 
 def test_names_of_modules():

@@ -142,7 +142,7 @@ def test_unconditional_prompts_differ_in_their_noise_alone():
 
 
 def test_training_refuses_an_encoder_decoder(tmp_path):
-    from specbench.contrib.training.trainer import checked_settings
+    from specbench.train.trainer import checked_settings
 
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     target = {"_target_": "specbench.models.pretrained.PretrainedModel", "path": str(tmp_path), "revision": None,

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.contrib.training.student import Student, StudentSettings, head_input, quoted
 from specbench.models.shared_cache import first_layers
 from specbench.models.trained_parts import Heads, HeadsConfig
 from specbench.settings import setting
+from specbench.train.student import Student, StudentSettings, head_input, quoted
 
 
 class HeadsStudent(Student):
@@ -35,10 +35,10 @@ class HeadsStudent(Student):
     def use(cls, settings: Any, folder: Path) -> list[str]:
         return [f"drafter={settings.drafter}", quoted("drafter.path", folder)]
 
-    def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def distributions(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         count, output = self.heads.config.heads, self.target.get_output_embeddings()
         with torch.no_grad():
-            hidden = head_input(self.target, input_ids=tokens)  # [B, T, H]
+            hidden = head_input(self.target, tokens)  # [B, T, H]
             ahead = hidden.unfold(1, count + 1, 1)[..., 1:]  # [B, T - K, H, K], the K positions after each
             p = output(ahead.transpose(2, 3))
         q = output(self.heads(hidden[:, :-count]))
@@ -52,6 +52,8 @@ class HeadsStudent(Student):
 class EarlyExitStudent(Student):
     """One head between the target's own norm and output matrix, after its first `layers` layers."""
 
+    short: Any
+
     @dataclass
     class Settings(StudentSettings):
         layers: int = setting(ge=1, le=10_000)
@@ -59,17 +61,17 @@ class EarlyExitStudent(Student):
 
     def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
         super().__init__(target, loss, settings)
-        self.short = first_layers(target, settings.layers)
+        object.__setattr__(self, "short", first_layers(target, settings.layers))  # the target's own layers
         self.head = Heads(HeadsConfig(hidden_size(target), 1, settings.inner, layers=settings.layers))
 
     @classmethod
     def use(cls, settings: Any, folder: Path) -> list[str]:
         return ["drafter=early_exit", quoted("drafter.head", folder)]
 
-    def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def distributions(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         output = self.target.get_output_embeddings()
         with torch.no_grad():
-            hidden = head_input(self.short, input_ids=tokens)
+            hidden = head_input(self.short, tokens)
             p = self.target(input_ids=tokens).logits
         return p.flatten(0, 1)[:, None], output(self.head(hidden)).flatten(0, 1)
 

@@ -1,10 +1,7 @@
 """Training: losses, the look-ahead mask, and each method from text to a drafter that runs."""
 
 import json
-import os
-import re
 import shlex
-from pathlib import Path
 
 import hydra
 import pytest
@@ -15,29 +12,24 @@ from small_runs import composed, parts_of, training
 
 from specbench.config.build import build
 from specbench.config.validate import check
-from specbench.contrib.training.lookahead import LookAheadStudent
-from specbench.contrib.training.losses import distances, overlap
-from specbench.contrib.training.rows import text_rows
-from specbench.contrib.training.trainer import train
 from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
 from specbench.errors import ConfigError
 from specbench.models.pretrained import PretrainedModel, load_module
 from specbench.models.trained_parts import Heads, HeadsConfig
-from specbench.results.folder_lock import locked
 from specbench.run.run import run
 from specbench.settings import validate
+from specbench.train.data import text_rows
+from specbench.train.look_ahead import LookAheadStudent
+from specbench.train.student import distances, overlap
+from specbench.train.trainer import train
 
 DRAFTERS = {  # how what a method saves is used
     "medusa": ["drafter=medusa", "drafter.path={}", "gamma=2"],
     "blockwise": ["drafter=blockwise", "drafter.path={}", "gamma=2"],
     "pass": ["drafter=pass_lookahead", "drafter.lookahead={}", "gamma=2"],
     "early_exit": ["drafter=early_exit", "drafter.head={}", "gamma=2"],
-    "mtp": ["drafter=mtp", "drafter.path={}", "gamma=2"],
     "distill": ["drafter=model", "drafter.path={}", "gamma=2"],
     "boost": ["drafter=multi_draft", 'drafter.paths=["{0}/drafter_1","{0}/drafter_2"]', "gamma=2"],
-    "eagle3": ["drafter=eagle3", "drafter.path={}", "gamma=2"],
-    "dflash": ["drafter=dflash", "drafter.path={}", "gamma=2"],
-    "medusa2": ["target=model", "target.path={}/model", "drafter=medusa", "drafter.path={}/heads", "gamma=2"],
 }
 
 
@@ -76,18 +68,6 @@ def test_training_moves_the_heads_towards_the_target(tmp_path):
     assert alphas[6400] > alphas[32] + 0.2
 
 
-def test_two_trainings_in_one_folder_are_refused(tmp_path):
-    """Before a model loads; what the folder holds stays."""
-    text, out = tmp_path / "text.txt", tmp_path / "out"
-    text.write_text("x = 1\n")
-    (out / "checkpoint-1").mkdir(parents=True)
-    with locked(out), pytest.raises(ConfigError, match=f"{out} is being written by process {os.getpid()}"):
-        train(training(f"text={text}"), out)
-    assert (out / "checkpoint-1").is_dir() and not (out / "training.json").exists()
-    with pytest.raises(ConfigError, match="has a checkpoint"):  # control: the lock is free again
-        train(training(f"text={text}"), out)
-
-
 @pytest.mark.slow
 def test_an_interrupted_training_keeps_what_it_learned(monkeypatch, tmp_path):
     pytest.importorskip("accelerate")
@@ -121,7 +101,7 @@ def test_look_ahead_training_sees_what_decoding_will_see():
     student = LookAheadStudent(target, "kl", LookAheadStudent.Settings(1e-3, None, 3, 5))
     student.lookahead.embeddings.data.normal_(std=0.5)
     row = torch.randint(4096, (1, 24), generator=torch.Generator().manual_seed(0))
-    p, q = student.laws(row)
+    p, q = student.distributions(row)
     embed = target.get_input_embeddings()
     for group, cut in enumerate(range(0, 21, 5)):
         x = torch.cat([embed(row[:, : cut + 1]), student.lookahead.embeddings[None]], 1)
@@ -155,21 +135,9 @@ def test_mistakes_are_told_before_anything_loads(override, told, tmp_path):
         train(training(*override.split()), tmp_path)
 
 
-README = (Path(__file__).parents[3] / "README.md").read_text()
-
-
-@pytest.mark.parametrize(
-    "arguments", sorted(set(re.findall(r"python -m specbench\.train (.*?)(?:  |$)", README, re.M)))
-)
-def test_the_commands_of_the_readme_compose(arguments):
-    config = training(*arguments.replace("=P", "=shipped:target").split())
-    assert config.method._target_.startswith("specbench.contrib.training.")
-
-
 @pytest.mark.parametrize(("method", "model", "key"), [
     ("medusa", None, "path"), ("blockwise", None, "path"), ("early_exit", None, "head"), ("distill", None, "path"),
-    ("pass", None, "lookahead"), ("pass", "shipped:drafter", "lookahead"), ("eagle3", None, "path"),
-    ("dflash", None, "path"),
+    ("pass", None, "lookahead"), ("pass", "shipped:drafter", "lookahead"),
 ])  # fmt: skip
 def test_what_is_said_of_the_use_composes(method, model, key, tmp_path):
     folder = tmp_path / "a=1,b=shipped_x"

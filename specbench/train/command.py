@@ -8,32 +8,31 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
+from rich.console import Console
 from rich.table import Table
 
 from specbench.config.compose import explain
 from specbench.config.paths import conf_dir
 from specbench.errors import ConfigError, comes_from, stop, visible
-from specbench.results.terminal import show
 
 
 def one_training(config: DictConfig) -> float:
     """Trains as the composed configuration says, and prints the result. Returns the mean alpha over guesses, for
     Hydra's optimisers. Raises ConfigError."""
-    from specbench.contrib.training.trainer import train
+    from specbench.train.trainer import train
 
     out_dir = Path(HydraConfig.get().runtime.output_dir)
     metrics = train(config, out_dir)
-    alphas = metrics["alpha_by_guess"]
-    training = metrics["training"]
+    alphas, training = metrics["alpha_by_guess"], metrics["training"]
     read = training["tokens"] * training["epochs"]
-    grid = Table(title=f"{metrics['method']}, loss {metrics['loss']}: {read:,.0f} tokens in "
-                       f"{training['seconds']:.0f} s, written to {out_dir}", title_justify="left")  # fmt: skip
+    title = f"{metrics['method']}, loss {metrics['loss']}: {read:,.0f} tokens in {training['seconds']:.0f} s"
+    table = Table(title=title, title_justify="left")
     for heading in ("guess", "alpha on held-out text", "agreement of argmaxes"):
-        grid.add_column(heading, justify="right")
-    for i, (alpha, agreement) in enumerate(zip(alphas, metrics["agreement_by_guess"], strict=True)):
-        grid.add_row(str(i + 1), f"{alpha:.3f}", f"{agreement:.3f}")
-    show(grid)
-    print(visible(f"use it with: python -m specbench {shlex.join(metrics['use'])}"))
+        table.add_column(heading, justify="right")
+    for number, (alpha, agreement) in enumerate(zip(alphas, metrics["agreement_by_guess"], strict=True), 1):
+        table.add_row(str(number), f"{alpha:.3f}", f"{agreement:.3f}")
+    Console().print(table)
+    print(visible(f"written to {out_dir}; use it with: python -m specbench {shlex.join(metrics['use'])}"))
     return float(sum(alphas) / len(alphas))
 
 

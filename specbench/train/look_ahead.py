@@ -1,4 +1,4 @@
-"""Trains look-ahead embeddings (PaSS); the model itself does not change."""
+"""Trains look-ahead embeddings (PaSS, Monea et al. 2023); the model itself does not change."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,14 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.contrib.training.student import Student, StudentSettings, quoted
 from specbench.models.trained_parts import LookAhead, LookAheadConfig
 from specbench.settings import setting
+from specbench.train.student import Student, StudentSettings, quoted
 
 
 class LookAheadStudent(Student):
     """Puts look-ahead tokens after every `stride`-th token of a row, all in one pass: a mask lets each group see only
     the text before it. `model` is the model that they are for; None is the target."""
+
+    model: Any
 
     @dataclass
     class Settings(StudentSettings):
@@ -32,26 +34,24 @@ class LookAheadStudent(Student):
 
     def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
         super().__init__(target, loss, settings)
-        self.model = (model or target).requires_grad_(False)
+        object.__setattr__(self, "model", (model or target).requires_grad_(False))
         self.lookahead = LookAhead(LookAheadConfig(self.model.get_input_embeddings().weight.shape[1], settings.count))
 
     @classmethod
     def use(cls, settings: Any, folder: Path) -> list[str]:
-        """Names the drafter too: `non_autoregressive` if the embeddings are for a model of their own."""
-        own = ["drafter=pass_lookahead"]
+        drafter = ["drafter=pass_lookahead"]
         if settings.model is not None:
-            own = ["drafter=non_autoregressive", f"drafter.path={settings.model}"]
-        return [*own, quoted("drafter.lookahead", folder)]
+            drafter = ["drafter=non_autoregressive", f"drafter.path={settings.model}"]
+        return [*drafter, quoted("drafter.lookahead", folder)]
 
-    def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def distributions(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         count, width = self.lookahead.config.count, tokens.shape[1]
         cuts = torch.arange(0, width - count, self.settings.stride, device=tokens.device)  # last token of each context
         steps = torch.arange(1, count + 1, device=tokens.device)
         ahead = self.lookahead.embeddings.repeat(len(cuts), 1).expand(len(tokens), -1, -1)
-        embedded = torch.cat([self.model.get_input_embeddings()(tokens), ahead], 1)
         places = torch.cat([torch.arange(width, device=tokens.device), (cuts[:, None] + steps).flatten()])
         logits = self.model(
-            inputs_embeds=embedded,
+            inputs_embeds=torch.cat([self.model.get_input_embeddings()(tokens), ahead], 1),
             position_ids=places.expand(len(tokens), -1),
             attention_mask=self._mask(cuts, width, count).expand(len(tokens), 1, -1, -1),
         ).logits
@@ -69,8 +69,9 @@ class LookAheadStudent(Student):
         number = torch.arange(count, device=cuts.device).repeat(len(cuts))
         blind = torch.zeros(width, len(owner), dtype=torch.bool, device=cuts.device)
         own = (owner[:, None] == owner) & (number[:, None] >= number)
-        above, below = (text[:, None] >= text, blind), (text <= owner[:, None], own)
-        return torch.cat([torch.cat(above, 1), torch.cat(below, 1)])
+        above = torch.cat([text[:, None] >= text, blind], 1)
+        below = torch.cat([text <= owner[:, None], own], 1)
+        return torch.cat([above, below])
 
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
         self.lookahead.half().save_pretrained(folder)

@@ -1,6 +1,6 @@
 """`python -m specbench.train`: trains heads, look-ahead embeddings, exits and drafters."""
 
-from specbench.contrib.training.command import main
+from specbench.train.command import main
 
 if __name__ == "__main__":
     main()

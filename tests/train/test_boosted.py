@@ -1,4 +1,4 @@
-"""Drafters trained together (boosted), and heads with their model (Medusa-2): losses by hand, and that they fall."""
+"""Drafters trained together (boosted): losses by hand, and what they cover."""
 
 from copy import deepcopy
 
@@ -6,14 +6,11 @@ import pytest
 import torch
 from checkpoints import SHAPE
 from small_runs import composed
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specbench.config.validate import check
-from specbench.contrib.training.distill import BoostedStudents
-from specbench.contrib.training.joint_heads import JointHeadsStudent
-from specbench.contrib.training.losses import overlap
+from specbench.train.distill import BoostedStudents
+from specbench.train.student import overlap
 
 VOCABULARY = 40
 
@@ -55,7 +52,7 @@ def laws_of(student, tokens):
 def test_a_later_drafter_is_trained_where_the_first_one_misses():
     """SpecInfer's examples: the first drafter has all positions, the second those where argmaxes differ."""
     student, tokens = boosted("argmax"), rows()
-    p, _, counts = student.parts(tokens)
+    p, _, counts = student.weighted(tokens)
     law, (first, second) = laws_of(student, tokens)
     missed = first.argmax(-1) != law.argmax(-1)
     assert 0 < missed.sum() < len(missed) and torch.equal(counts[:, 0], torch.ones(len(missed)))
@@ -75,7 +72,7 @@ def test_the_residual_loss_is_the_chance_that_no_guess_is_accepted():
     rest = rest / rest.sum(-1, keepdim=True)
     again = miss * (1 - torch.minimum(rest, second).sum(-1))
     assert torch.isclose(student(tokens)["loss"], (miss + again).mean(), atol=1e-4)
-    aims, guesses = student.laws(tokens)
+    aims, guesses = student.distributions(tokens)
     assert torch.allclose(overlap(aims, guesses)[:, 1], torch.minimum(rest, second).sum(-1), atol=1e-4)
 
 
@@ -106,8 +103,8 @@ def test_boosted_drafters_cover_more_than_the_same_drafter_twice():
         small = tiny(1, hidden_size=4, num_attention_heads=1, num_key_value_heads=1, num_hidden_layers=1)
         student, tokens = BoostedStudents(tiny(0), "kl", settings_of(2, "argmax"), small), rows()
         if way == "everything":
-            plain = student.parts
-            student.parts = lambda own, plain=plain: (*(found := plain(own))[:2], torch.ones_like(found[2]))
+            plain = student.weighted
+            student.weighted = lambda own, plain=plain: (*(found := plain(own))[:2], torch.ones_like(found[2]))
         optimiser = AdamW(student.models.parameters(), lr=0.02)
         for _ in range(60):
             optimiser.zero_grad()
@@ -121,66 +118,5 @@ def test_boosted_drafters_are_a_multi_draft(tmp_path):
     student = boosted("argmax")
     student.save(tmp_path, [])
     use = BoostedStudents.use(settings_of(2, "argmax"), tmp_path)
-    assert composed(*use).drafter.paths == [str(folder) for folder in student.complete(tmp_path)]
-    assert all((folder / "config.json").is_file() for folder in student.complete(tmp_path))
-
-
-def joint(**changes):
-    values = {"learning_rate": 0.01, "heads": 2, "inner": None, "drafter": "medusa", "share": 0.2, "anchor": "text",
-              "backbone_rate": 0.25, "heads_first": 0.25} | changes  # fmt: skip
-    return JointHeadsStudent(tiny(0), "kl", JointHeadsStudent.Settings(**values))
-
-
-@pytest.mark.parametrize("share", [1.0, 1e-6], ids=["both", "backbone alone"])
-def test_both_losses_of_medusa_2_fall_and_the_target_stays(share):
-    """Negative control: if the heads' loss hardly counts, it does not fall with the backbone's."""
-    student, tokens = joint(share=share), rows()
-    before = deepcopy(student.target.state_dict())
-    optimiser, schedule = student.optimisers(0.03, 60)
-    first = [loss.item() for loss in student.losses(tokens)]
-    for _ in range(60):
-        optimiser.zero_grad()
-        student(tokens)["loss"].backward()
-        clip_grad_norm_(student.parameters(), 1.0)
-        optimiser.step()
-        schedule.step()
-    last = [loss.item() for loss in student.losses(tokens)]
-    assert last[0] < 0.6 * first[0] and (last[1] < 0.75 * first[1]) == (share == 1)
-    assert all(torch.equal(value, before[name]) for name, value in student.target.state_dict().items())
-    found = student.further([tokens])
-    assert found["nats"] < found["target_nats"] and 0 < found["overlap_with_target"] < 0.99
-    assert student.losses(tokens)[0].item() == pytest.approx(found["nats"], abs=1e-4)
-
-
-def test_the_backbone_waits_for_the_heads():
-    """The first stage: only heads move. An untrained student of KL from the target has a loss of 0 for the backbone."""
-    student, tokens = joint(heads_first=0.5, anchor="target"), rows()
-    assert student.losses(tokens)[0].abs() < 1e-6
-    begin = deepcopy(student.backbone.state_dict())
-    optimiser, schedule = student.optimisers(0.02, 10)
-    moved = []
-    for _ in range(8):
-        optimiser.zero_grad()
-        student(tokens)["loss"].backward()
-        optimiser.step()
-        schedule.step()
-        moved.append(any(not torch.equal(v, begin[n]) for n, v in student.backbone.state_dict().items()))
-    assert moved[:5] == [False] * 5 and moved[-1] and student.heads.up.abs().sum() > 0
-
-
-def test_heads_of_medusa_2_predict_what_follows_the_backbone_s_next_token():
-    """Head k at position t against the backbone's own law at t + k, which gets no gradient from that."""
-    student, tokens = joint(), rows()
-    p, q = student.laws(tokens)
-    logits = student.backbone(tokens).logits
-    assert torch.allclose(p[0], logits[0, 1:3], atol=1e-5) and not p.requires_grad and q.requires_grad
-    assert torch.allclose(q[3, 0], logits[0, 3], atol=1e-4)  # untrained heads are the backbone's own
-
-
-def test_what_medusa_2_leaves_is_a_target_with_its_heads(tmp_path):
-    student = joint()
-    student.save(tmp_path, [[0.5], [0.25]])
-    settings = student.settings
-    config = composed(*JointHeadsStudent.use(settings, tmp_path))
-    assert config.target.path == str(tmp_path / "model") and config.drafter.path == str(tmp_path / "heads")
-    assert check(config).choices["drafter"].name == "medusa"
+    assert composed(*use).drafter.paths == [str(folder) for folder in student.models_in(tmp_path)]
+    assert all((folder / "config.json").is_file() for folder in student.models_in(tmp_path))

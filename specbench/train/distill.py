@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specbench.contrib.training.losses import distances
-from specbench.contrib.training.student import Student, StudentSettings, quoted
 from specbench.settings import setting
+from specbench.train.student import Student, StudentSettings, distances, quoted
 
 COVERS = ("argmax", "residual")
 LEAST = 1e-9  # probability that a residual keeps, so that its logarithm is finite
@@ -35,12 +34,12 @@ class DistilledStudent(Student):
     def use(cls, settings: Any, folder: Path) -> list[str]:
         return ["drafter=model", quoted("drafter.path", folder)]
 
-    def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def distributions(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             p = self.target(input_ids=tokens).logits
         return p.flatten(0, 1)[:, None], self.model(input_ids=tokens).logits.flatten(0, 1)[:, None]
 
-    def complete(self, folder: Path) -> list[Path]:
+    def models_in(self, folder: Path) -> list[Path]:
         return [folder]
 
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
@@ -68,24 +67,26 @@ class BoostedStudents(Student):
 
     @classmethod
     def use(cls, settings: Any, folder: Path) -> list[str]:
-        paths = ",".join(f'"{own}"' for own in drafter_folders(folder, settings.count))
+        paths = ",".join(f'"{path}"' for path in drafter_folders(folder, settings.count))
         return ["drafter=multi_draft", "drafter.samples=1", f"drafter.paths=[{paths}]"]
 
-    def laws(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def distributions(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The K guesses are those of the K drafters for the same position; p of each is what it is trained towards."""
-        p, q, _ = self.parts(tokens)
+        p, q, _ = self.weighted(tokens)
         return p, q
 
-    def parts(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of rows `[B, T]`: logits p `[n, K, V]` that each drafter is trained towards, its own logits q `[n, K, V]`,
-        and how much each position counts for it, `[n, K]`."""
+    def weighted(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of rows [B, T]: logits p [n, K, V] that each drafter is trained towards, its own logits q [n, K, V], and how
+        much each position counts for it, [n, K]."""
         with torch.no_grad():
             p = self.target(input_ids=tokens).logits.flatten(0, 1)
-        left, counts = p.softmax(-1), torch.ones_like(p[:, 0])
-        best, aims, laws, weights = p.argmax(-1), [], [], []
+        left, counts, best = p.softmax(-1), torch.ones_like(p[:, 0]), p.argmax(-1)
+        aims: list[Tensor] = []
+        guesses: list[Tensor] = []
+        weights: list[Tensor] = []
         for model in self.models:
             q = model(input_ids=tokens).logits.flatten(0, 1)
-            laws.append(q)
+            guesses.append(q)
             weights.append(counts)
             aims.append(p if self.settings.covers == "argmax" else left.clamp(min=LEAST).log())
             with torch.no_grad():
@@ -95,18 +96,18 @@ class BoostedStudents(Student):
                     rest = (left - q.softmax(-1)).clamp(min=0)
                     miss = rest.sum(-1)
                     counts, left = counts * miss, rest / miss.clamp(min=LEAST)[:, None]
-        return torch.stack(aims, 1), torch.stack(laws, 1), torch.stack(weights, 1)
+        return torch.stack(aims, 1), torch.stack(guesses, 1), torch.stack(weights, 1)
 
     def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
-        p, q, counts = self.parts(input_ids)
+        p, q, counts = self.weighted(input_ids)
         return {"loss": (distances(self.loss, p, q) * counts).sum(1).mean()}
 
-    def complete(self, folder: Path) -> list[Path]:
+    def models_in(self, folder: Path) -> list[Path]:
         return drafter_folders(folder, len(self.models))
 
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
-        for model, own in zip(self.models, self.complete(folder), strict=True):
-            model.to(torch.bfloat16).save_pretrained(own)
+        for model, path in zip(self.models, self.models_in(folder), strict=True):
+            model.to(torch.bfloat16).save_pretrained(path)
 
 
 def drafter_folders(folder: Path, count: int) -> list[Path]:

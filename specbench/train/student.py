@@ -1,0 +1,106 @@
+"""Base class of what can be trained, and the losses: how far a drafter's distribution q is from the target's p.
+
+B rows, T tokens, n positions, K guesses, V vocabulary, H hidden.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specbench.decoding.component import Component
+from specbench.models.language_model import head_inputs
+from specbench.settings import BaseSettings, setting
+
+LOSSES = ("kl", "tv")
+BEST = 10  # tokens of each guess whose accuracy is measured
+
+
+@dataclass
+class StudentSettings(BaseSettings):
+    """Settings of every method of training."""
+
+    learning_rate: float = setting(ge=1e-9, le=10)
+
+    @property
+    def ahead(self) -> int:
+        """The number of guesses after the next token."""
+        return 0
+
+    @property
+    def own_model(self) -> str | None:
+        """The checkpoint of the student's own model; None if it has none."""
+        return None
+
+
+class Student(Component, nn.Module, ABC):
+    """The trained module beside the frozen target. Subclasses compute logits of p and q."""
+
+    target: Any
+
+    def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
+        """`model` is the loaded checkpoint `settings.own_model`, or None."""
+        super().__init__()
+        # Not registered as a submodule: the target is neither trained nor stored.
+        object.__setattr__(self, "target", target.requires_grad_(False).eval())
+        self.loss, self.settings = loss, settings
+
+    @classmethod
+    @abstractmethod
+    def use(cls, settings: Any, folder: Path) -> list[str]:
+        """The overrides of a run that uses what was trained and saved in the folder."""
+
+    @abstractmethod
+    def distributions(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of p and of q, both [n, K, V], at the positions of rows of text [B, T]."""
+
+    @abstractmethod
+    def save(self, folder: Path, accuracy: list[list[float]]) -> None:
+        """Writes what was trained, as a Hugging Face checkpoint. `accuracy[k][i]` is how often the i-th best token of
+        guess k was the target's argmax."""
+
+    def models_in(self, folder: Path) -> list[Path]:
+        """The folders of the complete models that `save` writes, which get the tokenizer too."""
+        return []
+
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+        """The loss, a scalar, of rows [B, T], in the form that transformers.Trainer expects."""
+        return {"loss": distances(self.loss, *self.distributions(input_ids)).mean()}
+
+    @torch.no_grad()
+    def evaluate(self, tokens: Tensor) -> Tensor:
+        """Sums over the positions of rows [B, T], for each of K guesses: beta (Theorem 3.5), then whether the best,
+        second best, ... token was the target's argmax, then 1. Returns [K, 2 + BEST] float64 on the CPU."""
+        p, q = self.distributions(tokens)
+        hits = (q.topk(BEST, dim=-1).indices == p.argmax(-1, keepdim=True)).sum(0)
+        ones = torch.full_like(hits[:, :1], len(p))
+        return torch.cat([overlap(p, q).sum(0)[:, None], hits, ones], 1).double().cpu()
+
+
+def distances(kind: str, p: Tensor, q: Tensor) -> Tensor:
+    """The loss [...] of each position, from logits p [..., V] and q [..., V]: "tv" is the total variation, which is
+    D_LK of Definition 3.2 and 1 - beta (Theorem 3.5); "kl" is KL(p | q) in nats."""
+    log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
+    if kind == "tv":
+        return 0.5 * (log_p.exp() - log_q.exp()).abs().sum(-1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+def overlap(p: Tensor, q: Tensor) -> Tensor:
+    """beta [...] = sum_x min(p, q) of every position (Theorem 3.5), from logits p [..., V] and q [..., V]."""
+    return torch.minimum(p.softmax(-1), q.softmax(-1)).sum(-1)
+
+
+def head_input(module: Any, tokens: Tensor) -> Tensor:
+    """The last hidden states [B, T, H] of a causal model on tokens [B, T]: the inputs of its output matrix."""
+    with head_inputs(module) as found:
+        module(input_ids=tokens)
+    return found[0]
+
+
+def quoted(key: str, folder: Path) -> str:
+    """The override `key="folder"`: quoted, the folder may hold any character of Hydra's grammar."""
+    return f'{key}="{folder}"'

@@ -1,0 +1,163 @@
+"""Trains a student on text and measures its acceptance on held-out text; the loop is transformers' own Trainer."""
+
+import json
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from omegaconf import DictConfig, OmegaConf
+from rich.progress import track
+from torch import Tensor
+
+from specbench.component import chosen_class
+from specbench.config.devices import pick_device
+from specbench.errors import ConfigError, first_line, installing
+from specbench.models.pretrained import PretrainedModel, load_config, load_module, load_tokenizer
+from specbench.settings import LARGEST_SEED, BaseSettings, setting, validate
+from specbench.train.data import training_rows
+from specbench.train.student import LOSSES, Student
+
+log = logging.getLogger(__name__)
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass
+class Training(BaseSettings):
+    """The scalars of conf/train.yaml."""
+
+    loss: str = setting(choices=LOSSES)
+    text: str | None = setting()
+    tokens: int = setting(ge=1, le=10**11)
+    row: int = setting(ge=8, le=10**6)
+    batch_size: int = setting(ge=1, le=10**5)
+    accumulate: int = setting(ge=1, le=10**5)
+    epochs: float = setting(ge=1e-6, le=1000)
+    warmup: int = setting(ge=0, le=10**9)
+    precision: str = setting(choices=tuple(PRECISIONS))
+    seed: int = setting(ge=0, le=LARGEST_SEED)
+    device: str = setting()
+
+
+def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
+    """Trains, measures on held-out text, and writes the checkpoint and metrics.json to `out_dir`; returns the metrics.
+    Raises ConfigError."""
+    scalars, target_settings, kind, settings = checked_settings(config)
+    tokenizer = load_tokenizer(target_settings, "target")
+    student = loaded_student(scalars, target_settings, kind, settings)
+    rows, held_out = training_rows(scalars.text, tokenizer, scalars.row, scalars.tokens, scalars.seed)
+    started = time.perf_counter()
+    state, status = fit(student, rows, scalars, settings.learning_rate, out_dir)
+    seconds = time.perf_counter() - started
+    shares, positions = measure(student, held_out, scalars.precision == "bfloat16")
+    metrics = {
+        "method": kind.__name__,
+        "use": kind.use(settings, out_dir),
+        "loss": scalars.loss,
+        "alpha_by_guess": [guess[0] for guess in shares],
+        "agreement_by_guess": [guess[1] for guess in shares],
+        "held_out_positions": positions,
+        "training": {
+            "status": status,
+            "tokens": rows.numel(),
+            "seconds": seconds,
+            "epochs": state.epoch or 0.0,
+            "losses": [entry["loss"] for entry in state.log_history if "loss" in entry],
+        },
+        "config": OmegaConf.to_container(config, resolve=True),
+    }
+    student.save(out_dir, [guess[1:] for guess in shares])
+    for folder in student.models_in(out_dir):
+        tokenizer.save_pretrained(folder)
+    (out_dir / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    return metrics
+
+
+def checked_settings(config: DictConfig) -> tuple[Training, Any, Any, Any]:
+    """The scalars, the target's settings, and the class and the settings of the method. Raises ConfigError for what can
+    be known before anything loads."""
+    scalar_keys = [str(key) for key in config if key not in ("target", "method", "hydra")]
+    masked = OmegaConf.masked_copy(config, scalar_keys)
+    masked._set_parent(config)
+    scalars = validate(Training, masked)
+    _, target = chosen_class(config.get("target"), "target", PretrainedModel, "target=NAME")
+    kind, settings = chosen_class(config.get("method"), "method", Student, "method=NAME")
+    if scalars.row <= settings.ahead:
+        raise ConfigError(f"row={scalars.row} is not possible with {settings.ahead} guesses ahead: it must be more")
+    config_of_target = load_config(target, "target")
+    if config_of_target.is_encoder_decoder:
+        raise ConfigError(
+            f"target.path={target.path} cannot be trained for: it is an encoder-decoder, and python -m specbench.train "
+            "needs a target without an encoder; experiments/train_ende trains a drafter of one"
+        )
+    longest = getattr(config_of_target.get_text_config(), "max_position_embeddings", None)
+    if longest is not None and scalars.row > longest:
+        raise ConfigError(f"row={scalars.row} is not possible: the context of {target.path} is {longest} tokens")
+    if settings.own_model is not None:
+        model_settings(settings.own_model).check("method.")
+    return scalars, target, kind, settings
+
+
+def model_settings(path: str) -> PretrainedModel.Settings:
+    """Settings of the checkpoint of the student's own model."""
+    return PretrainedModel.Settings(path=path, weights="pretrained", chat_template="never")
+
+
+def loaded_student(scalars: Training, target_settings: Any, kind: type[Student], settings: Any) -> Student:
+    """The student with its target and its own model, on the device. Raises ConfigError."""
+    device = pick_device(scalars.device)
+    target = load_module(target_settings, "target", device, PRECISIONS[scalars.precision], scalars.seed)
+    model = None
+    if settings.own_model is not None:
+        model = load_module(model_settings(settings.own_model), "method", device, torch.float32, scalars.seed)
+    transformers.set_seed(scalars.seed)
+    return kind(target, scalars.loss, settings, model).to(device)
+
+
+def fit(student: Student, rows: Tensor, scalars: Training, learning_rate: float, out_dir: Path) -> tuple[Any, str]:
+    """Runs the Trainer on rows [n, T]; returns its state, and "complete" or "interrupted". An interrupted student keeps
+    what it has learned. Raises ConfigError."""
+    try:
+        arguments = transformers.TrainingArguments(
+            output_dir=str(out_dir),
+            num_train_epochs=scalars.epochs,
+            per_device_train_batch_size=scalars.batch_size,
+            gradient_accumulation_steps=scalars.accumulate,
+            learning_rate=learning_rate,
+            warmup_steps=scalars.warmup,
+            lr_scheduler_type="cosine",
+            max_grad_norm=1.0,
+            bf16=scalars.precision == "bfloat16",
+            seed=scalars.seed,
+            logging_steps=25,
+            report_to="none",
+            save_strategy="no",
+            remove_unused_columns=False,
+            dataloader_pin_memory=False,
+            use_cpu=next(student.parameters()).device.type == "cpu",
+        )
+    except ImportError as error:
+        raise ConfigError(f"training needs accelerate ({first_line(error)}): {installing('train')}") from error
+    arguments._n_gpu = min(1, arguments.n_gpu)  # else the Trainer copies the student to every device that it sees
+    examples: Any = [{"input_ids": row} for row in rows]
+    trainer = transformers.Trainer(student, arguments, train_dataset=examples)
+    try:
+        trainer.train()
+    except KeyboardInterrupt:
+        steps = trainer.state
+        log.warning("interrupted after %d of %d steps: measuring what is there", steps.global_step, steps.max_steps)
+        return trainer.state, "interrupted"
+    return trainer.state, "complete"
+
+
+def measure(student: Student, rows: Tensor, autocast: bool) -> tuple[list[list[float]], int]:
+    """On held-out rows [n, T]: for each guess alpha, then how often its best, second best, ... token was the target's
+    argmax; and the number of positions."""
+    device = student.target.device
+    student.eval()
+    with torch.autocast(device.type, torch.bfloat16, autocast):
+        sums = torch.stack([student.evaluate(part.to(device)) for part in track(rows.split(2), "held out")]).sum(0)
+    return (sums[:, :-1] / sums[:, -1:]).tolist(), int(sums[0, -1])
