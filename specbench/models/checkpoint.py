@@ -36,7 +36,6 @@ TRAINED = "what python -m specbench.train makes, which must be a hub id or a fol
 # Tensors that do not fit are told to us, and refused by name.
 WHOLE = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 PICKLES = (".bin", ".pt")
-SCALE = "_scale"  # ends the name of the scales of a matrix in 8 bits
 GGUF, CONVERSION = ".gguf", 1  # the version of what models/gguf.py writes
 LFS_POINTER = b"version https://git-lfs"
 HUB_SECONDS = 10.0  # that the hub may take to say how large files are
@@ -190,7 +189,7 @@ def check_weights(folder: Path, quantized: bool, files: Sequence[str] = ()) -> N
             why = pickled if name.endswith(PICKLES) else short_message(error)
             raise ValueError(f"{name} is damaged: {why}") from error
         whole = [tensor for tensor, is_float in floats.items()
-                 if tensor.endswith("weight") and not is_float and tensor + SCALE not in floats]  # fmt: skip
+                 if tensor.endswith("weight") and not is_float]  # fmt: skip
         if whole and not quantized:
             raise ValueError(f"{whole[0]} in {name} is not of floating point, but config.json has no quantization")
 
