@@ -188,8 +188,7 @@ def check_weights(folder: Path, quantized: bool, files: Sequence[str] = ()) -> N
             pickled = "it is no pickle of tensors alone, and was not run"
             why = pickled if name.endswith(PICKLES) else short_message(error)
             raise ValueError(f"{name} is damaged: {why}") from error
-        whole = [tensor for tensor, is_float in floats.items()
-                 if tensor.endswith("weight") and not is_float]  # fmt: skip
+        whole = [name for name, is_float in floats.items() if name.endswith("weight") and not is_float]
         if whole and not quantized:
             raise ValueError(f"{whole[0]} in {name} is not of floating point, but config.json has no quantization")
 
