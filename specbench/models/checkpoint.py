@@ -36,7 +36,7 @@ TRAINED = "what python -m specbench.train makes, which must be a hub id or a fol
 # Tensors that do not fit are told to us, and refused by name.
 WHOLE = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 PICKLES = (".bin", ".pt")
-GGUF, CONVERSION = ".gguf", 1  # the version of what models/gguf.py writes
+GGUF, CONVERSION = ".gguf", 2  # the version of what models/gguf.py writes
 LFS_POINTER = b"version https://git-lfs"
 HUB_SECONDS = 10.0  # that the hub may take to say how large files are
 

