@@ -40,11 +40,6 @@ class Selections:
     def batch_size(self) -> int:
         return int(self.scalars["batch_size"])
 
-    @property
-    def workers(self) -> int:
-        """Processes among which the prompts of the run are split."""
-        return int(self.scalars.get("workers", 1))
-
 
 def chosen_class(node: Any, key: str, base: type[Component], how: str) -> tuple[Any, Any]:
     """The class that a node names with `_target_`, a subclass of `base` that can be built, and its validated settings.

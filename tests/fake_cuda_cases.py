@@ -44,7 +44,6 @@ from specbench.run import decoder as session
 from specbench.run.decoder import Session
 from specbench.stats.metrics.calibration import Calibration
 from specbench.verifiers.block import BlockVerifier
-from specbench.verifiers.fly import FlyVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import GreedyTreeVerifier, MatchVerifier
 from specbench.verifiers.rejection import RejectionVerifier
@@ -70,7 +69,6 @@ VERIFIERS = {
     "rejection": RejectionVerifier,
     "typical": lambda sampling: TypicalVerifier(sampling.greedy, epsilon=0.3, delta=0.1),
     "traversal": TraversalVerifier,
-    "fly": lambda sampling: FlyVerifier(sampling.greedy, window=1, entropy=0.1),
     "synthetic": lambda sampling: SyntheticVerifier(sampling.greedy, alpha=0.7),
     "greedy_tree": GreedyTreeVerifier,
 }

@@ -85,10 +85,8 @@ def build(
     refuse_shipped_drafter(chosen)
     announce(str(budget))
     # Lenience at temperature 0 compares the target's probabilities before argmax; drafters keep theirs.
-    before_argmax = chosen.lenience < 1 or chosen["verifier"].kind.before_argmax
-    scored = dataclasses.replace(context.sampling, before_argmax=before_argmax)
+    scored = dataclasses.replace(context.sampling, before_argmax=chosen.lenience < 1)
     verifier = _make(checked, "lenience_policy", root.lenience).verifier(partial(_make, checked, "verifier", scored))
-    verifier.expect(policy.largest)
     target = targets.get(checked, dataclasses.replace(context, sampling=scored), partial(_make, checked, "target"))
     drafter = _make(checked, "drafter", context, target)
     refuse_unfit(target, drafter, policy.largest)

@@ -1,6 +1,5 @@
 """Draft (what a drafter proposes) and Verdict (what a verifier decides). B rows, N nodes, D levels, V vocabulary."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specbench.decoding.token_tree import ROOT, Levels, depth_of_entries, levels_of, static_parent
-from specbench.decoding.transfers import constant, counts
+from specbench.decoding.transfers import constant
 
 
 @dataclass(frozen=True)
@@ -74,12 +73,6 @@ class Draft:
             return self.count
         depth = constant(depth_of_entries)(self.levels, self.count.device)
         return torch.where(F.pad(self.exists(), (1, 0), value=True), depth, 0).amax(1)
-
-    def cut(self, most: Sequence[int]) -> "Draft":
-        """The same chain with at most most[b] guesses in row b."""
-        width = min(max(most), self.tokens.shape[1])
-        count = self.count.minimum(counts(tuple(most), self.count.device))
-        return Draft.chain(self.tokens[:, :width], None if self.probs is None else self.probs[:, :width], count)
 
     def padded(self, width: int) -> "Draft":
         """The same chain padded to `width` columns, so that all drafts have one shape; `count` stays. Trees, empty

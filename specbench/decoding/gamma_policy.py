@@ -1,6 +1,5 @@
 """Base class of gamma policies: how many tokens to draft in each round (section 3.5)."""
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
@@ -45,11 +44,8 @@ class GammaPolicy(Component, ABC):
     Unless it is constant, what it knows may depend on guesses that were discarded, so after each round the decoder
     renews the noise of the next guesses."""
 
-    replay_only: ClassVar[bool] = False  # whether it needs `foresee`, so that only replay can run it
     calibrated: ClassVar[bool] = False  # whether it needs `calibrate`
-    remembers: ClassVar[bool] = False  # whether earlier requests change what it chooses, though it is not calibrated
     watches: ClassVar[bool] = False  # whether it may stop a draft after any guess
-    trims: ClassVar[bool] = False  # whether it may leave guesses of a finished draft unverified
 
     largest: int
     widths: tuple[int, ...]
@@ -57,7 +53,6 @@ class GammaPolicy(Component, ABC):
     # Maps q [B, V] (before argmax at temperature 0) and the guesses [B] to one number per row, [B].
     signal: Signal | None = None
     traced_as: str = ""  # the field of `simulate.Text` that replay uses as the signal
-    now: Callable[[], float] = staticmethod(time.perf_counter)  # seconds; replay has a clock of its own
 
     @classmethod
     def from_settings(cls, settings: Any) -> "GammaPolicy":
@@ -65,13 +60,6 @@ class GammaPolicy(Component, ABC):
 
     @classmethod
     def refuses(cls, settings: Any, run: Any) -> str | None:
-        if cls.replay_only:
-            return "in a run, since it knows the future: use python -m specbench.replay outputs/RUN"
-        if (cls.calibrated or cls.remembers) and run.workers > 1:
-            why = "it learns from what was decoded before, and each worker would learn something else"
-            return (
-                f"with workers={run.workers}: {why}; choose workers=1, or gamma_policy=fixed, confidence or heuristic"
-            )
         drafter = run["drafter"]
         if cls.watches and cannot_end_early(drafter):
             needs = "it needs a drafter that is a model, and chains: use drafter=stdlib or drafter=model"
@@ -94,19 +82,9 @@ class GammaPolicy(Component, ABC):
         """Whether to draft another guess, per row, from the number of guesses so far and the signal of the last one."""
         return [True] * len(count)
 
-    def admit(self, state: RowsSeen) -> list[int]:
-        """Of a policy that `trims`: how many guesses of each row are verified at most, after the last `go_on`. Whether
-        a guess is may depend on what was known before it was drawn, its own q included, and never on the guess: a draw
-        that is dropped for what it is leaves those that are kept with another law."""
-        return [self.largest] * state.batch_size
-
     def observe(self, drafted: list[int], kept: list[int]) -> None:
         """Receives the finished round: drafted[b] is the number of guesses of row b (`Draft.count`), kept[b] the number
         of tokens that it kept, recovered or bonus token included; 0 in idle rows."""
-
-    def foresee(self, outcomes: Sequence[bool], betas: Any, seconds: Any) -> None:
-        """Only in replay: whether a guess would be accepted at each position of the next text, beta [positions], and
-        what it will be charged for a round with 0 .. largest drafted tokens, [largest + 1]."""
 
 
 def cannot_end_early(drafter: Any) -> bool:

@@ -52,7 +52,7 @@ def decode_speculative(
     while feed(state, clock):
         room = state.remaining(drafter.context)  # of max_new_tokens and the contexts of both models
         gamma = [min(wanted, left) for wanted, left in zip(policy.next_gamma(state), room, strict=True)]
-        draft = propose(drafter, state, gamma, policy)  # sample x_1 .. x_gamma from M_q autoregressively
+        draft = propose(drafter, state, gamma)  # sample x_1 .. x_gamma from M_q autoregressively
         clock.lap(Lap.DRAFT)
         if target.read_again(state):
             clock.lap(Lap.READ_AGAIN)
@@ -70,13 +70,11 @@ def decode_speculative(
     return state
 
 
-def propose(drafter: Drafter, state: State, gamma: list[int], policy: GammaPolicy) -> Draft:
-    """The drafter's guesses, at most gamma[b] levels for row b, those that the policy admits, padded to the width that
-    the drafter's executor wants."""
+def propose(drafter: Drafter, state: State, gamma: list[int]) -> Draft:
+    """The drafter's guesses, at most gamma[b] levels for row b, padded to the width that the drafter's executor
+    wants."""
     draft = drafter.propose(state, gamma)
     state.drawn = draft.depth
-    if policy.trims and draft.is_chain:
-        draft = draft.cut(policy.admit(state))
     return draft.padded(drafter.steps([draft.depth])) if draft.is_chain else draft
 
 

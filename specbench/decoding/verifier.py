@@ -20,7 +20,6 @@ class Verifier(Component, ABC):
     takes_lenience: ClassVar[bool] = False  # whether lenience below 1 is possible (A.5)
     needs_law: ClassVar[bool] = False  # whether it cannot judge guesses whose q is a point mass
     only_greedy: ClassVar[bool] = False  # whether the temperature must be 0
-    before_argmax: ClassVar[bool] = False  # whether it reads p before argmax at temperature 0
     judges_by_law: bool = False  # whether acceptance at a position depends only on p, q and lenience there
     # The probability that the first guess x of a step stands there: min(1, p(x) / q(x)), p(x), or None if it depends on
     # more. The losslessness test compares it with what happened.
@@ -55,9 +54,6 @@ class Verifier(Component, ABC):
         if run.lenience < 1 and not cls.takes_lenience:
             return "with lenience below 1: use verifier=speculative"
         return None
-
-    def expect(self, gamma: int) -> None:
-        """Called before a run with the largest gamma of any of its rounds."""
 
     @property
     def levels(self) -> Sequence["Verifier"]:

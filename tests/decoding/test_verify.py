@@ -1,14 +1,11 @@
 """The verifier against the oracle: exactly with injected noise, and in law."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import reference
 import torch
-from choosing import in_turn, only, slow_unless
+from choosing import in_turn, only
 from random_cases import ROWS, N, V, chi_square_fits, random_bits, random_laws
-from small_runs import parts_of
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import exponentials
@@ -16,9 +13,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import greedy_matching, speculative_sampling
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.prompt_lookup import PromptLookupDrafter as PromptLookup
-from specbench.run.run import run
 from specbench.verifiers.block import BlockVerifier
-from specbench.verifiers.fly import FlyVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import MatchVerifier
 from specbench.verifiers.rejection import RejectionVerifier
@@ -131,49 +126,3 @@ def test_p_equal_to_q_leaves_a_valid_token():
     draft = Draft.chain(torch.tensor([[1]]), p[:, :1], torch.tensor([1]))
     r = torch.ones(1, 1, dtype=torch.float64)
     assert speculative_sampling(p, draft, r, torch.zeros(1, 2, dtype=torch.long)).tokens[0, 0] == 1
-
-
-@pytest.mark.parametrize(("gamma", "exact"), [slow_unless(False, 2, True), (3, False)])
-def test_fly_is_marked_by_what_it_does(gamma, exact, tmp_path):
-    """With drafts that its window does not fit into it is exact, and a run expects it to be."""
-    words = ("verifier=fly", "verifier.window=2", "verifier.entropy=0", f"gamma={gamma}", "max_new_tokens=16")
-    parts = parts_of(*words, "drafter.path=shipped:drafter_tv", "target.path=shipped:drafter")
-    result, _ = run(parts, tmp_path)
-    assert result.lossless.expected == exact and (result.lossless.verdict == "lossy") != exact
-    assert any(("judged exactly" if exact else "not exact") in note for note in parts.notes)
-
-
-@pytest.mark.parametrize("greedy", [False, True])
-def test_fly_accepts_before_what_is_accepted(greedy):
-    """Each row, guess by guess; and what an exact rule would keep is less."""
-    rows, gamma, window, least = 400, 6, 2, 0.8
-    generator = torch.Generator().manual_seed(2)
-    p, q = random_laws((rows, gamma + 1), 1, 1.0).double(), random_laws((rows, gamma), 2, 1.0).double()
-    x = p[:, :gamma].argmax(-1) if greedy else torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(rows, -1)
-    x = torch.where(torch.rand(rows, gamma, generator=generator) < 0.3, (x + 1) % V, x)
-    count = torch.randint(gamma + 1, (rows,), generator=generator)
-    r = torch.rand(rows, gamma, generator=generator, dtype=torch.float64)
-    bits = random_bits((rows, gamma + 1), generator)
-    verifier = FlyVerifier(greedy, window, least)
-    draft = Draft.chain(x, None if greedy else q, count)
-    found = verifier.accept(p, draft, SimpleNamespace(r=r, bits=bits))
-    deferred = 0
-    for row in range(rows):
-        g, law, times = int(count[row]), p[row].numpy(), exponentials(bits[row], V).numpy()
-        own = [law[i, x[row, i]] >= law[i].max() if greedy else r[row, i] * q[row, i, x[row, i]] < law[i, x[row, i]]
-               for i in range(g)]  # fmt: skip
-        n = 0
-        while n < g:
-            if not own[n]:
-                top = np.sort(law[n])[-3:]
-                if -(top * np.log(top)).sum() < least or n + window >= g or not all(own[n + 1 : n + 1 + window]):
-                    break
-                deferred += 1
-            n += 1
-        rest = np.maximum(law[n] - q[row, n].numpy(), 0) if n < g and not greedy else law[n]
-        t = rest.argmax() if greedy else (rest / times[n]).argmax()
-        assert found.accepted[row] == n and found.tokens[row, : n + 1].tolist() == [*x[row, :n].tolist(), t]
-    assert 20 < deferred < rows * gamma / 4
-    exact = greedy_matching(p, draft) if greedy else speculative_sampling(p, draft, r, bits)
-    short = FlyVerifier(greedy, gamma, 0.0).accept(p, draft, SimpleNamespace(r=r, bits=bits))
-    assert torch.equal(short.accepted, exact.accepted) and (found.accepted - exact.accepted).sum() >= deferred
