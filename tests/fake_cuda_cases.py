@@ -128,11 +128,6 @@ WAITS = {
     "decoding.state.State.synchronise": Allowed(
         "one a round", lambda case: 1 + rounds_inside(case), "lengths, ends and tokens of the rows, in one copy"
     ),
-    "decoding.transfers.Arriving.tolist": Allowed(
-        "instead, one a round with `executor=cudagraph` where [rounds are launched ahead](#rounds-launched-ahead)",
-        lambda case: int(case.executor == "cudagraph"),
-        "the same, of the round before, while the device is busy with this one",
-    ),
     "decoding.state.State.find_stop_strings": Allowed(
         "one more a round with `stop_strings`", lambda case: int(case.stop), "strings are searched before the commit"
     ),
@@ -157,7 +152,7 @@ WAITS = {
         "which guesses each model's cache holds",
     ),
     "decoding.timer.Timer._wait": Allowed(
-        "once a round that is not launched ahead, after prompts are read, and at the end, outside of all laps",
+        "once a round, after prompts are read, and at the end, outside of all laps",
         None,
         "no lap hides behind what came before it",
     ),
@@ -313,8 +308,8 @@ def violations(case: Case, device: Device, decode: Callable[[], list[list[int]]]
         def _wait(self):
             """Waits outside of all laps are no part of decoding: tests/decoding/test_clock.py looks at them."""
 
-        def start(self, wait=True):
-            super().start(wait)
+        def start(self):
+            super().start()
             starts.append(len(device.waits))
 
     device.waits.clear()

@@ -31,10 +31,6 @@ class Drafter(Component, ABC):
     listens: ClassVar[bool] = False  # whether it needs the hidden states of whole prompts, as the target reads them
     with_encoders: ClassVar[bool] = True  # whether it can draft for an encoder-decoder
     with_states: ClassVar[bool] = True  # whether it can draft for a target with a recurrent state
-    # Whether the host may launch a draft before it has read the last round (not inherited): it waits for nothing, and
-    # of what the host knows of the rows it reads only `reach`, `active` and `serials`.
-    on_device: ClassVar[bool] = False
-
     trees: bool = False  # whether its drafts may branch
     context: int = UNLIMITED
     longest: int | None = None

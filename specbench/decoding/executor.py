@@ -118,11 +118,6 @@ class Executor(Component):
         if self.on_launch is not None:
             self.on_launch()
 
-    def runs_ahead(self, decoder: str, obstacle: str | None) -> bool:
-        """Whether a round of this decoder, "plain" or "speculative", may be launched before the host has read the one
-        before; `obstacle` says what else is in the way."""
-        return False
-
     def columns(self, needed: int, capacity: int | None = None) -> int:
         """Number of cache columns to allocate for `needed` ones or, given the cache's `capacity`, to attend to."""
         return needed

@@ -61,8 +61,7 @@ def decode_speculative(
         verdict, kept = accept_and_append(state, scores.p, draft, verifier.under(state), target.executor)  # n, t ~ p'
         rollback(state, draft, verdict, scores, kept, target, drafter)
         clock.lap(Lap.ACCEPT)
-        if not state.stride:  # else gamma is constant: nobody learns
-            policy.observe(state.drafted, state.kept)
+        policy.observe(state.drafted, state.kept)
         if policy.constant is None:  # it may have learnt from guesses that were discarded
             renew(state.noise[PROPOSAL], state.rows.done)
         clock.lap(Lap.HOST)
@@ -114,11 +113,7 @@ def rollback(
 def end_round(
     state: State, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor, clock: Clock, after_round: RoundHook
 ) -> None:
-    """Records a round and begins the next one, when the host has read this one. If this one is unread and may stay so,
-    it is enough to have read the one before, while the device is busy with this one."""
+    """Records a round and begins the next one."""
     after_round(state, scores, draft, verdict, kept)
     clock.lap(Lap.RECORD)
-    state.read(leave=1)
-    ahead = bool(state.flights) and state.may_leave
-    clock.start(wait=not ahead)
-    state.read(leave=int(ahead))
+    clock.start()

@@ -10,7 +10,7 @@ from torch import Tensor
 from specbench.decoding.draft import Verdict
 from specbench.decoding.noise import STREAMS, noise_bits
 from specbench.decoding.rows import Rows
-from specbench.decoding.transfers import Arriving, upload
+from specbench.decoding.transfers import upload
 
 
 class StopStrings:
@@ -44,8 +44,7 @@ class Job:
 @dataclass
 class State:
     """Committed tokens of B ragged rows. The last token of each row is not in any cache yet. A row is idle (`done`, and
-    not `active`) before its prompt is read and after its text has ended. With a `stride` the host may launch a round
-    before it has read the last one. All host copies are then a round late, and `reach` says how long rows may be."""
+    not `active`) before its prompt is read and after its text has ended."""
 
     rows: Rows
     stop_strings: StopStrings | None = None
@@ -84,9 +83,6 @@ class State:
         self.rehearsal = False  # whether the requests are no part of the run, as in a warm-up
         self.waiting = 0  # requests that have arrived and have no row yet
         self.drawn = 0  # the depth to which the round's draft was drawn, before it was padded
-        self.stride = 0  # the most tokens that a round adds to a row, if the next may be launched before it is read
-        # Rounds that the host has not read, in order: `summary_of` each, and the rows that were active at its launch.
-        self.flights: list[tuple[Arriving, list[bool]]] = []
 
     def admit(self, jobs: Sequence[Job], rows: Sequence[int], owners: Sequence[int]) -> None:
         """Writes prompt, limit and noise of each job into one of `rows`; `owners` are the numbers of the requests. The
@@ -162,51 +158,18 @@ class State:
         round's recovered or bonus token."""
         return [
             max(0, min(limit, context) - length - 1) if active else 0
-            for limit, length, active in zip(self.limits, self.reach, self.active, strict=True)
+            for limit, length, active in zip(self.limits, self.lengths, self.active, strict=True)
         ]
 
-    @property
-    def reach(self) -> list[int]:
-        """By row, the most tokens that it can have by now: `lengths`, and all that unread rounds may have kept."""
-        reach = list(self.lengths)
-        for _, active in self.flights:
-            reach = [length + self.stride * on for length, on in zip(reach, active, strict=True)]
-        return reach
-
-    @property
-    def may_leave(self) -> bool:
-        """Whether the next round may stay unread while the one after it is launched: in every active row both drafts
-        are whole, whatever is kept, and no request waits for a row that may have ended."""
-        rows = zip(self.active, self.reach, self.limits, strict=True)
-        whole = all(reach + 2 * self.stride <= limit for on, reach, limit in rows if on)
-        return self.stride > 0 and not self.waiting and any(self.active) and whole
-
     def synchronise(self, summary: Tensor) -> None:
-        """The one host synchronisation of a round: copies a `summary_of` it, [3 + D + 1, B], to the host, or sends it
-        on its way, to be read a round later."""
-        if self.may_leave:
-            self.flights.append((Arriving(summary), list(self.active)))
-            return
-        self.read(leave=0)
-        self._learn(summary.tolist(), self.active)
-
-    def read(self, leave: int) -> None:
-        """Waits for all rounds that are unread but for the last `leave`, and reads them."""
-        while len(self.flights) > leave:
-            summary, launched = self.flights.pop(0)
-            self._learn(summary.tolist(), launched)
-
-    def _learn(self, summary: list[list[int]], launched: list[bool]) -> None:
-        """Takes over what a round did to the rows that were active when it was `launched`; one that has ended since
-        kept nothing, and may have been emptied."""
-        lengths, done, self.drafted, *new = summary
-        changed = [on and was_on for on, was_on in zip(self.active, launched, strict=True)]
+        """The one host synchronisation of a round: copies a `summary_of` it, [3 + D + 1, B], to the host."""
+        lengths, done, self.drafted, *new = summary.tolist()
         for row, tokens in enumerate(zip(*new, strict=True)):
-            if changed[row]:
+            if self.active[row]:
                 self.texts[row] += tokens[: lengths[row] - self.lengths[row]]
-        self.kept = [(new - was) * on for new, was, on in zip(lengths, self.lengths, changed, strict=True)]
+        self.kept = [(new - was) * on for new, was, on in zip(lengths, self.lengths, self.active, strict=True)]
         self.lengths = [was + kept for was, kept in zip(self.lengths, self.kept, strict=True)]
-        self.active = [not done[row] if changed[row] else on for row, on in enumerate(self.active)]
+        self.active = [on and not ended for on, ended in zip(self.active, done, strict=True)]
 
     def find_stop_strings(self, verdict: Verdict) -> Tensor:
         """[B]: the number of the round's tokens up to the one that completes a stop string, or more than there are if

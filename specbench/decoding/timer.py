@@ -38,8 +38,8 @@ def decoding_seconds(laps: Laps) -> float:
 class Clock:
     """What the decoding loops call at the end of each part of a round. This one measures nothing."""
 
-    def start(self, wait: bool = True) -> None:
-        """Begins a new round; without `wait` the device may still be busy with the one before."""
+    def start(self) -> None:
+        """Begins a new round."""
 
     def lap(self, name: Lap, more: bool = False) -> None:
         """Adds the time since the last mark to lap `name` of this round; `more` of what follows is of its kind."""
@@ -59,8 +59,7 @@ class Mark(NamedTuple):
 
 class Timer(Clock):
     """Measures the laps of one round after another, in seconds. On CUDA an event is recorded at each lap and read only
-    in `rounds`, so no lap waits. Recording and prefill have to be done before the next lap begins, unless the host
-    launches rounds ahead."""
+    in `rounds`, so no lap waits. Recording and prefill have to be done before the next lap begins."""
 
     def __init__(self, device: torch.device):
         self._device, self._cuda = device, device.type == "cuda"
@@ -68,9 +67,8 @@ class Timer(Clock):
         self._launched = False  # whether `launch` was called since the last lap
         self._recorded = 0.0  # seconds of the host's clock that recording has taken
 
-    def start(self, wait: bool = True) -> None:
-        if wait:
-            self._wait()
+    def start(self) -> None:
+        self._wait()
         last = self._rounds[-1] if self._rounds else []
         if last and last[-1].lap is Lap.RECORD:  # the device's part of it is done now, after a wait
             self._recorded += time.perf_counter() - last[-2].host

@@ -29,22 +29,6 @@ def move(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-class Arriving:
-    """A tensor on its way to the host, in pinned memory: it may be overwritten by what the device does later."""
-
-    def __init__(self, tensor: Tensor):
-        self._here, self._event = tensor.to("cpu", non_blocking=True, copy=True), None
-        if tensor.device.type == "cuda":
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(tensor.device))
-
-    def tolist(self) -> list[Any]:
-        """Its numbers, when they have arrived."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._here.tolist()
-
-
 def constant(make: Callable[..., Made]) -> Callable[..., Made]:
     """A version of `make` that keeps for good what it made for each set of hashable arguments, since captured graphs
     read it where it is; while a compiler traces, `make` itself."""

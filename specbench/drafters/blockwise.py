@@ -34,7 +34,6 @@ class BlockwiseDrafter(ParallelDrafter):
     drafted."""
 
     needs_hidden = True
-    on_device = True
 
     @dataclass
     class Settings(PartSettings, OwnSampling):
@@ -86,7 +85,6 @@ class MedusaDrafter(BlockwiseDrafter):
     accuracy on held-out text. Guesses are point masses at every temperature."""
 
     trees = True
-    on_device = True
 
     @dataclass
     class Settings(BlockwiseDrafter.Settings):

@@ -20,7 +20,6 @@ class EarlyExitDrafter(ModelDrafter):
     reads_text = False
     with_encoders = False
     with_states = False
-    on_device = True
     reread = 1  # in the target's cache only the last committed token is missing
 
     @dataclass

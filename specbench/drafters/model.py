@@ -66,7 +66,6 @@ class ModelDrafter(Drafter):
     Settings = VocabularySettings
     searches = True
     ends_early = True
-    on_device = True
     reread = 2  # committed tokens that the first step of a round reads
 
     def __init__(self, model: LanguageModel, vocab_size: int, gamma: int):
@@ -103,14 +102,14 @@ class ModelDrafter(Drafter):
         """Called in place of `prepare` in a round without guesses."""
         if self.model.recurrence is not None:  # kept states of rejected guesses would be taken for read tokens
             self.catch_up(state)
-        elif not state.flights:  # so would keys and values of theirs, once the text is as long as they were
+        else:  # so would keys and values of theirs, once the text is as long as they were
             rows = zip(self.model.cached, state.lengths, strict=True)
             self.model.cached = [min(cached, max(0, length - self.reread)) for cached, length in rows]
 
     def prepare(self, state: State, steps: int) -> tuple[tuple[Any, ...], int]:
         """Makes the cache ready for so many steps; returns what `first_read` is given, and the columns to attend to."""
         width = self.catch_up(state)
-        starts = [length - width for length in state.reach]
+        starts = [length - width for length in state.lengths]
         return (width,), self.model.make_room(starts, width + steps - 1, state.active)
 
     def _draft(self, rows: Rows, given: tuple[Any, ...], steps: int, visible: int) -> tuple[Tensor, Tensor | None]:

@@ -72,7 +72,6 @@ class NonAutoregressiveDrafter(ParallelDrafter):
     reads the committed tokens of the last round and the embeddings together, so a draft costs one call."""
 
     reads = 2  # tokens that the model reads per guess, for `operations_per_token`
-    on_device = True
 
     @dataclass
     class Settings(PartSettings, ModelSettings):
@@ -104,10 +103,10 @@ class NonAutoregressiveDrafter(ParallelDrafter):
     def logits(self, state: State, steps: int) -> Tensor:
         width = self.text_width
         self.model.catch_up(state, width)
-        starts = [length - width for length in state.reach]
+        starts = [length - width for length in state.lengths]
         visible = self.model.make_room(starts, width + steps - 1, state.active)
         # Behind the text the cache will hold embeddings, which a row beside a short one may not overwrite at once.
-        self.model.cached = [min(c, n) for c, n in zip(self.model.cached, state.reach, strict=True)]
+        self.model.cached = [min(c, n) for c, n in zip(self.model.cached, state.lengths, strict=True)]
         ahead = self.lookahead.embeddings[: steps - 1]
         logits: Tensor = self.model.executor.leaf(self._logits, self.model)(state.rows, ahead, width, visible)
         return logits
@@ -127,7 +126,6 @@ class PassDrafter(NonAutoregressiveDrafter):
 
     reads = 1
     with_states = False
-    on_device = True
 
     @dataclass
     class Settings(PartSettings, OwnSampling):

@@ -19,8 +19,6 @@ class RandomDrafter(Drafter):
     """Draws every guess uniformly from the vocabulary: q(x) = 1 / V. At temperature 0 the guess is random too, and a
     point mass like all guesses there."""
 
-    on_device = True
-
     def __init__(self, vocab_size: int, greedy: bool):
         self.vocab_size, self.greedy = vocab_size, greedy
 

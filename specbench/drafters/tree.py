@@ -24,7 +24,6 @@ class TreeDrafter(ModelDrafter):
     that its parent's step left."""
 
     trees = True
-    on_device = True
     ends_early = False
 
     @dataclass
@@ -70,7 +69,7 @@ class TreeDrafter(ModelDrafter):
             return super().propose(state, gamma)
         given, visible = self.prepare(state, self.shape.reads(depth) + 1)
         # Of each path a cache of the text will hold all guesses but the last.
-        rows = zip(self.model.cached, state.reach, state.active, strict=True)
+        rows = zip(self.model.cached, state.lengths, state.active, strict=True)
         self.model.cached = [min(cached, n + depth - 1) if on else cached for cached, n, on in rows]
         phase = self.model.executor.phase(self._draft_tree, self.model, usual=depth == self.gamma)
         found = phase(self.model.rows_of(state), given, depth, visible)

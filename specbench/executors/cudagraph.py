@@ -74,7 +74,6 @@ class CudaGraphExecutor(Executor):
         self.functions: dict[Callable[..., Any], Captured] = {}
         self.places: set[int] = set()  # addresses of results, which stay where they are
         self.pools: list[Any] = []  # the last one is used; others hold graphs from before a capture that failed
-        self.ahead: dict[str, str] = {}  # whether rounds are launched ahead, by decoder
         self.stream: Any = None  # of captures and of the calls before them: each stream keeps workspaces of its own
 
     @classmethod
@@ -136,11 +135,6 @@ class CudaGraphExecutor(Executor):
         if function not in self.functions:
             self.functions[function] = Captured(function, models, self)
         return self.functions[function]
-
-    def runs_ahead(self, decoder: str, obstacle: str | None) -> bool:
-        obstacle = obstacle if self.captures_graphs else "nothing is captured"
-        self.ahead[decoder] = "yes" if obstacle is None else f"no: {obstacle}"
-        return obstacle is None
 
     def columns(self, needed: int, capacity: int | None = None) -> int:
         return bucket(needed, capacity) if self.captures_graphs else needed
@@ -209,7 +203,7 @@ class CudaGraphExecutor(Executor):
                     "missed": self.missed, "left_out": self.left_out}  # fmt: skip
         return {"graphs": self.graphs, "captures": self.captures, "captures_after_warm_up": self.late,
                 "capture_seconds": self.capture_seconds,
-                "not_captured": self.not_captured, "bytes": self.bytes(), "rounds_ahead": self.ahead,
+                "not_captured": self.not_captured, "bytes": self.bytes(),
                 "programs": programs}  # fmt: skip
 
     def notes(self) -> list[str]:

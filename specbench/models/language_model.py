@@ -110,7 +110,7 @@ class LanguageModel(CachedModel):
         if self.recurrence is not None:
             self.recurrence.recover(self, state, width)
             return
-        rows = zip(state.reach, self.cached, state.active, strict=True)
+        rows = zip(state.lengths, self.cached, state.active, strict=True)
         behind = [row for row, (length, cached, on) in enumerate(rows) if on and length - cached > width]
         if behind:
             self.executor.launching()
@@ -168,7 +168,7 @@ class LanguageModel(CachedModel):
 
     def score(self, state: State, draft: Draft, keep_hidden: bool = False) -> Scores:
         """See `Target.score`. Guesses that spell the same text are read once, unless shapes are fixed."""
-        lengths, layers = [n - 1 for n in state.reach], self.feature_layers if keep_hidden else None
+        lengths, layers = [n - 1 for n in state.lengths], self.feature_layers if keep_hidden else None
         if draft.most is not None or (draft.repeats and not self.executor.fixed_shapes):
             packed = pack(draft.tokens, draft.levels, draft.parents, draft.exists(), draft.most)
             width = packed.tokens.shape[1] + 1

@@ -5,7 +5,6 @@ from typing import Any
 
 from specbench.config.components import Components
 from specbench.decoding.autoregressive import decode_autoregressive
-from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
 from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Model
@@ -65,8 +64,6 @@ class Session:
         recorder = Recorder(verifier, parts.metrics, target.executor.leaf(round_numbers), evidence, laws)
         target.listener = listener if speculative else None  # plain decoding keeps no hidden states for a drafter
         (target.reopen if again else target.allocate)(self.rows, columns)
-        longest = max((job.limit for job in jobs), default=0)
-        state.stride = stride(parts, policy if speculative else None, verifier, longest, arrivals is not None)
         record = untimed(target.executor, recorder, self.experts.count)
         try:
             with target.executor.timed(clock.launch), self.experts.watching():
@@ -90,16 +87,14 @@ class Session:
         laps = clock.rounds()
         calls: list[Any] = [lap for lap in laps if Lap.VERIFY in lap]
         own: list[list[Round]] = [[] for _ in queue.outputs]
-        served = []  # a call that served no row was launched before the host knew that all texts had ended
-        for lap, rounds in zip(calls, recorder.rounds(calls), strict=True):
-            served += [lap] if rounds else []
+        for rounds in recorder.rounds(calls):
             for r in rounds:
                 own[r.row].append(r)
         outputs = zip(queue.outputs, own, strict=True)
         return DecodeResult(
             requests=[DecodedRequest(output.tokens, its, output.times) for output, its in outputs],
-            calls=len(served),
-            laps={lap: sum(each.get(lap, 0.0) for each in served) for lap in Lap},
+            calls=len(calls),
+            laps={lap: sum(each.get(lap, 0.0) for each in calls) for lap in Lap},
             prefill_seconds=sum(lap.get(name, 0.0) for lap in laps for name in READING),
             drafter_prefill_seconds=sum(lap.get(Lap.DRAFTER_PREFILL, 0.0) for lap in laps),
             kv_bytes=sum(model.cache_bytes() for model in models),
@@ -129,30 +124,3 @@ def untimed(executor: Executor, hook: RoundHook, after: Callable[[], None] = lam
             after()
 
     return record
-
-
-def stride(parts: Components, policy: GammaPolicy | None, verifier: Verifier, longest: int, over_time: bool) -> int:
-    """`State.stride` for texts of up to `longest` tokens, decoded with this policy (None: plainly), whose requests
-    arrive at once or `over_time`. It is 0 if the host has to read every round before it launches the next one."""
-    obstacles = {
-        "stop strings are searched on the host": bool(parts.stop_strings),
-        "lenience follows the load": len(verifier.levels) > 1,
-        "requests arrive over time": over_time,
-        "the cache hands out columns as rows grow": not parts.target.cache.in_place,
-    }
-    if policy is not None:
-        obstacles |= {
-            # The run's own policy counts too, so that a probe costs what the run's rounds cost.
-            "gamma follows what was kept": policy.constant is None or parts.policy.constant is None,
-            "the gamma policy decides after each guess": policy.stop is not None,
-            "the drafter reads the text or waits on the host": not works_on_device(parts.drafter),
-            "texts may outgrow the drafter's context": longest > parts.drafter.context,
-        }
-    reason = next((reason for reason, there in obstacles.items() if there), None)
-    ahead = parts.target.executor.runs_ahead("plain" if policy is None else "speculative", reason)
-    return ahead * (1 + ((policy.constant or 0) if policy is not None else 0))
-
-
-def works_on_device(drafter: Drafter) -> bool:
-    """`Drafter.on_device` of the drafter's own class: what a subclass overrides may read the text."""
-    return bool(vars(type(drafter)).get("on_device", False))

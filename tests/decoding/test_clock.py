@@ -137,52 +137,6 @@ def test_only_the_first_launch_of_a_lap_counts(machine):
     assert laps[Lap.HOST] == pytest.approx(0.2) and laps[Lap.DRAFT] == pytest.approx(3.3)
 
 
-def rounds_ahead(machine, watch, work, recorder=1.5, rounds=6):
-    """Rounds as `decode_speculative` times them if the host launches each before it has read the last one. Of every
-    round the host needs .75 s for decoding and .02 s for the recorder; `work` is the device's in draft, verify, accept.
-    Returns the laps of rounds that both sides are busy with, and the seconds between the ends of their verdicts."""
-    ends = []
-    watch.start()
-    for _ in range(rounds):
-        machine.host(0.1)
-        watch.lap(Lap.HOST)
-        for lap, seconds in zip((Lap.DRAFT, Lap.VERIFY, Lap.ACCEPT), work, strict=True):
-            machine.host(0.2)
-            watch.launch()
-            machine.give(seconds)
-            watch.lap(lap)
-        ends.append(machine.idle_at)
-        machine.host(0.05)
-        watch.lap(Lap.HOST)
-        machine.host(0.02)
-        machine.give(recorder)
-        watch.lap(Lap.RECORD)
-        if len(ends) > 1:
-            machine.now = max(machine.now, ends[-2])  # the host reads the round before
-        watch.start(wait=False)
-    return watch.rounds()[2 : rounds - 1], ends[-2] - ends[-3]
-
-
-def test_rounds_ahead_take_what_the_device_takes_if_it_is_slower(machine):
-    laps, between = rounds_ahead(machine, Timer(torch.device("cuda")), (5.0, 2.0, 0.3))
-    for seconds in laps:
-        assert seconds == pytest.approx({"host": 0, "draft": 5.0, "verify": 2.0, "accept": 0.3, "record": 1.5,
-                                         "wall": 7.3})  # fmt: skip
-    assert between == pytest.approx(7.3 + 1.5)  # the device never waits
-
-
-@pytest.mark.parametrize("recorder", [0.0, 0.5, 5.0])
-def test_rounds_ahead_take_what_the_host_takes_if_it_is_slower(recorder, machine):
-    """Also where the recorder hides it: then the device's events show .3 s only. Where they show all of it, they show
-    the .02 s too in which the host launches the recorder."""
-    laps, between = rounds_ahead(machine, Timer(torch.device("cuda")), (0.1, 0.1, 0.1), recorder)
-    assert all(seconds[Lap.WALL] == pytest.approx(0.77 if recorder == 0 else 0.75) for seconds in laps)
-    if recorder == 0:
-        assert between == pytest.approx(0.77)
-    if recorder == 5:
-        assert all(sum(seconds[lap] for lap in DECODING) == pytest.approx(0.3) for seconds in laps)
-
-
 def test_a_cpu_has_one_clock(machine):
     watch = Timer(torch.device("cpu"))
     watch.start()

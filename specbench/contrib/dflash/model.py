@@ -99,7 +99,7 @@ class DFlashModel:
     def logits(self, state: State) -> Tensor:
         """Logits [B, guesses, V'] of all guesses of a block behind the committed tokens of each row."""
         self.read_prompts()
-        visible = self.executor.columns(max(state.reach), self.context.shape[4])
+        visible = self.executor.columns(max(state.lengths), self.context.shape[4])
         found: Tensor = self.executor.leaf(self._logits, self)(state.rows, visible)
         return found
 

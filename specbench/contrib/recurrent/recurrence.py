@@ -95,7 +95,7 @@ class Recurrence(LayerState):
 
     def recover(self, model: LanguageModel, state: State, width: int) -> int:
         """See `LayerState.recover`."""
-        rows = list(zip(state.reach, model.cached, state.active, strict=True))
+        rows = list(zip(state.lengths, model.cached, state.active, strict=True))
         ends = [max(0, length - width) if on else cached for length, cached, on in rows]
         points = [model.cache.point_before(row, end) for row, end in enumerate(ends)]
         model.cached = [point if on else end for point, end, on in zip(points, ends, state.active, strict=True)]
