@@ -47,15 +47,15 @@ class SettingGroup:
 
 GROUPS = {
     "target": SettingGroup("specbench.decoding.model.Target", Role.TASK | Role.LOADED),
-    "drafter": SettingGroup("specbench.decoding.drafter.Drafter", Role.DRAFTING),
-    "gamma_policy": SettingGroup("specbench.decoding.gamma_policy.GammaPolicy", Role.DRAFTING),
-    "verifier": SettingGroup("specbench.decoding.verifier.Verifier", Role.DRAFTING),
+    "drafter": SettingGroup("specbench.drafters.base.Drafter", Role.DRAFTING),
+    "gamma_policy": SettingGroup("specbench.policies.base.GammaPolicy", Role.DRAFTING),
+    "verifier": SettingGroup("specbench.verifiers.base.Verifier", Role.DRAFTING),
     "decoding": SettingGroup("specbench.decoding.search.Decoding", Role.TASK),
-    "lenience_policy": SettingGroup("specbench.policies.lenience.base.LeniencePolicy", Role.DRAFTING),
+    "lenience_policy": SettingGroup("specbench.policies.lenience.LeniencePolicy", Role.DRAFTING),
     "cache": SettingGroup("specbench.cache.slots.SlotCache"),
     "executor": SettingGroup("specbench.decoding.executor.Executor", Role.LOADED | Role.UNTRACED),
     "data": SettingGroup("specbench.data.prompts.Data", Role.TASK | Role.UNTRACED),
-    "workload": SettingGroup("specbench.policies.workload.base.Workload", Role.TASK | Role.UNTRACED),
+    "workload": SettingGroup("specbench.policies.workload.Workload", Role.TASK | Role.UNTRACED),
     "baseline": SettingGroup("specbench.peers.base.Peers", Role.DRAFTING | Role.UNTRACED | Role.POOLED),
     "logger": SettingGroup("specbench.results.loggers.base.Logger", Role.LABEL),
 }

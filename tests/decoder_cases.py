@@ -17,14 +17,13 @@ from specbench.contrib.dflash.model import DFlashModel
 from specbench.contrib.eagle.drafter import EagleDrafter, ParallelEagleDrafter
 from specbench.contrib.eagle.model import EagleModel, ParallelEagleModel
 from specbench.decoding.draft import Draft
-from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
 from specbench.decoding.noise import PROPOSAL, node_bits, uniforms
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
 from specbench.decoding.token_tree import MISSING, ROOT, branching_tree
 from specbench.decoding.transfers import upload
-from specbench.decoding.verifier import Verifier
+from specbench.drafters.base import Drafter
 from specbench.drafters.blockwise import BlockwiseDrafter, MedusaDrafter
 from specbench.drafters.early_exit import EarlyExitDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
@@ -46,6 +45,7 @@ from specbench.models.published_heads import PublishedHeads
 from specbench.models.shared_cache import BorrowedCache, first_layers
 from specbench.models.trained_parts import Heads, HeadsConfig, LookAhead, load_part
 from specbench.settings import BaseSettings
+from specbench.verifiers.base import Verifier
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import MatchVerifier

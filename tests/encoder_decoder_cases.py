@@ -14,7 +14,7 @@ from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Timer
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.fixed import FixedGamma
 
 V, NEW, HOT = 61, 10, 6.0
 

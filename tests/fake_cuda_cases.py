@@ -24,7 +24,6 @@ from specbench.contrib.dflash.model import DFlashModel
 from specbench.contrib.dflash.network import DFlashNetwork, Markov
 from specbench.contrib.eagle.drafter import EagleDrafter, ParallelEagleDrafter
 from specbench.contrib.eagle.model import EagleModel, ParallelEagleModel
-from specbench.contrib.traffic.lenience import LoadLenience
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.search import Decoding
 from specbench.decoding.state import Job
@@ -35,11 +34,12 @@ from specbench.models.float_logits import with_float_logits
 from specbench.models.language_model import LanguageModel
 from specbench.models.trained_parts import Heads, HeadsConfig, LookAhead, LookAheadConfig
 from specbench.models.vocabulary import VocabMap
-from specbench.policies.gamma.adaptive import AdaptiveGamma
-from specbench.policies.gamma.confidence import ConfidenceGamma
-from specbench.policies.gamma.entropy import EntropyGamma
-from specbench.policies.gamma.fixed import FixedGamma
-from specbench.policies.gamma.heuristic import HeuristicGamma
+from specbench.policies.adaptive import AdaptiveGamma
+from specbench.policies.confidence import ConfidenceGamma
+from specbench.policies.entropy import EntropyGamma
+from specbench.policies.fixed import FixedGamma
+from specbench.policies.heuristic import HeuristicGamma
+from specbench.policies.lenience import LoadLenience
 from specbench.run import decoder as session
 from specbench.run.decoder import Session
 from specbench.stats.metrics.calibration import Calibration

@@ -16,7 +16,7 @@ from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Clock
 from specbench.decoding.verify import leading, rejection_rate, speculative_sampling
 from specbench.decoding.verify_tree import iterative_sampling
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.fixed import FixedGamma
 from specbench.stats.costs import CostTable
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier

@@ -9,7 +9,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative, ignore
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Timer
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.fixed import FixedGamma
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 

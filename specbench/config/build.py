@@ -16,16 +16,16 @@ from specbench.config.memory import size
 from specbench.config.memory_estimate import memory_budget
 from specbench.config.validate import ValidatedConfig
 from specbench.data.prompts import Prompt, Request, load, looks_random
-from specbench.decoding.drafter import Drafter
 from specbench.decoding.model import Model
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.verifier import Verifier
+from specbench.drafters.base import Drafter
 from specbench.errors import ConfigError, first_line
 from specbench.executors.machine import free_bytes
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import load_tokenizer
 from specbench.run_config import Role, RunConfig, with_role
+from specbench.verifiers.base import Verifier
 
 log = logging.getLogger(__name__)
 TARGET, DRAFTER = "shipped:target", "shipped:drafter"  # if none is chosen
@@ -77,7 +77,7 @@ def build(
     prompts = chosen_prompts(load(data), root)
     context = _context(checked, policy.largest, prompts)
     workload = _make(checked, "workload", root.seed)
-    workload.refuse(prompts, root.batch_size)
+    workload.refuse(prompts)
     choice = chosen["decoding"]
     spare = choice.kind.spare(choice.settings, checked.nodes(policy.largest), policy.largest, root.max_new_tokens)
     rendered: dict[Prompt, Request] = {}

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specbench.data.prompts import Prompt, Request
-from specbench.decoding.drafter import Drafter
-from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.search import Decoding
-from specbench.decoding.verifier import Verifier
+from specbench.drafters.base import Drafter
 from specbench.models.language_model import LanguageModel
 from specbench.peers.base import Peer
-from specbench.policies.workload.base import Workload
+from specbench.policies.base import GammaPolicy
+from specbench.policies.workload import Workload
 from specbench.stats.metrics.base import Metric
+from specbench.verifiers.base import Verifier
 
 EVERY_GAMMA = 20  # as large as any policy of conf/ has it
 FEWEST, MOST = 4, 16  # requests per row in a group: rows idle at the end of each, and a failure loses all of it

@@ -5,10 +5,10 @@ It runs through the same model, cache, executor, sampler and clock as the specul
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.model import Target
+from specbench.decoding.protocols import Verifier
 from specbench.decoding.speculative import Feed, RoundHook, accept_and_append, any_active, end_round, ignore
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Lap
-from specbench.decoding.verifier import Verifier
 
 
 def decode_autoregressive(

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from specbench.decoding.component import Component
-from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Model
+from specbench.decoding.protocols import GammaPolicy
 from specbench.decoding.state import Job
 
 

@@ -9,15 +9,13 @@ from collections.abc import Callable
 from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.drafter import Drafter
 from specbench.decoding.executor import Executor
-from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Scores, Target
 from specbench.decoding.noise import PROPOSAL, Noise, renew
+from specbench.decoding.protocols import Drafter, GammaPolicy, Verifier
 from specbench.decoding.rows import Rows, commit_tokens, summary_of
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Lap
-from specbench.decoding.verifier import Verifier
 
 RoundHook = Callable[[State, Scores, Draft, Verdict, Tensor], None]
 Feed = Callable[[State, Clock], bool]

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from specbench.component import Selections
 from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Scores
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
@@ -23,6 +22,7 @@ from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.published_heads import PublishedHeads, load_heads, refuse_heads
 from specbench.models.trained_parts import Heads, PartSettings
+from specbench.policies.base import GammaPolicy
 from specbench.settings import setting
 
 HEADS = "heads of python -m specbench.train or of others, which must be a hub id or a folder with a config.json"

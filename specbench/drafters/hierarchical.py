@@ -12,8 +12,6 @@ from torch import Tensor
 
 from specbench.component import Selections, nested
 from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.drafter import Drafter
-from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Scores
 from specbench.decoding.noise import PROPOSAL, STREAM, STREAMS, renew, sibling_bits
 from specbench.decoding.rows import Rows, window
@@ -21,11 +19,13 @@ from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
 from specbench.decoding.transfers import counts
+from specbench.drafters.base import Drafter
 from specbench.drafters.model import ModelSettings, load_drafter
 from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.base import GammaPolicy
+from specbench.policies.fixed import FixedGamma
 from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
 from specbench.verifiers.speculative import SpeculativeVerifier
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.draft import Draft
-from specbench.decoding.drafter import Drafter
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import window
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import MISSING, ROOT, Levels
 from specbench.decoding.transfers import counts, move, upload
+from specbench.drafters.base import Drafter
 
 # Tokens, for each the probability of the path to it and, of several continuations, its parent: ROOT, or an earlier one.
 Guess = tuple[list[int], list[float], list[int]]

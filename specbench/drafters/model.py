@@ -7,14 +7,13 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.draft import Draft
-from specbench.decoding.drafter import Drafter
-from specbench.decoding.gamma_policy import GammaPolicy, Signal
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import Rows, all_rows, last_tokens, seen_tokens, window
 from specbench.decoding.sampling import draw
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import Tree
 from specbench.decoding.transfers import counts
+from specbench.drafters.base import Drafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
 from specbench.models.context import Context
@@ -22,6 +21,7 @@ from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
 from specbench.models.shared_cache import BorrowedCache
 from specbench.models.vocabulary import intersection
+from specbench.policies.base import GammaPolicy, Signal
 from specbench.settings import setting
 
 DraftMemory = tuple[Tensor | None, ...]

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.drafter import Drafter
-from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Scores
 from specbench.decoding.noise import PROPOSAL, node_bits
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import depths, level_ranges
 from specbench.decoding.transfers import constant, upload
 from specbench.decoding.verify_tree import follow
+from specbench.drafters.base import Drafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.drafters.tree import TreeDrafter
 from specbench.drafters.tree_shapes import FixedTree
@@ -26,6 +25,7 @@ from specbench.errors import ConfigError, shown
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
+from specbench.policies.base import GammaPolicy
 from specbench.settings import setting
 
 MOST_MODELS = 16

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.draft import Draft
-from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
 from specbench.drafters.lookup_base import CountDrafter, committed, point_mass_chain
@@ -17,6 +16,7 @@ from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
+from specbench.policies.base import GammaPolicy
 from specbench.settings import setting
 
 

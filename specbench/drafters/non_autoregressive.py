@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.draft import Draft
-from specbench.decoding.drafter import Drafter
-from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import Rows, last_tokens, seen_tokens, window
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import State
 from specbench.decoding.transfers import counts
+from specbench.drafters.base import Drafter
 from specbench.drafters.model import ModelSettings, load_drafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.shared_cache import BorrowedCache
 from specbench.models.trained_parts import LookAhead, PartSettings, load_part
+from specbench.policies.base import GammaPolicy
 from specbench.settings import setting
 
 

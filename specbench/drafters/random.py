@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.draft import Draft
-from specbench.decoding.drafter import Drafter
 from specbench.decoding.noise import PROPOSAL, uniforms
 from specbench.decoding.rows import window
 from specbench.decoding.state import State
 from specbench.decoding.transfers import counts
+from specbench.drafters.base import Drafter
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 

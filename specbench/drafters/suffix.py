@@ -8,14 +8,14 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from specbench.decoding.draft import Draft
-from specbench.decoding.drafter import Drafter
-from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import ROOT
+from specbench.drafters.base import Drafter
 from specbench.drafters.lookup_base import Guess, point_mass_chain, point_mass_tree
 from specbench.drafters.tree_shapes import MOST_NODES
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
+from specbench.policies.base import GammaPolicy
 from specbench.settings import BaseSettings, setting
 
 

@@ -9,7 +9,7 @@ from specbench.config.components import FEWEST, MOST, Components, segment_size
 from specbench.data.prompts import Prompt, Request, render
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.errors import ConfigError
-from specbench.policies.workload.base import Workload
+from specbench.policies.workload import Workload
 from specbench.stats.records import Result
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Requests:
         longest_input, workload = max(inputs, key=len, default=None), parts.workload
         batches = []
         for number, (begin, end) in enumerate(pairwise(self._cuts(len(waiting))), first):
-            arrivals, rate = workload.arrivals(end - begin, parts.segments_before + number), workload.rate(number)
+            arrivals, rate = workload.arrivals(end - begin, parts.segments_before + number), workload.rate
             batches.append(Batch(number, waiting[begin:end], columns, arrivals, rate, longest_input))
         return batches
 
@@ -133,7 +133,5 @@ def group_size(requests: int, rows: int) -> int:
 
 
 def segments(requests: int, rows: int, workload: Workload) -> int:
-    """The number of segments of so many requests: as many of each rate, at most GROUPS of each."""
-    rates = max(1, len(workload.rates))
-    count = min(GROUPS * rates, requests // segment_size(rows, workload))
-    return max(count - count % rates, min(rates, requests))
+    """The number of segments of so many requests, at most GROUPS."""
+    return max(min(GROUPS, requests // segment_size(rows, workload)), min(1, requests))

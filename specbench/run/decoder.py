@@ -6,18 +6,19 @@ from typing import Any
 from specbench.config.components import Components
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.executor import Executor
-from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Model
 from specbench.decoding.queue import CacheTooSmallError, Queue
 from specbench.decoding.speculative import RoundHook, decode_speculative
 from specbench.decoding.state import Job, State, StopStrings
 from specbench.decoding.timer import READING, Lap, Timer
-from specbench.decoding.verifier import Verifier
+from specbench.drafters.base import Drafter
 from specbench.errors import ConfigError
+from specbench.policies.base import GammaPolicy
 from specbench.run.recorder import Recorder, round_numbers
 from specbench.stats.costs import CostTable
 from specbench.stats.experts import ExpertCounter
 from specbench.stats.records import DecodedRequest, DecodeResult, Round
+from specbench.verifiers.base import Verifier
 
 
 class Session:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specbench.data.prompts import Request
-from specbench.decoding.drafter import Drafter
+from specbench.drafters.base import Drafter
 from specbench.models.language_model import LanguageModel
 from specbench.run.reference_scores import host, readable
 from specbench.stats.draw_sums import normal

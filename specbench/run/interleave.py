@@ -14,7 +14,6 @@ from specbench.config.components import FEWEST, Components
 from specbench.config.memory import give_back
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
-from specbench.decoding.verifier import Verifier
 from specbench.errors import causes, first_line
 from specbench.executors.machine import out_of_memory
 from specbench.results.writer import PromptsFile, failure_records, prompt_records
@@ -29,6 +28,7 @@ from specbench.run.warm_up import calibrate, pays_to_compile, probe_costs, warm_
 from specbench.stats.position_stats import LIMIT, DecodedText, read_texts
 from specbench.stats.records import DecodeResult, Failure, Group, Result, RunRecord
 from specbench.stats.verdict_records import LAW_BYTES, ReferenceScore
+from specbench.verifiers.base import Verifier
 
 log = logging.getLogger(__name__)
 PROBED, PROBED_LATER = 128, 32  # costs are probed on so many groups, and then on every 32nd

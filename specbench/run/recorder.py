@@ -11,11 +11,11 @@ from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.model import Scores
 from specbench.decoding.state import State
 from specbench.decoding.timer import Laps
-from specbench.decoding.verifier import Verifier
 from specbench.stats.estimates import Floats
 from specbench.stats.metrics.base import Metric, Path
 from specbench.stats.records import Round
 from specbench.stats.verdict_records import LAW_BYTES, DrawnFrom, evidence_numbers, width
+from specbench.verifiers.base import Verifier
 
 Beta = Callable[[Tensor, Draft, Verdict], Tensor]  # `Verifier.beta`
 ActiveRow = tuple[

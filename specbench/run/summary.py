@@ -18,7 +18,7 @@ from specbench.stats.derive import RunFacts, derive, of_one_process
 from specbench.stats.estimates import Cost, Derived, Machine
 from specbench.stats.experts import woken_experts
 from specbench.stats.gamma_sweep import Swept, gamma_sweep
-from specbench.stats.latency import by_rate, latency
+from specbench.stats.latency import WaitLimits, by_rate, latency
 from specbench.stats.lenience_drift import drift
 from specbench.stats.losslessness import judge
 from specbench.stats.machine_noise import Roofs
@@ -70,7 +70,7 @@ def run_result(session: Session, record: RunRecord, status: str, provenance: dic
         **vars(swept),
         lossless=parts.decoding.judge(record) or judge(record, parts.verifier.lossless, parts.target.sampling.greedy),
         latency=latency(record.groups, parts.batch_size),
-        latency_by_rate=by_rate(record.groups, parts.batch_size, parts.workload.limits),
+        latency_by_rate=by_rate(record.groups, parts.batch_size, WaitLimits()),
         memory=memory(parts, record),
         machine=machine,
         metrics=metrics,

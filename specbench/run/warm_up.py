@@ -12,7 +12,7 @@ from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.state import Job
 from specbench.errors import ConfigError, causes
-from specbench.policies.gamma.fixed import WatchedGamma
+from specbench.policies.fixed import FixedGamma
 from specbench.run.batching import Batch
 from specbench.run.decoder import Session
 from specbench.run.machine_watch import BandwidthProbe
@@ -53,7 +53,7 @@ def warm_up(session: Session, wanted: Batch) -> None:
             for level in parts.verifier.levels:
                 session.decode(jobs, False, columns, verifier=level)
                 for gamma in gammas:
-                    policy = WatchedGamma(gamma, parts.policy.signal)
+                    policy = FixedGamma(gamma, parts.policy.signal)
                     drafted = _jobs(prompt, gamma, end, rows, wanted.longest_input, all_shapes)
                     for evidence in evidences:
                         session.decode(drafted, True, columns, policy=policy, verifier=level, evidence=evidence,
@@ -63,7 +63,7 @@ def warm_up(session: Session, wanted: Batch) -> None:
                 short = prompt[:FEW]
                 limit = min(len(short) + gamma + 1, end)  # room for one whole draft
                 own = [Job(short, limit, key, wanted.longest_input) for key in range(rows)]
-                session.decode(own, True, columns, policy=WatchedGamma(gamma, parts.policy.signal), again=True)
+                session.decode(own, True, columns, policy=FixedGamma(gamma, parts.policy.signal), again=True)
     if parts.target.executor.ready():
         warm_up(session, wanted)
         return
@@ -119,7 +119,7 @@ def probe_costs(
         with going_on(f"a probe of gamma={gamma}"):
             if number == len(gammas) // 2 and parts.decoding.samples:
                 pace = pace_of(session.decode(jobs, False, columns, again=True))
-            policy = WatchedGamma(gamma, parts.policy.signal)
+            policy = FixedGamma(gamma, parts.policy.signal)
             found.append(session.decode(jobs, True, columns, policy=policy, again=True))
     for decoded in found:
         session.costs.add((r for request in decoded.requests for r in request.rounds[1:]), pace)
@@ -154,7 +154,7 @@ def pays_to_compile(sessions: Sequence[Session], wanted: Batch, requests: int, w
         for session in sessions:
             own, jobs = session.parts, probe_jobs(session, texts, TRIAL_TOKENS)
             gamma = max(1, own.policy.largest // 2) if own.policy.constant is None else own.policy.constant
-            policy = WatchedGamma(gamma, own.policy.signal)
+            policy = FixedGamma(gamma, own.policy.signal)
             if session is sessions[0]:
                 plain = session.decode(jobs, False, wanted.columns, policy=policy, again=True)
                 decoded.append((plain, own.target.step_bytes))

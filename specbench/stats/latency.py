@@ -5,8 +5,8 @@ there are no others. Errors are those of a bootstrap over segments.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -24,13 +24,12 @@ DECODERS = ("speculative", "baseline")
 DELAY_NAMES = [(delay, f"p{percentile}") for delay in DELAYS for percentile in PERCENTILES]
 
 
-class WaitLimits(Protocol):
+@dataclass(frozen=True)
+class WaitLimits:
     """What a request may wait, in seconds, to count for goodput; 0 is no limit."""
 
-    @property
-    def first_token(self) -> float: ...
-    @property
-    def per_token(self) -> float: ...
+    first_token: float = 0.0
+    per_token: float = 0.0
 
 
 Segments = Mapping[str, Sequence[Floats]]  # by decoder, for each segment [requests, 7]

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specbench.decoding.drafter import Drafter
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.model import Model
 from specbench.decoding.state import Job, State
 from specbench.decoding.verify import dense, output_law
+from specbench.drafters.base import Drafter
 from specbench.stats.records import PositionStats
 
 CHUNK = 64  # positions read at a time

@@ -8,12 +8,14 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any, cast
 
 import numpy as np
 
-from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.errors import ConfigError
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.base import GammaPolicy
+from specbench.policies.entropy import root_entropy
+from specbench.policies.fixed import FixedGamma
 from specbench.stats.bootstrap import speedup_interval, student
 from specbench.stats.costs import FEWEST_ROUNDS, extend, fitted
 from specbench.stats.estimates import Floats, HalfCosts, Interval, RoundCost
@@ -259,7 +261,7 @@ def priced(trace: Trace, rounds: Floats) -> Replayed:
 
 @dataclass
 class ReplayedRows:
-    """The part of a state that policies read (`RowsSeen`): one row, unless there are more."""
+    """The part of a state that policies read : one row, unless there are more."""
 
     lengths: list[int]
     prompt_lengths: list[int]
@@ -274,7 +276,7 @@ def _walk(text: Text, serial: int, outcomes: Floats, policy: GammaPolicy, second
     place = ReplayedRows([text.prompt_tokens], [text.prompt_tokens], {0: serial})
     while position < len(text):
         place.lengths = [text.prompt_tokens + position]
-        gamma = min(policy.next_gamma(place)[0], text.limit - position - 1)
+        gamma = min(policy.next_gamma(cast(Any, place))[0], text.limit - position - 1)
         drawn = gamma = _ended_early(policy, place, text, position, gamma)
         accepted = 0
         while accepted < gamma and position + accepted < len(text) and outcomes[position + accepted]:
@@ -292,9 +294,9 @@ def _ended_early(policy: GammaPolicy, place: ReplayedRows, text: Text, position:
     gamma = int(inside.argmax()) if inside.any() else gamma
     if policy.stop is None:
         return gamma
-    signals: Floats = vars(text)[policy.traced_as]
+    signals: Floats = vars(text)["root_entropy" if policy.signal is root_entropy else "confidence"]
     for count in range(1, gamma):
         at = min(position + count, len(text)) - 1
-        if not policy.go_on(place, [count], [float(signals[at])])[0]:
+        if not policy.go_on(cast(Any, place), [count], [float(signals[at])])[0]:
             return count
     return gamma

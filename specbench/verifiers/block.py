@@ -4,8 +4,8 @@ from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
-from specbench.decoding.verifier import Verifier
 from specbench.decoding.verify import acceptance_probability, block_verification, greedy_matching
+from specbench.verifiers.base import Verifier
 
 
 class BlockVerifier(Verifier):

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
-from specbench.decoding.verifier import Verifier
 from specbench.decoding.verify_tree import iterative_beta, iterative_sampling, match, match_beta
+from specbench.verifiers.base import Verifier
 
 
 class IterativeVerifier(Verifier):

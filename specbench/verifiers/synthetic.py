@@ -9,9 +9,9 @@ from torch import Tensor
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import draw
-from specbench.decoding.verifier import Verifier
 from specbench.decoding.verify import at_row, leading, verdict
 from specbench.settings import BaseSettings, setting
+from specbench.verifiers.base import Verifier
 
 
 class SyntheticVerifier(Verifier):

@@ -8,9 +8,9 @@ from torch import Tensor
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import draw
-from specbench.decoding.verifier import Verifier
 from specbench.decoding.verify_tree import longest_path
 from specbench.settings import BaseSettings, setting
+from specbench.verifiers.base import Verifier
 
 
 class TypicalVerifier(Verifier):

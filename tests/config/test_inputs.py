@@ -21,7 +21,7 @@ from specbench.config.validate import check
 from specbench.data.prompts import Prompt, load, render
 from specbench.data.records import JsonlData
 from specbench.errors import ConfigError, VisibleFormatter, first_line, shown, visible
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.fixed import FixedGamma
 from specbench.results.reader import StoredRun
 from specbench.results.report.html_page import Drawing, FigureFolder
 from specbench.results.report.style import save_figure
@@ -115,9 +115,9 @@ REFUSED = {  # overrides: what the sentence holds
     "drafter._target_=os.system": "drafter._target_=os.system is not allowed: no such class can be imported",
     "drafter._target_=null": "drafter._target_ is not set",
     "drafter._target_=[a]": "drafter._target_=['a'] is not allowed: it must be the name of a class",
-    "drafter._target_=specbench.decoding.drafter.Drafter": "drafter._target_=specbench.decoding.drafter.Drafter is not",
-    "verifier._target_=specbench.contrib.traffic.lenience.VerifierUnderLoad":
-        "verifier._target_=specbench.contrib.traffic",
+    "drafter._target_=specbench.drafters.base.Drafter": "drafter._target_=specbench.drafters.base.Drafter is not",
+    "verifier._target_=specbench.policies.lenience.VerifierUnderLoad":
+        "verifier._target_=specbench.policies.lenience",
     "data.count=100000": "data.count=100000 is not possible: this Python's standard library has",
     "device=cpu:1": "device=cpu:1 is not allowed",
     "logger.project=a/b": "logger.project=a/b is not allowed",

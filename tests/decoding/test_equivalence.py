@@ -23,13 +23,13 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Timer
-from specbench.decoding.verifier import Verifier
 from specbench.executors.auto import AutoExecutor, CompiledExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.fixed import FixedGamma
+from specbench.verifiers.base import Verifier
 
 PROMPTS, NEW_TOKENS = 3, 12
 LITTLE, LARGE = ("drafter", "drafter_tv"), ("target", "drafter")

@@ -42,7 +42,6 @@ from specbench.cache.static import StaticCache
 from specbench.decoding import noise as noise_module
 from specbench.decoding import speculative
 from specbench.decoding.autoregressive import decode_autoregressive
-from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.noise import ACCEPTANCE, PROPOSAL, RESIDUAL, exponentials, uniforms
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
@@ -51,11 +50,12 @@ from specbench.decoding.verify_tree import iterative_sampling
 from specbench.drafters import hierarchical
 from specbench.drafters.hierarchical import HierarchicalDrafter
 from specbench.models.language_model import LanguageModel
-from specbench.policies.gamma.adaptive import AdaptiveGamma
-from specbench.policies.gamma.confidence import ConfidenceGamma
-from specbench.policies.gamma.entropy import EntropyGamma
-from specbench.policies.gamma.fixed import FixedGamma
-from specbench.policies.gamma.heuristic import HeuristicGamma
+from specbench.policies.adaptive import AdaptiveGamma
+from specbench.policies.base import GammaPolicy
+from specbench.policies.confidence import ConfidenceGamma
+from specbench.policies.entropy import EntropyGamma
+from specbench.policies.fixed import FixedGamma
+from specbench.policies.heuristic import HeuristicGamma
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.match import MatchVerifier

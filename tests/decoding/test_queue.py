@@ -17,9 +17,9 @@ from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Timer
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
-from specbench.policies.gamma.confidence import ConfidenceGamma
-from specbench.policies.gamma.fixed import FixedGamma
-from specbench.policies.gamma.heuristic import HeuristicGamma
+from specbench.policies.confidence import ConfidenceGamma
+from specbench.policies.fixed import FixedGamma
+from specbench.policies.heuristic import HeuristicGamma
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 LIKE_OTHERS = (  # in the default run other drafts of their kind stand for these

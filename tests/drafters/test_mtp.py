@@ -27,7 +27,7 @@ from specbench.decoding.timer import Clock
 from specbench.errors import ConfigError
 from specbench.models.mtp import MtpModel
 from specbench.models.mtp_weights import mtp_place, without_modules
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.fixed import FixedGamma
 from specbench.run.run import run
 
 HIDDEN, LAYERS = 16, 2

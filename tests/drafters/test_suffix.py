@@ -15,7 +15,7 @@ from specbench.decoding.timer import Clock
 from specbench.decoding.token_tree import MISSING, ROOT
 from specbench.drafters.lookup_base import point_mass_tree
 from specbench.drafters.suffix import SuffixAutomaton, SuffixDrafter
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.fixed import FixedGamma
 from specbench.run.run import run
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier

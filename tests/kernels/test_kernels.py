@@ -31,7 +31,7 @@ from specbench.kernels import attention
 from specbench.models import kernel_attention
 from specbench.models.attention_mask import aligned_bias
 from specbench.models.language_model import LanguageModel
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.fixed import FixedGamma
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 

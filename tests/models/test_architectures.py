@@ -24,7 +24,7 @@ from specbench.models import pretrained
 from specbench.models.architecture import NO_FAMILY, family_of
 from specbench.models.checkpoint_checks import reads_trees
 from specbench.models.pretrained import PretrainedModel, load_tokenizer
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.fixed import FixedGamma
 
 PROMPTS = ([5, 9, 33, 17, 8], [40, 12, 7, 3, 44, 52, 6, 29], [11, 20, 31])
 NEW, GAMMA = 8, 3

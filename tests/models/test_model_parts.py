@@ -11,7 +11,7 @@ from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Timer
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.fixed import FixedGamma
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 

@@ -18,7 +18,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.search import Decoding
 from specbench.decoding.state import Job
 from specbench.models.language_model import LanguageModel
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.fixed import FixedGamma
 from specbench.results.report.run_sections import phases as in_words
 from specbench.run import interleave as member
 from specbench.run import phase_timer as clock

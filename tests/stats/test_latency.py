@@ -10,18 +10,17 @@ from small_runs import composed, parts_of, small
 
 from specbench.config.build import build
 from specbench.config.validate import check
-from specbench.contrib.traffic.poisson import Poisson
 from specbench.decoding.queue import RequestTimes
 from specbench.decoding.timer import Lap
 from specbench.errors import ConfigError
-from specbench.policies.workload.base import Limits
+from specbench.policies.workload import Poisson
 from specbench.results.latency_table import load_table
 from specbench.results.reader import load_run
 from specbench.results.writer import write_result
 from specbench.run.batching import Requests, segments
 from specbench.run.interleave import order_of_ways
 from specbench.run.run import run
-from specbench.stats.latency import by_rate, enough, latency
+from specbench.stats.latency import WaitLimits, by_rate, enough, latency
 from specbench.stats.records import DecodedRequest, Group, Result, Round, Rounds, call_seconds
 
 
@@ -67,7 +66,7 @@ def test_the_tokens_of_a_round_arrive_in_one_burst():
 
 def test_a_text_of_one_round_has_no_later_tokens():
     only = request(0.0, 0.0, 1.0, 1.0, [4])
-    (found,) = by_rate([group([only], [only])], 1, Limits(per_token=1e-9))
+    (found,) = by_rate([group([only], [only])], 1, WaitLimits(per_token=1e-9))
     assert found.decoders["speculative"].latency.per_token == dict.fromkeys(("p50", "p90", "p95", "p99"))
     assert found.decoders["speculative"].goodput.share == 1 and found.ratio["per_token"]["p50"] is None
 
@@ -83,11 +82,11 @@ def test_goodput_counts_what_is_within_both_limits():
     first, per_token = (0.5, 2.0, 0.9, 0.9), (0.1, 0.1, 0.4, 0.1)
     ours = [request(0.0, 0.0, f, f + 9 * p, [1] * 10) for f, p in zip(first, per_token, strict=True)]
     late = [request(0.0, 0.0, 5.0, 9.0, [1] * 10)] * 4
-    (found,) = by_rate([group([ours[0], *ours], [late[0], *late])], 1, Limits(first_token=1.0, per_token=0.2))
+    (found,) = by_rate([group([ours[0], *ours], [late[0], *late])], 1, WaitLimits(first_token=1.0, per_token=0.2))
     good = found.decoders["speculative"].goodput
     assert good.share == 0.5 and good.tokens_per_second == pytest.approx(20 / 4.5)  # the last token comes at .9 + 3.6
     assert found.decoders["baseline"].goodput.share == 0 and found.ratio["first_token"]["p50"].factor == 0.18
-    (one,) = by_rate([group([ours[0], *ours], [late[0], *late])], 1, Limits(first_token=1.0))
+    (one,) = by_rate([group([ours[0], *ours], [late[0], *late])], 1, WaitLimits(first_token=1.0))
     assert one.decoders["speculative"].goodput.share == 0.75
 
 
@@ -102,17 +101,17 @@ def test_errors_are_those_of_whole_segments_and_ratios_know_that_decoders_shared
     generator = np.random.default_rng(0)
     slow = np.geomspace(0.4, 2.5, 8)
     groups = [segment(generator, each) for each in slow]
-    (found,) = by_rate(groups, 1, Limits(first_token=1.0))
+    (found,) = by_rate(groups, 1, WaitLimits(first_token=1.0))
     (low, high), ratio = found.decoders["baseline"].ci95["queue"]["p50"], found.ratio["queue"]["p50"]
     expected = 2 * 2.36 * np.log(slow).std() / np.sqrt(7)  # Student's interval of eight segments
     assert 0.6 * expected < np.log(high / low) < 1.5 * expected
     assert ratio.factor == pytest.approx(0.5) and np.log(ratio.ci95[1] / ratio.ci95[0]) < 0.01
     assert found.decoders["baseline"].ci95["queue"]["p99"] is None  # of 480 requests fewer than five are beyond it
     assert found.decoders["baseline"].goodput.ci95["share"] is not None
-    (few,) = by_rate(groups[:4], 1, Limits())
+    (few,) = by_rate(groups[:4], 1, WaitLimits())
     assert few.decoders["baseline"].ci95["queue"]["p50"] is None and few.decoders["baseline"].latency.queue["p50"] > 0
     alike = [segment(generator, 1.0) for _ in range(8)]  # negative control
-    (found,) = by_rate(alike, 1, Limits())
+    (found,) = by_rate(alike, 1, WaitLimits())
     assert np.log(np.divide(*found.decoders["baseline"].ci95["queue"]["p50"][::-1])) < np.log(high / low) / 2
 
 

@@ -9,7 +9,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Lap, Timer
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.fixed import FixedGamma
 from specbench.run import machine_watch as bandwidth
 from specbench.run.recorder import Recorder
 from specbench.stats.bootstrap import ratio

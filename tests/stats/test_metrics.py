@@ -21,7 +21,7 @@ from specbench.decoding.timer import Lap, Timer
 from specbench.decoding.token_tree import MISSING, ROOT
 from specbench.decoding.verify_tree import accepted_path, iterative_sampling
 from specbench.errors import ConfigError
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.fixed import FixedGamma
 from specbench.results.run_table import run_table
 from specbench.results.sweep_table import multirun_rows
 from specbench.results.writer import write_result

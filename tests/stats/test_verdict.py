@@ -34,7 +34,7 @@ from specbench.decoding.verify import block_verification, dense, speculative_sam
 from specbench.decoding.verify_tree import match
 from specbench.drafters.model import ModelDrafter
 from specbench.models.language_model import LanguageModel
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.fixed import FixedGamma
 from specbench.results.wording import alpha_text, verdict_text
 from specbench.run.recorder import Recorder
 from specbench.run.reference_scores import ends_where_it_should, read

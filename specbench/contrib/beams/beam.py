@@ -10,8 +10,8 @@ from specbench.contrib.beams.numbers import Rescored, beam_numbers, judge_beams,
 from specbench.contrib.beams.requests import decode_beams
 from specbench.contrib.beams.search_state import BeamRules
 from specbench.contrib.beams.tree_reader import MOST_UNUSED
-from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Model
+from specbench.decoding.protocols import GammaPolicy
 from specbench.decoding.search import Decoding
 from specbench.decoding.state import Job
 from specbench.errors import ConfigError

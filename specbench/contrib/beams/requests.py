@@ -6,7 +6,7 @@ from specbench.config.components import Components
 from specbench.contrib.beams.beam_search import BeamRound, plain_round, speculative_round
 from specbench.contrib.beams.search_state import BeamRules, FoundBeams, Search
 from specbench.contrib.beams.tree_reader import TreeReader
-from specbench.decoding.gamma_policy import GammaPolicy
+from specbench.decoding.protocols import GammaPolicy
 from specbench.decoding.state import Job
 from specbench.decoding.timer import READING, Lap, Laps, Timer
 from specbench.models.language_model import LanguageModel

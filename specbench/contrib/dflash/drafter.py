@@ -11,7 +11,6 @@ from specbench.contrib.dflash.config import read_dflash
 from specbench.contrib.dflash.model import DFlashModel
 from specbench.contrib.dflash.weights import load_dflash, refuse_other_target
 from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Scores
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import last_tokens, window
@@ -26,6 +25,7 @@ from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import load_config
 from specbench.models.trained_parts import PartSettings
+from specbench.policies.base import GammaPolicy
 from specbench.settings import setting
 
 

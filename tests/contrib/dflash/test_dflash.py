@@ -23,7 +23,7 @@ from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Clock
 from specbench.errors import ConfigError
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.fixed import FixedGamma
 from specbench.run.run import run
 
 

@@ -40,9 +40,9 @@ from specbench.decoding.timer import Clock
 from specbench.errors import ConfigError
 from specbench.models.mtp import MtpModel
 from specbench.models.vocabulary import DraftVocabulary
-from specbench.policies.gamma.confidence import ConfidenceGamma
-from specbench.policies.gamma.fixed import FixedGamma
-from specbench.policies.gamma.heuristic import HeuristicGamma
+from specbench.policies.confidence import ConfidenceGamma
+from specbench.policies.fixed import FixedGamma
+from specbench.policies.heuristic import HeuristicGamma
 from specbench.run.run import run
 
 LAYERS = TARGET["num_hidden_layers"]

@@ -21,7 +21,7 @@ from specbench.decoding.token_tree import MISSING, Tree
 from specbench.decoding.verify_tree import match
 from specbench.drafters import tree, tree_shapes
 from specbench.errors import ConfigError
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.fixed import FixedGamma
 from specbench.run.run import run
 from specbench.verifiers.iterative import IterativeVerifier
 

@@ -34,7 +34,7 @@ from specbench.errors import ConfigError
 from specbench.executors.compile_cache import Programs
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.fixed import FixedGamma
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,

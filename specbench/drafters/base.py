@@ -8,9 +8,9 @@ from torch import Tensor
 
 from specbench.decoding.component import Component
 from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.gamma_policy import GammaPolicy
 from specbench.decoding.model import Model, Scores
 from specbench.decoding.state import State
+from specbench.policies.base import GammaPolicy
 
 UNLIMITED = 2**63 - 1  # tokens: the context of a drafter without a limit of its own
 

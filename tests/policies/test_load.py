@@ -10,8 +10,6 @@ from omegaconf import OmegaConf
 from queue_cases import COLUMNS, GAMMA, jobs
 from small_runs import parts_of
 
-from specbench.contrib.traffic.lenience import LoadLenience
-from specbench.contrib.traffic.poisson import Poisson
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling
@@ -20,7 +18,9 @@ from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Timer
 from specbench.errors import ConfigError
 from specbench.models.language_model import LanguageModel
-from specbench.policies.gamma.fixed import FixedGamma
+from specbench.policies.fixed import FixedGamma
+from specbench.policies.lenience import LoadLenience
+from specbench.policies.workload import Poisson
 from specbench.run.recorder import Recorder
 from specbench.run.run import run
 from specbench.settings import validate

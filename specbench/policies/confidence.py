@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specbench.decoding.gamma_policy import GammaPolicy, RowsSeen
+from specbench.decoding.state import State
+from specbench.policies.base import GammaPolicy
 from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
 
 
@@ -22,15 +23,14 @@ class ConfidenceGamma(GammaPolicy):
         threshold: float = setting(ge=0, le=1)
 
     watches = True
-    traced_as = "confidence"  # the largest q, which is q(x) at temperature 0
 
     def __init__(self, largest: int, threshold: float):
         self.largest, self.threshold = largest, threshold
         self.signal = probability
         self.widths = tuple(range(1, largest + 1))
 
-    def next_gamma(self, state: RowsSeen) -> list[int]:
+    def next_gamma(self, state: State) -> list[int]:
         return [self.largest] * state.batch_size
 
-    def go_on(self, state: RowsSeen, count: list[int], signals: list[float]) -> list[bool]:
-        return [s >= self.threshold for s in signals]
+    def go_on(self, state: State, count: list[int], signals: list[float]) -> list[bool]:
+        return [signal >= self.threshold for signal in signals]

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.decoding.gamma_policy import Costs, GammaPolicy, RowsSeen
+from specbench.decoding.state import State
+from specbench.policies.base import Costs, GammaPolicy
 from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
 
 BINS = 12
@@ -26,6 +27,9 @@ def confidence(q: Tensor, x: Tensor) -> Tensor:
     return q.amax(-1)
 
 
+SIGNALS = {"entropy": root_entropy, "confidence": confidence}
+
+
 class EntropyGamma(GammaPolicy):
     """Drafts another guess while its expected tokens are worth its time.
 
@@ -38,47 +42,46 @@ class EntropyGamma(GammaPolicy):
     @dataclass
     class Settings(BaseSettings):
         largest: int = setting(ge=1, le=LARGEST_GAMMA)
-        signal: str = setting(choices=("entropy", "confidence"))
+        signal: str = setting(choices=tuple(SIGNALS))
 
     calibrated = True
     watches = True
 
     def __init__(self, largest: int, signal: str):
         self.largest = largest
-        self.signal = {"entropy": root_entropy, "confidence": confidence}[signal]
-        self.traced_as = {"entropy": "root_entropy", "confidence": "confidence"}[signal]
+        self.signal = SIGNALS[signal]
         self.widths = tuple(range(1, largest + 1))
-        self.draft: dict[int, list[int]] = {}  # by row, the bins of this round's guesses
+        self.bins: list[list[int]] = []  # by row, those of this round's guesses
 
     def calibrate(self, costs: Costs) -> None:
         """Sets every bin to the mean beta, and fits the seconds of a round by a straight line in gamma."""
         seconds = costs.seconds(self.largest)
-        self.step, self.round = np.polyfit(np.arange(self.largest + 1), seconds, 1)
+        self.step_seconds, self.round_seconds = np.polyfit(np.arange(self.largest + 1), seconds, 1)
         self.tested = np.full(BINS, PRIOR_GUESSES)
         self.accepted = self.tested * costs.alpha
-        self.tokens, self.time = 1.0, float(seconds[0])
+        self.tokens, self.seconds = 1.0, float(seconds[0])
 
-    def next_gamma(self, state: RowsSeen) -> list[int]:
-        self.draft = {row: [] for row in range(state.batch_size)}
+    def next_gamma(self, state: State) -> list[int]:
+        self.bins = [[] for _ in range(state.batch_size)]
         return [self.largest] * state.batch_size
 
-    def go_on(self, state: RowsSeen, count: list[int], signals: list[float]) -> list[bool]:
-        betas, mean = self.accepted / self.tested, self.accepted.sum() / self.tested.sum()
-        worth = self.step * self.tokens / self.time
+    def go_on(self, state: State, count: list[int], signals: list[float]) -> list[bool]:
+        betas = self.accepted / self.tested
+        mean = self.accepted.sum() / self.tested.sum()
+        worth = self.step_seconds * self.tokens / self.seconds
         answers = []
-        for row, (drafted, signal) in enumerate(zip(count, signals, strict=True)):
-            bins = self.draft[row]
+        for bins, drafted, signal in zip(self.bins, count, signals, strict=True):
             if len(bins) < drafted:
                 bins.append(min(int(signal * BINS), BINS - 1))
             answers.append(bool(betas[bins].prod() * mean >= worth))
         return answers
 
     def observe(self, drafted: list[int], kept: list[int]) -> None:
-        for row, (guesses, new) in enumerate(zip(drafted, kept, strict=True)):
+        for bins, guesses, new in zip(self.bins, drafted, kept, strict=True):
             if not new:
                 continue
-            tested = self.draft[row][: min(new, guesses)]
+            tested = bins[: min(new, guesses)]
             np.add.at(self.tested, tested, 1)
             np.add.at(self.accepted, tested[: new - 1], 1)
             self.tokens += new
-            self.time += self.round + self.step * guesses
+            self.seconds += self.round_seconds + self.step_seconds * guesses

@@ -1,28 +1,15 @@
 """Base class of gamma policies: how many tokens to draft in each round (section 3.5)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
 from specbench.decoding.component import Component
+from specbench.decoding.state import State
 
 Signal = Callable[[Tensor, Tensor], Tensor]
-
-
-class RowsSeen(Protocol):
-    """The part of a `State` that gamma policies read; replay passes an object with one row."""
-
-    lengths: list[int]
-    prompt_lengths: list[int]
-    serials: dict[int, int]
-
-    @property
-    def batch_size(self) -> int: ...
-
-    @property
-    def active(self) -> Sequence[bool]: ...
 
 
 class Costs(Protocol):
@@ -52,7 +39,6 @@ class GammaPolicy(Component, ABC):
     constant: int | None = None
     # Maps q [B, V] (before argmax at temperature 0) and the guesses [B] to one number per row, [B].
     signal: Signal | None = None
-    traced_as: str = ""  # the field of `simulate.Text` that replay uses as the signal
 
     @classmethod
     def from_settings(cls, settings: Any) -> "GammaPolicy":
@@ -61,7 +47,7 @@ class GammaPolicy(Component, ABC):
     @classmethod
     def refuses(cls, settings: Any, run: Any) -> str | None:
         drafter = run["drafter"]
-        if cls.watches and cannot_end_early(drafter):
+        if cls.watches and (not drafter.kind.ends_early or drafter.kind.branches(drafter.settings)):
             needs = "it needs a drafter that is a model, and chains: use drafter=stdlib or drafter=model"
             return f"with drafter={drafter.name}: {needs}"
         return None
@@ -75,18 +61,13 @@ class GammaPolicy(Component, ABC):
         """Receives the measured seconds of a round by gamma, and a first mean beta."""
 
     @abstractmethod
-    def next_gamma(self, state: RowsSeen) -> list[int]:
+    def next_gamma(self, state: State) -> list[int]:
         """gamma of the next round, one number per row."""
 
-    def go_on(self, state: RowsSeen, count: list[int], signals: list[float]) -> list[bool]:
+    def go_on(self, state: State, count: list[int], signals: list[float]) -> list[bool]:
         """Whether to draft another guess, per row, from the number of guesses so far and the signal of the last one."""
         return [True] * len(count)
 
     def observe(self, drafted: list[int], kept: list[int]) -> None:
         """Receives the finished round: drafted[b] is the number of guesses of row b (`Draft.count`), kept[b] the number
         of tokens that it kept, recovered or bonus token included; 0 in idle rows."""
-
-
-def cannot_end_early(drafter: Any) -> bool:
-    """Whether the drafts of a chosen drafter cannot be ended after any guess."""
-    return not drafter.kind.ends_early or drafter.kind.branches(drafter.settings)

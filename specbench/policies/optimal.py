@@ -5,14 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from specbench.decoding.gamma_policy import Costs, GammaPolicy, RowsSeen
+from specbench.decoding.state import State
+from specbench.policies.base import Costs, GammaPolicy
 from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
 from specbench.theory import expected_tokens
 
-Array = npt.NDArray[np.float64]
 
-
-def best_gamma(alpha: float, seconds: Array) -> int:
+def best_gamma(alpha: float, seconds: npt.NDArray[np.float64]) -> int:
     """The gamma that maximises equation 1 divided by the measured seconds of such a round, seconds [largest + 1]
     (section 3.5)."""
     return int(np.argmax(expected_tokens(alpha, np.arange(len(seconds))) / seconds))
@@ -36,6 +35,6 @@ class OptimalGamma(GammaPolicy):
         """Chooses gamma, before the first prompt."""
         self.constant = best_gamma(costs.alpha, costs.seconds(self.largest))
 
-    def next_gamma(self, state: RowsSeen) -> list[int]:
+    def next_gamma(self, state: State) -> list[int]:
         assert self.constant is not None, "calibrate comes first"
         return [self.constant] * state.batch_size

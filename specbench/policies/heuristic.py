@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from specbench.decoding.gamma_policy import GammaPolicy, RowsSeen
-from specbench.policies.gamma.per_request_state import PerRow
+from specbench.decoding.state import State
+from specbench.policies.base import GammaPolicy
 from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
 
 
 class HeuristicGamma(GammaPolicy):
     """gamma rises by 2 after a round in which every guess was accepted and falls by 1 after any other, between 1 and
-    `largest`. Each row begins at `gamma` and has its own."""
+    `largest`. Each request begins at `gamma` and has its own."""
 
     @dataclass
     class Settings(BaseSettings):
@@ -19,14 +19,19 @@ class HeuristicGamma(GammaPolicy):
     def __init__(self, gamma: int, largest: int):
         self.first, self.largest = min(gamma, largest), largest
         self.widths = tuple(range(1, largest + 1))
-        self.rows: PerRow[int] = PerRow()
+        self.gammas: dict[int, int] = {}  # by row
+        self.serials: dict[int, int] = {}  # by row, the request that it belongs to
 
-    def next_gamma(self, state: RowsSeen) -> list[int]:
-        return [self.rows.of(state, row, self.first) for row in range(state.batch_size)]
+    def next_gamma(self, state: State) -> list[int]:
+        rows = range(state.batch_size)
+        for row in rows:
+            if self.serials.get(row, -1) != state.serials.get(row):
+                self.gammas[row] = self.first
+        self.serials = dict(state.serials)
+        return [self.gammas[row] for row in rows]
 
     def observe(self, drafted: list[int], kept: list[int]) -> None:
         for row, (guesses, new) in enumerate(zip(drafted, kept, strict=True)):
             if new:
-                wanted = self.rows[row][1]
-                wanted = wanted + 2 if new == guesses + 1 else wanted - 1
-                self.rows.change(row, min(max(wanted, 1), self.largest))
+                wanted = self.gammas[row] + (2 if new == guesses + 1 else -1)
+                self.gammas[row] = min(max(wanted, 1), self.largest)

@@ -1,4 +1,4 @@
-"""Lowers lenience (A.5) while requests are queued."""
+"""How lenient the verifier is in each round (A.5): always alike, or less exact while requests are queued."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,15 +7,40 @@ from typing import Any
 
 from torch import Tensor
 
+from specbench.decoding.component import Component
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
 from specbench.decoding.state import State
-from specbench.decoding.verifier import Verifier
 from specbench.errors import ConfigError, shown
-from specbench.policies.lenience.base import LeniencePolicy
 from specbench.settings import LENIENCE, BaseSettings, setting
+from specbench.verifiers.base import Verifier
 
 MOST_LEVELS = 16  # each is warmed up
+
+
+class LeniencePolicy(Component):
+    """Makes the run's verifier out of verifiers of constant lenience: by default one of `lenience`, the run's setting,
+    in (0, 1]."""
+
+    def __init__(self, lenience: float):
+        self.lenience = lenience
+
+    @classmethod
+    def from_settings(cls, settings: Any, lenience: float) -> "LeniencePolicy":
+        return cls(lenience)
+
+    @classmethod
+    def lowest(cls, settings: Any, lenience: float) -> float:
+        """The lowest lenience that any round may have."""
+        return lenience
+
+    def verifier(self, with_lenience: Callable[[float], Verifier]) -> Verifier:
+        """The run's verifier; with_lenience(l) makes a verifier of constant lenience l."""
+        return with_lenience(self.lenience)
+
+
+class FixedLenience(LeniencePolicy):
+    """One lenience for the whole run: the setting `lenience`."""
 
 
 class LoadLenience(LeniencePolicy):

@@ -1,7 +1,0 @@
-"""One lenience for the whole run (A.5): the setting `lenience`."""
-
-from specbench.policies.lenience.base import LeniencePolicy
-
-
-class FixedLenience(LeniencePolicy):
-    """Uses the verifier of this lenience in every round."""

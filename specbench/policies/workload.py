@@ -1,0 +1,87 @@
+"""When requests arrive: all at once, or over time as at a server."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specbench.decoding.component import Component
+from specbench.errors import ConfigError
+from specbench.settings import BaseSettings, setting
+
+LONGEST_WAIT = 24 * 3600  # seconds until the last request arrives
+
+
+class Workload(Component):
+    """The arrival times of requests. `over_time` says whether requests arrive while others are decoded. Then a run's
+    requests are decoded in segments, each of which begins with an empty queue, and both decoders take turns from one
+    segment to the next."""
+
+    over_time: bool = False
+    rate: float | None = None  # requests per second, if there is such a number
+    segment: int = 0  # requests of a segment at least
+
+    @classmethod
+    def from_settings(cls, settings: Any, seed: int) -> "Workload":
+        """Builds the workload; by default it has no settings."""
+        return cls()
+
+    def refuse(self, prompts: Sequence[Any]) -> None:
+        """Raises ConfigError if the requests of these prompts, which have `turns`, cannot arrive so."""
+
+    def arrivals(self, requests: int, segment: int = 0) -> list[float] | None:
+        """The second, from the start of this segment (counted from 0), at which each of its requests arrives, in
+        order; None if all are there at once."""
+        return None
+
+
+class AllAtOnce(Workload):
+    """Requests are decoded as fast as rows become free."""
+
+
+class Poisson(Workload):
+    """A Poisson process of `rate` requests per second, the same for every decoder of a run and for every run with this
+    seed. In every segment the rate is `spike` times as high for `spike_length` requests from number `spike_from` on
+    (counted from 0)."""
+
+    over_time = True
+
+    @dataclass
+    class Settings(BaseSettings):
+        rate: float = setting(ge=1e-6, le=1e6)
+        segment: int = setting(ge=0, le=10**9)
+        spike: float = setting(ge=1e-6, le=1e6)
+        spike_from: int = setting(ge=0, le=10**9)
+        spike_length: int = setting(ge=0, le=10**9)
+
+    def __init__(
+        self,
+        seed: int,
+        rate: float,
+        segment: int = 0,
+        spike: float = 1.0,
+        spike_from: int = 0,
+        spike_length: int = 0,
+    ):
+        self.seed, self.rate, self.spike = seed, rate, spike
+        self.spiked = slice(spike_from, spike_from + spike_length)
+        self.segment = max(segment, self.spiked.stop if spike_length else 0)
+
+    @classmethod
+    def from_settings(cls, settings: Any, seed: int) -> "Poisson":
+        return cls(seed, **vars(settings))
+
+    def refuse(self, prompts: Sequence[Any]) -> None:
+        requests = sum(len(prompt.turns) for prompt in prompts)
+        if self.arrivals(requests)[-1] > LONGEST_WAIT:
+            raise ConfigError(
+                f"the workload's last request of {requests} would arrive after more than {LONGEST_WAIT // 3600} hours: "
+                "choose a higher workload.rate or workload.spike, or a lower data.limit"
+            )
+
+    def arrivals(self, requests: int, segment: int = 0) -> list[float]:
+        rates = np.full(requests, self.rate)
+        rates[self.spiked] *= self.spike
+        gaps = np.random.default_rng([self.seed, segment]).exponential(size=requests) / rates
+        return [float(second) for second in np.cumsum(gaps)]
