@@ -11,7 +11,6 @@ from specbench.decoding.queue import CacheTooSmallError, Queue
 from specbench.decoding.speculative import RoundHook, decode_speculative
 from specbench.decoding.state import Job, State, StopStrings
 from specbench.decoding.timer import READING, Lap, Timer
-from specbench.drafters.base import Drafter
 from specbench.errors import ConfigError
 from specbench.policies.base import GammaPolicy
 from specbench.run.recorder import Recorder, round_numbers

@@ -1,24 +1,15 @@
 """Waiting times and goodput of hand-made requests, segments of several rates, and how they are shown."""
 
-import json
-from itertools import groupby
-
 import numpy as np
 import pytest
 from rich.console import Console
-from small_runs import composed, parts_of, small
+from small_runs import parts_of
 
-from specbench.config.build import build
-from specbench.config.validate import check
 from specbench.decoding.queue import RequestTimes
 from specbench.decoding.timer import Lap
-from specbench.errors import ConfigError
-from specbench.policies.workload import Poisson
 from specbench.results.latency_table import load_table
-from specbench.results.reader import load_run
 from specbench.results.writer import write_result
-from specbench.run.batching import Requests, segments
-from specbench.run.interleave import order_of_ways
+from specbench.run.batching import Requests
 from specbench.run.run import run
 from specbench.stats.latency import WaitLimits, by_rate, enough, latency
 from specbench.stats.records import DecodedRequest, Group, Result, Round, Rounds, call_seconds
@@ -120,46 +111,6 @@ def test_a_percentile_needs_five_requests_beyond_it():
     assert found == [False, True] * 3
 
 
-def test_each_rate_has_as_many_segments_and_both_orders():
-    for rates in (1, 2, 3, 4):
-        workload = Poisson(0, [float(rate) for rate in range(1, rates + 1)])
-        count = segments(1000, 4, workload)
-        assert count == 8 * rates
-        ways = ["plain", "speculative"]
-        found = sorted((workload.rate(number), order_of_ways(ways, number)[0]) for number in range(count))
-        assert {len([*each]) for _, each in groupby(found)} == {4}
-    assert segments(40, 4, Poisson(0, 1.0)) == 2 and segments(7, 4, Poisson(0, 1.0)) == 1
-    assert segments(200, 4, Poisson(0, 1.0, segment=50)) == 4
-    assert segments(200, 4, Poisson(0, 1.0, spike=2.0, spike_from=10, spike_length=80)) == 2  # each has a whole spike
-    assert segments(0, 4, Poisson(0, 1.0)) == 0
-
-
-def test_arrivals_of_segments_differ_and_have_their_own_rate_and_spike():
-    workload = Poisson(0, [1.0, 10.0], spike=5.0, spike_from=1000, spike_length=1000)
-    gaps = [np.diff([0.0, *workload.arrivals(2000, number)]) for number in range(4)]
-    assert [1 / gap[:1000].mean() for gap in gaps] == pytest.approx([1, 10, 10, 1], rel=0.15)
-    assert [1 / gap[1000:].mean() for gap in gaps] == pytest.approx([5, 50, 50, 5], rel=0.15)
-    assert (gaps[0] != gaps[3]).all()
-
-
-@pytest.mark.parametrize(("override", "expected"), [
-    ("workload.rate=[]", "workload.rate=[] is not allowed: it must be a number, or different numbers"),
-    ("workload.rate=[2,2]", "it must be a number, or different numbers"),
-    ("workload.rate=[2,0]", "workload.rate=0.0 is not allowed: it must be a number or a list of numbers"),
-    ("workload.rate=fast", "workload.rate=fast is not allowed: it must be a number or a list of numbers"),
-    ("workload.slo_first_token=-1", "workload.slo_first_token=-1.0 is not allowed: it must be 0 or a number >= 1e-06"),
-])  # fmt: skip
-def test_bad_rates_and_limits_are_one_sentence(override, expected):
-    with pytest.raises(ConfigError) as error:
-        check(composed(*small("workload=poisson", override)))
-    assert expected in str(error.value)
-
-
-def test_too_few_prompts_for_the_rates_are_refused():
-    with pytest.raises(ConfigError, match=r"3 rates, each of which needs a segment of 8 requests, and there are 20"):
-        build(check(composed(*small("workload=poisson", "workload.rate=[1,2,3]", "batch_size=2", "data.limit=20"))))
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
@@ -172,46 +123,7 @@ def finished(tmp_path_factory):
     return result, record, folder
 
 
-def test_a_run_of_several_rates_decodes_each_both_ways_and_stores_them(finished):
-    result, record, folder = finished
-    assert [group.rate for group in record.groups] == [40, 400]
-    counted = [(entry.rate, entry.segments, entry.requests) for entry in result.latency_by_rate]
-    assert counted == [(40, 1, 6), (400, 1, 6)]
-    for entry, group in zip(result.latency_by_rate, record.groups, strict=True):
-        assert entry.decoders["baseline"].goodput.share == 0  # nobody brings a token in a microsecond
-        for way, served in entry.decoders.items():
-            own = [getattr(one, way) for one in group.results[2:]]
-            waits = [x.times.first_token - x.times.arrived for x in own]
-            assert served.latency.first_token["p90"] == pytest.approx(np.percentile(waits, 90))
-            per_token = [(x.times.finished - x.times.first_token) / (len(x.tokens) - 1) for x in own]
-            assert served.latency.time_per_output_token["mean"] == pytest.approx(np.mean(per_token))
-            span = max(x.times.finished for x in own) - min(x.times.arrived for x in own)
-            assert served.tokens_per_second == pytest.approx(sum(len(x.tokens) for x in own) / span)
-            # by the clock of requests, which has the host's work between calls too; two clocks, which were 8 % apart
-            # once on a busy machine
-            gaps = sum(sum(call_seconds(x.rounds)[1:]) for x in own)
-            assert gaps <= sum(x.times.finished - x.times.first_token for x in own) * 1.5
-            assert 0 < served.user_tokens_per_second < 1 / served.latency.inter_token["p50"] * 3
-    stored = load_run(folder).result["latency_by_rate"]
-    assert stored == json.loads(json.dumps(result.as_dict()["latency_by_rate"]))
-    times = [one.baseline.times for group in record.groups for one in group.results[2:]]
-    waits = [time.first_token - time.arrived for time in times]
-    assert result.latency["baseline"].first_token["p50"] == pytest.approx(np.median(waits))
-
-
 def shown(result):
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(load_table(result))
     return console.export_text()
-
-
-def test_percentiles_of_too_few_requests_are_not_shown(finished):
-    whole = finished[0].as_dict()
-    told = shown(whole)
-    assert "speculative, 40/s" in told and "plain, 400/s" in told and "within" in told
-    assert told.count("too few ") == 12 and "/ too few" not in told  # six requests
-    for entry in whole["latency_by_rate"]:
-        entry["requests"] = 60
-    told = shown(whole)
-    assert "too few / too few" not in told and told.count("/ too few") == 12
-    assert load_table(whole | {"latency_by_rate": []}) is None
