@@ -164,7 +164,7 @@ class OwnTrees(Drafter):
             which = shape[:, begin : begin + WIDTH]
             if begin:
                 found = above.gather(1, which.clamp(max=WIDTH - 1))
-                parent = torch.where(found == MISSING, MISSING, which + begin - WIDTH)
+                parent = torch.where(found == MISSING, MISSING, 1 + which + begin - WIDTH)
             else:
                 parent = above
             there = (which < WIDTH) & (begin // WIDTH < limit)

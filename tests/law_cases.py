@@ -190,7 +190,7 @@ class PublicTraversal(TraversalVerifier):
 
 def public_weights(p, draft):
     law, h, rows, exists = p.clone(), torch.ones_like(p[..., 0]), torch.arange(len(p)), draft.exists()
-    above = draft.parents.expand_as(exists) + 1
+    above = draft.parents.expand_as(exists)
     for i in range(exists.shape[1]):
         u, q, x = above[:, i], draft.probs[:, i], draft.tokens[:, i]
         old, weight, there = law[rows, u], h[rows, u], exists[:, i]

@@ -62,7 +62,7 @@ def shapes(nodes: int) -> list[tuple[int, ...]]:
     """The parents, in order of depth, of every ordered tree with so many guesses and at most V children of a node."""
     found = [()]
     for i in range(nodes):
-        found = [(*parents, above) for parents in found for above in range(max((-1, *parents)), i)]
+        found = [(*parents, above) for parents in found for above in range(max((0, *parents)), i + 1)]
     return [parents for parents in found if max(Counter(parents).values()) <= V]
 
 
@@ -70,19 +70,19 @@ def drafts(parents: tuple[int, ...], q: Callable[[Text], Law], replace: bool) ->
     """Every draft of a shape with its probability; children of one node are drawn with or without replacement. Where
     no token is left for a child, it repeats the first one as a point mass, as `drafter=tree` does."""
     for tokens in product(range(V), repeat=len(parents)):
-        nodes, chance = {-1: Node(-1, ())}, Fraction(1)
-        for i, (above, x) in enumerate(zip(parents, tokens, strict=True)):
+        nodes, chance = [Node(0, ())], Fraction(1)
+        for i, (above, x) in enumerate(zip(parents, tokens, strict=True), 1):
             up = nodes[above]
             before = [child.text[-1] for child in up.children]
             law = q(up.text)
             if not replace:
                 rest = [0 if y in before else law[y] for y in range(V)]
                 law = normal(rest) or tuple(Fraction(y == before[0]) for y in range(V))
-            nodes[i] = Node(i, (*up.text, x), law)
+            nodes.append(Node(i, (*up.text, x), law))
             up.children.append(nodes[i])
             chance *= law[x]
         if chance:
-            yield chance, nodes[-1]
+            yield chance, nodes[0]
 
 
 def grown(rooms: Callable[[int, Fraction, Fraction], tuple[int, int]], room: int) -> Drafts:
@@ -108,7 +108,7 @@ def grown(rooms: Callable[[int, Fraction, Fraction], tuple[int, int]], room: int
                     chance *= likely
                 yield chance, children
 
-    return lambda q: ((chance, Node(-1, (), (), own)) for chance, own in below(q, (), room))
+    return lambda q: ((chance, Node(0, (), (), own)) for chance, own in below(q, (), room))
 
 
 def residual(weight: Fraction, p: Law, q: Law) -> list[Fraction]:

@@ -6,7 +6,7 @@ from decoder_cases import V
 from tabular import random_table
 
 from specbench.decoding.draft import Draft
-from specbench.decoding.token_tree import MISSING, branching_tree, level_ranges, levels_of
+from specbench.decoding.token_tree import MISSING, branching_tree, level_slices, levels_of
 
 ROWS = 150
 
@@ -14,8 +14,8 @@ ROWS = 150
 TREES = {
     "wide": branching_tree([4, 2, 1]),
     "three chains": branching_tree([3, 1, 1]),
-    "sparse": (-1, -1, -1, 0, 0, 1, 3),
-    "chain": (-1, 0, 1),
+    "sparse": (0, 0, 0, 1, 1, 2, 4),
+    "chain": (0, 1, 2),
 }
 
 
@@ -33,12 +33,13 @@ def own_parents(levels, generator):
     parents = torch.full((ROWS, sum(levels)), MISSING)
     chance = torch.rand(parents.shape, generator=generator)
     for row in range(ROWS):
-        above = [-1]
-        for level in level_ranges(levels):
-            for i in level:
+        above = [0]
+        for level in level_slices(levels):
+            columns = range(level.start, level.stop)
+            for i in columns:
                 if above and chance[row, i] > 0.2:
                     parents[row, i] = above[int((chance[row, i] - 0.2) / 0.8 * len(above))]
-            above = [i for i in level if parents[row, i] != MISSING]
+            above = [i + 1 for i in columns if parents[row, i] != MISSING]
     return parents
 
 
@@ -52,7 +53,7 @@ def random_tree(name, seed, repeats):
     tokens = torch.zeros(ROWS, N, dtype=torch.long)
     q = torch.zeros(ROWS, N, V, dtype=torch.float64)
     for row in range(ROWS):
-        texts = {-1: []}
+        texts = {0: []}
         parent = parents[row].tolist()
         for i, above in enumerate(parent):
             if above == MISSING:
@@ -65,7 +66,7 @@ def random_tree(name, seed, repeats):
                 law = law / law.sum()
             q[row, i] = law
             tokens[row, i] = torch.multinomial(law, 1, generator=generator)
-            texts[i] = [*texts[above], int(tokens[row, i])]
+            texts[i + 1] = [*texts[above], int(tokens[row, i])]
     depth = torch.randint(len(levels) + 1, (ROWS,), generator=generator)
     count = torch.tensor([0, *np.cumsum(levels)])[depth]
     draft = Draft(tokens, levels, None if name == "chain" else parents, q, count, repeats=repeats)
@@ -73,11 +74,11 @@ def random_tree(name, seed, repeats):
 
 
 def p_of(p_table, draft):
-    """The target's laws of every entry, [B, N+1, V]."""
+    """The target's laws of every node, [B, N+1, V]."""
     rows = []
     for row, parent in zip(draft.tokens.tolist(), draft.parents.expand(ROWS, -1).tolist(), strict=True):
         texts = [[]]
         for token, above in zip(row, parent, strict=True):
-            texts.append([*texts[above + 1], token] if above != MISSING else [])
+            texts.append([*texts[above], token] if above != MISSING else [])
         rows.append(torch.stack([law_after(p_table, text) for text in texts]))
     return torch.stack(rows)

@@ -28,7 +28,7 @@ def decode_autoregressive(
         scores = target.score(state, no_draft)
         clock.lap(Lap.VERIFY)
         verdict, kept = accept_and_append(state, scores.p, no_draft, verifier.under(state), target.executor)
-        target.settle(state, no_draft, verdict, scores, state.length - kept)
+        target.rollback(state, no_draft, verdict, scores, state.length - kept - 1)
         clock.lap(Lap.ACCEPT)
         end_round(state, scores, no_draft, verdict, kept, clock, after_round)
     return state

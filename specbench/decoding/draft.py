@@ -6,25 +6,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specbench.decoding.token_tree import ROOT, Levels, depth_of_entries, levels_of, static_parent
+from specbench.decoding.token_tree import ROOT, Levels, depth_of_nodes, levels_of, static_parent
 from specbench.decoding.transfers import constant
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Drafted tokens (guesses) as a token tree. In a chain, each node's parent is the node before it. `probs` is q, the
-    tensor that the tokens were drawn from; None means that q is a point mass on each token. Nodes stand in order of
-    depth, and the children of one node in the order in which a verifier tries them. Rows are ragged: node i exists in
-    row b if i < count[b] and its parent is not MISSING. Whoever makes parents [B, N] by row gives every node of depth d
-    a parent of depth d - 1 that exists, or MISSING."""
+    """Drafted tokens, the guesses x_1 .. x_N, as a token tree: node 0 is the last committed token, node i is x_i. In a
+    chain, each node's parent is the node before it. `probs` is q, the tensor that tokens were drawn from; None means
+    that q is a point mass on each token. Guesses stand in order of depth, and the children of one node in the order in
+    which a verifier tries them. Rows are ragged: x_i exists in row b if i <= count[b] and its parent is not MISSING.
+    Whoever makes parents [B, N] by row gives every guess of depth d a parent of depth d - 1 that exists, or MISSING."""
 
     tokens: Tensor  # [B, N]
-    levels: Levels  # number of nodes at each depth
-    parent: Tensor | None  # [1 or B, N], node indices; ROOT is the last committed token; None for a chain
+    levels: Levels  # number of guesses at each depth
+    parent: Tensor | None  # [1 or B, N], the node above each guess; None for a chain
     probs: Tensor | None  # [B, N, V]
-    count: Tensor  # [B], nodes of each row
+    count: Tensor  # [B], guesses of each row
     repeats: bool = False  # whether children of one node may be the same token
-    most: int | None = None  # the most nodes that exist in a row, if they are fewer than N
+    most: int | None = None  # the most guesses that exist in a row, if they are fewer than N
 
     @staticmethod
     def chain(tokens: Tensor, probs: Tensor | None, count: Tensor) -> "Draft":
@@ -35,7 +35,7 @@ class Draft:
     def tree(
         tokens: Tensor, parent: tuple[int, ...], probs: Tensor | None, count: Tensor, repeats: bool = False
     ) -> "Draft":
-        """A tree with one `parent` of each node for all rows: tokens [B, N], probs [B, N, V] or None, count [B]."""
+        """A tree with one `parent` of each guess for all rows: tokens [B, N], probs [B, N, V] or None, count [B]."""
         levels = levels_of(parent)
         parents = constant(static_parent)(parent, tokens.device)
         return Draft(tokens, levels, None if set(levels) <= {1} else parents, probs, count, repeats)
@@ -57,13 +57,13 @@ class Draft:
 
     @property
     def parents(self) -> Tensor:
-        """Parents [1 or B, N] of the nodes, for a chain too."""
+        """Parents [1 or B, N] of the guesses, for a chain too."""
         if self.parent is None:
-            return constant(static_parent)(tuple(range(-1, self.tokens.shape[1] - 1)), self.tokens.device)
+            return constant(static_parent)(tuple(range(self.tokens.shape[1])), self.tokens.device)
         return self.parent
 
     def exists(self) -> Tensor:
-        """[B, N] bool: which nodes exist in each row."""
+        """[B, N] bool: which guesses exist in each row."""
         there = torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.count[:, None]
         return there if self.parent is None else there & (self.parent >= ROOT)
 
@@ -71,7 +71,7 @@ class Draft:
         """[B]: the depth of each row's draft, which is its gamma."""
         if self.parent is None:
             return self.count
-        depth = constant(depth_of_entries)(self.levels, self.count.device)
+        depth = constant(depth_of_nodes)(self.levels, self.count.device)
         return torch.where(F.pad(self.exists(), (1, 0), value=True), depth, 0).amax(1)
 
     def padded(self, width: int) -> "Draft":
@@ -91,4 +91,5 @@ class Verdict:
 
     tokens: Tensor  # [B, D + 1]: x_1 .. x_n, t; columns after these n + 1 are undefined
     accepted: Tensor  # [B], n: the number of accepted guesses
-    path: Tensor | None = None  # [B, D], the n accepted nodes of a tree in order; None for a chain
+    # [B, D + 1], the root and the n accepted nodes of a tree in order, then any nodes; None for a chain.
+    path: Tensor | None = None

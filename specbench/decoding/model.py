@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from specbench.decoding.component import Component
 from specbench.decoding.draft import Draft, Verdict
@@ -24,12 +23,12 @@ READ_CHUNK = 2048  # tokens per row and forward, by default
 
 @dataclass(frozen=True)
 class Scores:
-    """The target's distributions for a draft. Entry 0 is the last committed token, entry i + 1 is node i."""
+    """The target's distributions for a draft."""
 
-    p: Tensor  # [B, N + 1, V], the distribution of the token after each entry
+    p: Tensor  # [B, N + 1, V], the distribution of the token after each node
     width: int  # tokens of each row that the call read
     hidden: Tensor | None = None  # [B, width, H], inputs of the output matrix or as `feature_layers` say, if asked for
-    place: Tensor | None = None  # [B, N + 1], each entry's index among the tokens read, if guesses shared places
+    place: Tensor | None = None  # [B, N + 1], each node's index among the tokens read, if guesses shared places
     logits: Tensor | None = None  # [B, N + 1, V] before the argmax of temperature 0, after the repetition penalty
 
     def hidden_along(self, verdict: Verdict) -> Tensor:
@@ -38,9 +37,8 @@ class Scores:
         assert self.hidden is not None
         if verdict.path is None:
             return self.hidden
-        entries = F.pad(verdict.path + 1, (1, 0))
-        entries = entries if self.place is None else self.place.gather(1, entries)
-        return take_rows(self.hidden, entries.clamp(max=self.hidden.shape[1] - 1))
+        read = verdict.path if self.place is None else self.place.gather(1, verdict.path)
+        return take_rows(self.hidden, read.clamp(max=self.hidden.shape[1] - 1))
 
     def hidden_after(self, verdict: Verdict) -> Tensor:
         """[B, H]: the hidden state from which t was drawn, that of the last accepted guess or committed token."""
@@ -176,5 +174,6 @@ class Target(Model):
         `keep_hidden` the scores hold hidden states too."""
 
     @abstractmethod
-    def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
-        """Keeps the accepted guesses in the cache and forgets the others. base [B] is the position of node 0."""
+    def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
+        """Keeps the accepted guesses in the cache and forgets the others. root [B] is the position of node 0,
+        the last token that was committed before the round."""

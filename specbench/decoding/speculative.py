@@ -103,9 +103,9 @@ def rollback(
     state: State, draft: Draft, verdict: Verdict, scores: Scores, kept: Tensor, target: Target, drafter: Drafter
 ) -> None:
     """Both models keep the accepted guesses in their caches and forget the others. kept [B] is tokens of each row."""
-    base = state.length - kept
-    target.settle(state, draft, verdict, scores, base)
-    drafter.settle(state, draft, verdict, scores, base)
+    root = state.length - kept - 1
+    target.rollback(state, draft, verdict, scores, root)
+    drafter.rollback(state, draft, verdict, scores, root)
 
 
 def end_round(

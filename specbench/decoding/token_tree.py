@@ -1,8 +1,8 @@
 """Token trees: depth and ancestors of each node, and packing of guesses that spell the same text (SpecInfer).
 
-The nodes of a draft stand in order of depth. `levels` says how many there are at each depth, the same in every row;
-`parent` [B, N] may differ by row, and a leading 1 stands for all rows. Entry 0 of a tree is the last committed token
-and entry i + 1 is node i. B rows, N nodes.
+Node 0, the root, is the last committed token; nodes 1 .. N are the guesses x_1 .. x_N, in order of depth. Tensors of
+guesses have N columns, those of nodes N + 1. `levels` says how many guesses there are at each depth, the same in every
+row; `parent` [B, N], the node above each guess, may differ by row, and a leading 1 stands for all rows. B rows.
 """
 
 from collections.abc import Sequence
@@ -16,47 +16,47 @@ from torch.nn import functional as F
 from specbench.decoding.transfers import constant, upload
 
 Levels = tuple[int, ...]
-ROOT, MISSING = -1, -2  # as a parent: the last committed token; the row has no such node
+ROOT, MISSING = 0, -1  # as a parent: the last committed token; the row has no such guess
 
 
 @dataclass(frozen=True)
 class Tree:
-    """The new tokens of a forward: the last N of the M entries of a tree. A leading 1 stands for all rows."""
+    """The new tokens of a forward: the last n of the M nodes of a tree. A leading 1 stands for all rows."""
 
-    depth: Tensor  # [1 or B, N], distance from entry 0
-    sees: Tensor  # [1 or B, N, M], the entries on the path to each new token, itself included
+    depth: Tensor  # [1 or B, n], distance from the root
+    sees: Tensor  # [1 or B, n, M], the nodes on the path to each new token, itself included
 
 
-def level_ranges(levels: Levels) -> list[range]:
-    """The node indices of each depth."""
-    return [range(end - width, end) for end, width in zip(accumulate(levels), levels, strict=True)]
+def level_slices(levels: Levels) -> list[slice]:
+    """The columns of the guesses of each depth."""
+    return [slice(end - width, end) for end, width in zip(accumulate(levels), levels, strict=True)]
 
 
 def depths(levels: Levels) -> list[int]:
-    """The depth of each node; nodes without a parent node have depth 1."""
+    """The depth of each guess; those after the root have depth 1."""
     return [depth for depth, width in enumerate(levels, 1) for _ in range(width)]
 
 
 def levels_of(parent: Sequence[int]) -> Levels:
-    """The number of nodes at each depth of a static tree. Raises ValueError if the nodes are not in order of depth."""
-    found: list[int] = []
-    for node, above in enumerate(parent):
+    """The number of guesses at each depth of a static tree. Raises ValueError if they are not in order of depth."""
+    found = [0]  # depth by node
+    for node, above in enumerate(parent, 1):
         if not ROOT <= above < node:
-            raise ValueError(f"node {node} of a tree has parent {above}: allowed are -1 (the root) and earlier nodes")
-        found.append(1 if above == ROOT else found[above] + 1)
+            raise ValueError(f"node {node} of a tree has parent {above}: allowed are 0 (the root) and earlier nodes")
+        found.append(found[above] + 1)
     if found != sorted(found):
-        raise ValueError(f"the nodes of a tree must stand in order of depth, but their depths are {found}")
-    return tuple(found.count(depth) for depth in range(1, max(found, default=0) + 1))
+        raise ValueError(f"the nodes of a tree must stand in order of depth, but their depths are {found[1:]}")
+    return tuple(found.count(depth) for depth in range(1, max(found) + 1))
 
 
 def branching_tree(branching: Sequence[int]) -> tuple[int, ...]:
-    """The parent of each node of the tree in which every node of depth d - 1 has branching[d - 1] children."""
+    """The parent of each guess of the tree in which every node of depth d - 1 has branching[d - 1] children."""
     parent: list[int] = []
-    above = [ROOT]
+    above, last = [ROOT], ROOT
     for width in branching:
-        begin = len(parent)
         parent += [node for node in above for _ in range(width)]
-        above = list(range(begin, len(parent)))
+        above = list(range(last + 1, len(parent) + 1))
+        last = len(parent)
     return tuple(parent)
 
 
@@ -65,30 +65,29 @@ def static_parent(parent: tuple[int, ...], device: torch.device) -> Tensor:
     return upload([parent], device, torch.long)
 
 
-def depth_of_entries(levels: Levels, device: torch.device) -> Tensor:
-    """[N + 1]: 0 for entry 0, then the depth of each node."""
+def depth_of_nodes(levels: Levels, device: torch.device) -> Tensor:
+    """[N + 1]: the depth of the root, 0, and of each guess."""
     return upload([0, *depths(levels)], device)
 
 
 def tree_of(levels: Levels, parent: Tensor) -> Tree:
-    """The `Tree` of all N + 1 entries, for parents [1 or B, N]."""
+    """The `Tree` of all N + 1 nodes, for parents [1 or B, N]."""
     N = parent.shape[1]
     own = torch.eye(N + 1, dtype=torch.bool, device=parent.device).expand(len(parent), -1, -1)
     sees = own[:, :1]
-    for level in level_ranges(levels):
-        a, b = level.start, level.stop
-        above = (parent[:, a:b] + 1).clamp(min=0)
-        sees = torch.cat([sees, own[:, a + 1 : b + 1] | take_rows(sees, above)], 1)
-    return Tree(constant(depth_of_entries)(levels, parent.device)[None], sees)
+    for level in level_slices(levels):
+        above = take_rows(sees, parent[:, level].clamp(min=ROOT))
+        sees = torch.cat([sees, own[:, 1:][:, level] | above], 1)
+    return Tree(constant(depth_of_nodes)(levels, parent.device)[None], sees)
 
 
 def static_tree(parent: tuple[int, ...], device: torch.device) -> Tree:
-    """The `Tree` of all N + 1 entries, the same in every row."""
+    """The `Tree` of all N + 1 nodes, the same in every row."""
     return tree_of(levels_of(parent), static_parent(parent, device))
 
 
 def newest(parent: tuple[int, ...], count: int, device: torch.device) -> Tree:
-    """The `Tree` of the last `count` nodes of a static tree, for a cache that holds the entries before them."""
+    """The `Tree` of the last `count` nodes of a static tree, for a cache that holds the nodes before them."""
     whole = constant(static_tree)(parent, device)
     return Tree(whole.depth[:, -count:], whole.sees[:, -count:])
 
@@ -98,8 +97,8 @@ class Packed:
     """A draft in which guesses that spell the same text share one place: SpecInfer's prefix tree."""
 
     tokens: Tensor  # [B, M], packed guesses
-    tree: Tree  # of M + 1 entries: the last committed token and the packed guesses
-    place: Tensor  # [B, N + 1], the packed entry of each entry of the draft
+    tree: Tree  # of M + 1 nodes: the root and the packed guesses
+    place: Tensor  # [B, N + 1], the packed node of each node of the draft
 
 
 def pack(tokens: Tensor, levels: Levels, parent: Tensor, exists: Tensor, most: int | None = None) -> Packed:
@@ -107,23 +106,23 @@ def pack(tokens: Tensor, levels: Levels, parent: Tensor, exists: Tensor, most: i
     which guesses there are. It is `most` wide or, for None, as wide as the widest row's, which costs a host
     synchronisation."""
     B, N = tokens.shape
-    entry = torch.zeros(B, N + 1, dtype=torch.long, device=tokens.device)  # first entry with the same text
-    parent_entry = (parent + 1).clamp(min=0).expand(B, N)
-    for level in level_ranges(levels):
-        a, b = level.start, level.stop
-        above, x = entry.gather(1, parent_entry[:, a:b]), tokens[:, a:b]
-        same = (above[:, :, None] == above[:, None]) & (x[:, :, None] == x[:, None]) & exists[:, None, a:b]
-        entry[:, a + 1 : b + 1] = same.int().argmax(-1) + a + 1
-    keeps = (entry == torch.arange(N + 1, device=tokens.device)) & F.pad(exists, (1, 0), value=True)
+    nodes = torch.arange(N + 1, device=tokens.device)
+    first = torch.zeros(B, N + 1, dtype=torch.long, device=tokens.device)  # by node, the first one of the same text
+    parent_node = parent.clamp(min=ROOT).expand(B, N)
+    for level in level_slices(levels):
+        above, x = first.gather(1, parent_node[:, level]), tokens[:, level]
+        same = (above[:, :, None] == above[:, None]) & (x[:, :, None] == x[:, None]) & exists[:, None, level]
+        first[:, 1:][:, level] = nodes[1:][level][same.int().argmax(-1)]
+    keeps = (first == nodes) & F.pad(exists, (1, 0), value=True)
     rank = keeps.cumsum(1) - 1
-    place = rank.gather(1, entry)
+    place = rank.gather(1, first)
     M = int(rank[:, -1].max()) if most is None else min(most, N)
-    kept = keeps.int().argsort(dim=1, descending=True, stable=True)[:, : M + 1]  # [B, M + 1], draft entries
+    kept = keeps.int().argsort(dim=1, descending=True, stable=True)[:, : M + 1]  # [B, M + 1], nodes of the draft
     whole = tree_of(levels, parent)
     path = take_rows(whole.sees.expand(B, -1, -1), kept).float()  # [B, M + 1, N + 1]
     sees = path @ F.one_hot(place.clamp(max=M), M + 1).float() > 0
     depth = whole.depth[0][kept]
-    guesses = tokens.gather(1, (kept[:, 1:] - 1).clamp(min=0))
+    guesses = F.pad(tokens, (1, 0)).gather(1, kept)[:, 1:]
     return Packed(guesses, Tree(depth, sees), place)
 
 

@@ -1,8 +1,8 @@
 """Verification of token trees as pure functions: iterative speculative sampling, greedy verification (SpecInfer) and
 traversal verification (2505.12398).
 
-B rows, N nodes, D levels, V vocabulary. Entry 0 is the last committed token and entry i + 1 is node i. Several nodes
-may spell the same text; a walk that reaches one of them stands on all of them.
+B rows, N guesses, D levels, V vocabulary. Node 0 is the last committed token, nodes 1 .. N are the guesses, in columns
+0 .. N - 1 of a draft. Several nodes may spell the same text; a walk that reaches one of them stands on all of them.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,68 +13,66 @@ from torch.nn import functional as F
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.sampling import draw
-from specbench.decoding.token_tree import level_ranges
+from specbench.decoding.token_tree import ROOT, level_slices
 from specbench.decoding.verify import at_row
 
 
 class Walk:
-    """The walk of each row down a draft's tree: the entries it stands on, and the path so far."""
+    """The walk of each row down a draft's tree: the nodes that it stands on, and the path so far."""
 
     def __init__(self, draft: Draft):
         B, N = draft.tokens.shape
-        device = draft.tokens.device
+        numbers = torch.arange(N + 1, device=draft.tokens.device)
         self.draft, self.exists = draft, draft.exists()
-        self.above = (draft.parents + 1).clamp(min=0).expand(B, N)  # [B, N], entry of each node's parent
-        self.stands = (torch.arange(N + 1, device=device) == 0).repeat(B, 1)  # [B, N + 1] bool: the row stands here
-        self.entry = torch.zeros(B, dtype=torch.long, device=device)  # [B], the first of these entries
-        self.n = torch.zeros(B, dtype=torch.long, device=device)  # [B], accepted guesses
-        self.path: list[Tensor] = []  # per level [B], the node where the row stands
+        self.guesses = numbers[1:]  # [N], the node of each guess
+        self.parent = draft.parents.clamp(min=ROOT).expand(B, N)
+        self.here = (numbers == ROOT).repeat(B, 1)  # [B, N + 1] bool: the row stands on this node
+        self.node = torch.full_like(draft.count, ROOT)  # [B], the first of these nodes
+        self.n = torch.zeros_like(draft.count)  # [B], accepted guesses
+        self.path = [self.node]  # by depth [B], the node where the row stood
 
-    def children(self, level: range) -> Tensor:
-        """[B, n] bool: which of the n nodes of this level are children of the entries where the row stands."""
-        here = slice(level.start, level.stop)
-        return self.stands.gather(1, self.above[:, here]) & self.exists[:, here]
+    def children(self, level: slice) -> Tensor:
+        """[B, n] bool: which of the n guesses of this level are children of the nodes where the row stands."""
+        return self.here.gather(1, self.parent[:, level]) & self.exists[:, level]
 
-    def step(self, level: range, token: Tensor) -> None:
+    def step(self, level: slice, token: Tensor) -> None:
         """Moves each row to its children on this level that are token [B]. A row without such a child ends its walk."""
-        self.move(level, self.draft.tokens[:, level.start : level.stop] == token[:, None])
+        self.move(level, self.draft.tokens[:, level] == token[:, None])
 
-    def move(self, level: range, wanted: Tensor) -> None:
-        """Moves each row to its children among the nodes `wanted` of this level, [B, n] bool."""
+    def move(self, level: slice, wanted: Tensor) -> None:
+        """Moves each row to its children among the guesses `wanted` of this level, [B, n] bool."""
         hits = self.children(level) & wanted
-        found, first = hits.any(1), hits.int().argmax(1) + level.start + 1
-        self.stands[:, level.start + 1 : level.stop + 1] = hits
-        self.entry = torch.where(found, first, self.entry)
-        self.path.append((self.entry - 1).clamp(min=0))
+        found, first = hits.any(1), self.guesses[level][hits.int().argmax(1)]
+        self.here[:, 1:][:, level] = hits
+        self.node = torch.where(found, first, self.node)
+        self.path.append(self.node)
         self.n = self.n + found
 
     def skip(self) -> None:
         """Passes a level at which no row has a child to try."""
-        self.path.append((self.entry - 1).clamp(min=0))
+        self.path.append(self.node)
 
-    def along(self, verdict: Verdict) -> Iterator[tuple[int, range]]:
+    def along(self, verdict: Verdict) -> Iterator[tuple[int, slice]]:
         """Each depth and level of the tree, on the way down the accepted path."""
-        for depth, level in enumerate(level_ranges(self.draft.levels)):
+        for depth, level in enumerate(level_slices(self.draft.levels)):
             yield depth, level
             self.step(level, torch.where(depth < verdict.accepted, verdict.tokens[:, depth], -1))
 
     def verdict(self, tokens: Tensor) -> Verdict:
         """The verdict of the finished walk; tokens [B, D + 1] are x_1 .. x_n, t of each row."""
-        return Verdict(tokens, self.n, torch.stack(self.path, 1) if self.path else tokens[:, :0])
+        return Verdict(tokens, self.n, torch.stack(self.path, 1))
 
 
 def accepted_path(draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
-    """What was tried along the accepted path of a tree. Returns the entry before each step [B, D + 1] (0: the last
-    committed token; i + 1: node i), the first guess that was tried at each step as a node [B, D], and the number of
-    steps at which there was a guess to try [B]."""
+    """What was tried along the accepted path of a tree. Returns the node before each step [B, D + 1], the column of the
+    first guess that was tried at each step [B, D], and the number of steps at which there was a guess to try [B]."""
     walk = Walk(draft)
-    entries, first, steps = [], [], torch.zeros_like(walk.n)
+    first, steps = [], torch.zeros_like(walk.n)
     for _, level in walk.along(verdict):
         can_try = walk.children(level)
-        entries.append(walk.entry)
         first.append(can_try.int().argmax(1) + level.start)
         steps = steps + can_try.any(1)
-    return torch.stack([*entries, walk.entry], 1), torch.stack(first, 1), steps
+    return torch.stack(walk.path, 1), torch.stack(first, 1), steps
 
 
 def nobody(mask: Tensor) -> bool:
@@ -83,18 +81,18 @@ def nobody(mask: Tensor) -> bool:
 
 
 def follow(draft: Draft, choose: Callable[[Tensor, int], Tensor]) -> Verdict:
-    """Walks down by the tokens of choose(entry [B], depth) -> [B]; t is the first one that is not a child. With the
+    """Walks down by the tokens of choose(node [B], depth) -> [B]; t is the first one that is not a child. With the
     argmax of p as `choose` it is greedy verification (SpecInfer)."""
     walk = Walk(draft)
     tokens: list[Tensor] = []
-    for depth, level in enumerate(level_ranges(draft.levels)):
+    for depth, level in enumerate(level_slices(draft.levels)):
         if tokens and nobody(walk.n == depth):
             tokens.append(tokens[-1])
             walk.skip()
         else:
-            tokens.append(choose(walk.entry, depth))
+            tokens.append(choose(walk.node, depth))
             walk.step(level, tokens[-1])
-    tokens.append(choose(walk.entry, len(tokens)))
+    tokens.append(choose(walk.node, len(tokens)))
     return walk.verdict(torch.stack(tokens, 1))
 
 
@@ -102,9 +100,9 @@ def match(p: Tensor, draft: Draft, bits: Tensor | None) -> Verdict:
     """Draws a token from p after each accepted guess, and accepts the guess that equals it. p [B, N + 1, V]; bits
     [B, D + 1], or None for the argmax in place of a draw."""
 
-    def choose(entry: Tensor, depth: int) -> Tensor:
-        law = at_row(p, entry)
-        return law.argmax(-1) if bits is None else draw(law, bits[:, depth])
+    def choose(node: Tensor, depth: int) -> Tensor:
+        p_next = at_row(p, node)
+        return p_next.argmax(-1) if bits is None else draw(p_next, bits[:, depth])
 
     return follow(draft, choose)
 
@@ -116,90 +114,93 @@ def iterative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
     because the residual is correct only then."""
     walk = Walk(draft)
     tokens: list[Tensor] = []
-    law, left = p[:, 0], torch.ones(len(p), dtype=r.dtype, device=r.device)  # unnormalised, and its sum
+    left, mass = p[:, ROOT], torch.ones(len(p), dtype=r.dtype, device=r.device)  # p unnormalised, and its sum
     q_x = None if draft.probs is None else draft.probs.gather(-1, draft.tokens[..., None])[..., 0]
-    for level in level_ranges(draft.levels):
+    for level in level_slices(draft.levels):
         can_try = walk.children(level)
         if nobody(can_try):
             walk.skip()
             tokens.append(torch.zeros_like(draft.tokens[:, 0]))
             continue
         token, found = torch.full_like(draft.tokens[:, 0], -1), torch.zeros_like(can_try[:, 0])
-        for i, there in zip(level, can_try.T, strict=True):
+        for i, there in enumerate(can_try.T, level.start):
             x, tried = draft.tokens[:, i], there & ~found
             if nobody(tried):
                 continue
-            threshold = r[:, i] * left if q_x is None else r[:, i] * q_x[:, i] * left
-            passed = threshold < law.gather(1, x[:, None])[:, 0]
-            token, found = torch.where(tried & passed, x, token), found | (tried & passed)
-            law, left = _without(law, left, draft, i, tried & ~passed)
+            threshold = r[:, i] * mass if q_x is None else r[:, i] * q_x[:, i] * mass
+            accepted = tried & (threshold < left.gather(1, x[:, None])[:, 0])
+            token, found = torch.where(accepted, x, token), found | accepted
+            left, mass = _subtract_q(left, mass, draft, i, tried & ~accepted)
         walk.step(level, token)
         tokens.append(token.clamp(min=0))
-        law = torch.where(found[:, None], at_row(p, walk.entry), law)
-        left = torch.where(found, 1.0, left)
-    # Rounding alone can leave nothing: then p is what remains.
-    law = torch.where(law.sum(-1, keepdim=True) > 0, law, at_row(p, walk.entry))
-    t = draw(law, bits.gather(1, walk.n[:, None])[:, 0])
-    x = torch.stack([*tokens, t], 1)
-    return walk.verdict(x.scatter(1, walk.n[:, None], t[:, None]))
+        left = torch.where(found[:, None], at_row(p, walk.node), left)
+        mass = torch.where(found, 1.0, mass)
+    x = torch.stack([*tokens, _draw_left(left, p, walk, bits)], 1)
+    return walk.verdict(x.scatter(1, walk.n[:, None], x[:, -1:]))
 
 
-def _without(law: Tensor, left: Tensor, draft: Draft, i: int, rejected: Tensor) -> tuple[Tensor, Tensor]:
-    """max(0, law - left * q_i) [B, V] and its sum [B], in the rows rejected [B] that rejected guess i; law [B, V] and
-    left [B] unchanged in the others."""
+def _subtract_q(left: Tensor, mass: Tensor, draft: Draft, i: int, rejected: Tensor) -> tuple[Tensor, Tensor]:
+    """max(0, left - mass * q) [B, V] and its sum [B], with the q of column i, in the rows rejected [B] that rejected
+    its guess; left [B, V] and mass [B] unchanged in the others."""
     if draft.probs is None:
         x = draft.tokens[:, i, None]
-        law = law.scatter(1, x, law.gather(1, x) * ~rejected[:, None])
+        left = left.scatter(1, x, left.gather(1, x) * ~rejected[:, None])
     else:
-        law = torch.addcmul(law, draft.probs[:, i], -(left * rejected).to(law.dtype)[:, None]).clamp_(min=0)
-    return law, torch.where(rejected, law.sum(-1, dtype=left.dtype), left)
+        left = torch.addcmul(left, draft.probs[:, i], -(mass * rejected).to(left.dtype)[:, None]).clamp_(min=0)
+    return left, torch.where(rejected, left.sum(-1, dtype=mass.dtype), mass)
+
+
+def _draw_left(left: Tensor, p: Tensor, walk: Walk, bits: Tensor) -> Tensor:
+    """The token t [B] after a walk, drawn from what is left [B, V] of p [B, N + 1, V], with bits [B, D + 1]."""
+    # Rounding alone can leave nothing: then p is what remains.
+    left = torch.where(left.sum(-1, keepdim=True) > 0, left, at_row(p, walk.node))
+    return draw(left, bits.gather(1, walk.n[:, None])[:, 0])
 
 
 def traversal_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verdict:
-    """Traversal verification (2505.12398): of the nodes in post-order (children in order, then their parent) the first
-    one with r_i < h_i is kept with its path, and t is drawn from the p that is left there; else the last committed
-    token stands alone. p [B, N+1, V]; r [B, N] uniforms; bits [B, D+1]. Exact if the q of each child is the law that it
-    was drawn from given its earlier siblings, whether they were drawn with or without replacement."""
+    """Traversal verification (2505.12398): of the guesses in post-order (children in order, then their parent) the
+    first one with r_i < h_i is kept with its path, and t is drawn from the p that is left there; else the last
+    committed token stands alone. p [B, N+1, V]; r [B, N] uniforms; bits [B, D+1]. Exact if the q of each child is the
+    distribution that it was drawn from given its earlier siblings, drawn with or without replacement."""
     h, left = traversal_weights(p, draft)
     walk = Walk(draft)
-    kept = F.pad((r < h) & walk.exists, (1, 0), value=True).int()  # [B, N + 1], whether something under the entry is
-    levels = level_ranges(draft.levels)
+    kept = F.pad((r < h) & walk.exists, (1, 0), value=True).int()  # [B, N + 1], whether something under the node is
+    levels = level_slices(draft.levels)
     for level in reversed(levels):
-        here = slice(level.start, level.stop)
-        kept = kept.scatter_reduce(1, walk.above[:, here], kept[:, 1:][:, here], "amax")
+        kept = kept.scatter_reduce(1, walk.parent[:, level], kept[:, 1:][:, level], "amax")
     for level in levels:
-        hits = walk.children(level) & (kept[:, level.start + 1 : level.stop + 1] > 0)
+        hits = walk.children(level) & (kept[:, 1:][:, level] > 0)
         walk.move(level, hits & (hits.cumsum(1) == 1))
-    law = at_row(left, walk.entry)
-    # Rounding alone can leave nothing: then p is what remains.
-    law = torch.where(law.sum(-1, keepdim=True) > 0, law, at_row(p, walk.entry))
-    t = draw(law, bits.gather(1, walk.n[:, None])[:, 0])
-    x = [draft.tokens.gather(1, node[:, None])[:, 0] for node in walk.path]
-    return walk.verdict(torch.stack([*x, t], 1).scatter(1, walk.n[:, None], t[:, None]))
+    t = _draw_left(at_row(left, walk.node), p, walk, bits)
+    x = F.pad(draft.tokens, (1, 0)).gather(1, torch.stack(walk.path, 1))[:, 1:]
+    x = torch.cat([x, t[:, None]], 1)
+    return walk.verdict(x.scatter(1, walk.n[:, None], t[:, None]))
 
 
 def traversal_weights(p: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
-    """Of each node h [B, N], the probability that it is kept once all nodes under it were rejected; and of each entry
-    [B, N + 1, V] h p', where p' is the law of the token after it then. A child x of u, drawn from q, begins with h_x =
-    min(1, h_u p'_u(x) / q(x)); its rejection replaces h_u p'_u by R / (S + 1 - h_u) and h_u by S / (S + 1 - h_u), with
-    R = max(0, h_u p'_u - q) and S = sum R. On a chain these are the h_i of `block_verification`. p [B, N + 1, V]."""
+    """Of each guess h [B, N], the probability that it is kept once all nodes under it were rejected; and of each node
+    [B, N + 1, V] h p', where p' is the distribution of the token after it then. A child x of u, drawn from q, begins
+    with h_x = min(1, h_u p'_u(x) / q(x)); its rejection replaces h_u p'_u by R / (S + 1 - h_u) and h_u by
+    S / (S + 1 - h_u), with R = max(0, h_u p'_u - q) and S = sum R. On a chain these are the h_i of
+    `block_verification`. p [B, N + 1, V]."""
     assert draft.probs is not None, "a q that is no point mass"
     rows, exists = torch.arange(len(p), device=p.device), draft.exists()
-    above = (draft.parents + 1).clamp(min=0).expand_as(exists)
+    parent = draft.parents.clamp(min=ROOT).expand_as(exists)
     mass, h = p.clone(), torch.ones_like(p[..., 0])
+    h_guess, mass_guess = h[:, 1:], mass[:, 1:]  # the same numbers by column of the draft
     for i in range(exists.shape[1]):
-        there, u, x, q = exists[:, i], above[:, i], draft.tokens[:, i, None], draft.probs[:, i]
+        there, u, x, q = exists[:, i], parent[:, i], draft.tokens[:, i, None], draft.probs[:, i]
         if nobody(there):
             continue
-        law, h_u = mass[rows, u], h[rows, u]
-        h_x = (law.gather(1, x) / q.gather(1, x)).clamp(max=1)  # [B, 1]
-        h[:, i + 1], mass[:, i + 1] = h_x[:, 0], h_x * mass[:, i + 1]
-        rest = (law - q).clamp(min=0)
-        left = rest.sum(-1)
-        both = (left + (1 - h_u)).clamp(min=1e-30)
-        mass[rows, u] = torch.where(there[:, None], rest / both[:, None], law)
-        h[rows, u] = torch.where(there, left / both, h_u)
-    return h[:, 1:], mass
+        mass_u, h_u = mass[rows, u], h[rows, u]
+        h_x = (mass_u.gather(1, x) / q.gather(1, x)).clamp(max=1)  # [B, 1]
+        h_guess[:, i], mass_guess[:, i] = h_x[:, 0], h_x * mass_guess[:, i]
+        residual = (mass_u - q).clamp(min=0)
+        total = residual.sum(-1)
+        both = (total + (1 - h_u)).clamp(min=1e-30)
+        mass[rows, u] = torch.where(there[:, None], residual / both[:, None], mass_u)
+        h[rows, u] = torch.where(there, total / both, h_u)
+    return h_guess, mass
 
 
 def iterative_beta(p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
@@ -209,18 +210,18 @@ def iterative_beta(p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
     walk = Walk(draft)
     steps: list[Tensor] = []
     for _, level in walk.along(verdict):
-        law = at_row(p, walk.entry)
-        beta, alive = torch.zeros_like(law[:, 0]), torch.ones_like(law[:, 0])
-        for i, there in zip(level, walk.children(level).T, strict=True):
+        p_k = at_row(p, walk.node)
+        beta, alive = torch.zeros_like(p_k[:, 0]), torch.ones_like(p_k[:, 0])
+        for i, there in enumerate(walk.children(level).T, level.start):
             x = draft.tokens[:, i, None]
-            q = torch.zeros_like(law).scatter(1, x, 1.0) if draft.probs is None else draft.probs[:, i]
-            b = torch.minimum(law, q).sum(-1)
+            q = torch.zeros_like(p_k).scatter(1, x, 1.0) if draft.probs is None else draft.probs[:, i]
+            b = torch.minimum(p_k, q).sum(-1)
             # Independent guesses: the mean over x. Otherwise the next guess depends on this x.
-            miss = 1 - b if draft.repeats else 1 - (law.gather(1, x) / q.gather(1, x))[:, 0].clamp(max=1)
+            miss = 1 - b if draft.repeats else 1 - (p_k.gather(1, x) / q.gather(1, x))[:, 0].clamp(max=1)
             beta, alive = beta + there * alive * b, torch.where(there, alive * miss, alive)
-            rest = (law - q).clamp(min=0)
-            mass = rest.sum(-1, keepdim=True)
-            law = torch.where(there[:, None] & (mass > 0), rest / mass, law)
+            residual = (p_k - q).clamp(min=0)
+            mass = residual.sum(-1, keepdim=True)
+            p_k = torch.where(there[:, None] & (mass > 0), residual / mass, p_k)
         steps.append(beta)
     return torch.stack(steps, 1) if steps else p.new_zeros(len(p), 0)
 
@@ -230,38 +231,34 @@ def match_beta(p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
     walk = Walk(draft)
     steps: list[Tensor] = []
     for depth, level in walk.along(verdict):
-        law = at_row(p, walk.entry)
+        p_next = at_row(p, walk.node)
         if draft.probs is None or not draft.is_chain:
-            there = walk.children(level)
-            hit = torch.zeros_like(law).scatter_reduce(
-                1, draft.tokens[:, level.start : level.stop], there.to(law.dtype), "amax"
-            )
-            steps.append((law * hit).sum(-1))
+            there = walk.children(level).to(p.dtype)
+            hit = torch.zeros_like(p_next).scatter_reduce(1, draft.tokens[:, level], there, "amax")
+            steps.append((p_next * hit).sum(-1))
         else:  # averaged over the draw of the guess from q
-            steps.append((law * draft.probs[:, depth]).sum(-1))
+            steps.append((p_next * draft.probs[:, depth]).sum(-1))
     return torch.stack(steps, 1) if steps else p.new_zeros(len(p), 0)
 
 
 def longest_path(p: Tensor, draft: Draft, passes: Tensor, choose: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
     """The longest path of guesses that all pass, passes [B, N] bool; of equally long paths the first (Medusa's rule).
     The token after n accepted guesses is choose(p [B, V], n [B]) -> [B]. p [B, N + 1, V]."""
-    B, N = draft.tokens.shape
-    good = torch.ones(B, N + 1, dtype=torch.bool, device=p.device)
-    passes = passes & draft.exists()
-    above, n = (draft.parents + 1).clamp(min=0).expand(B, N), torch.zeros_like(draft.count)
-    for level in level_ranges(draft.levels):
-        a, b = level.start, level.stop
-        good[:, a + 1 : b + 1] = good.gather(1, above[:, a:b]) & passes[:, a:b]
-        n = n + good[:, a + 1 : b + 1].any(1)
-    entry = torch.zeros_like(n)
-    nodes: list[Tensor] = []  # upwards from the first good node of depth n
-    for depth, level in reversed([*enumerate(level_ranges(draft.levels), 1)]):
-        deepest = good[:, level.start + 1 : level.stop + 1].int().argmax(1) + level.start + 1
-        entry = torch.where(n == depth, deepest, entry)
-        nodes.insert(0, (entry - 1).clamp(min=0))
-        entry = torch.where(n >= depth, F.pad(above, (1, 0)).gather(1, entry[:, None])[:, 0], entry)
-    path = torch.stack(nodes, 1) if nodes else n[:, None][:, :0]
-    entries = F.pad(path + 1, (1, 0))
-    t = choose(at_row(p, entries.gather(1, n[:, None])[:, 0]), n)
-    tokens = F.pad(draft.tokens.gather(1, path) if N else path, (0, 1))
-    return Verdict(tokens.scatter(1, n[:, None], t[:, None]), n, path)
+    walk, levels = Walk(draft), level_slices(draft.levels)
+    good = F.pad(passes & walk.exists, (1, 0), value=True)  # [B, N + 1], then: all nodes on the path to it pass
+    n = torch.zeros_like(draft.count)
+    for level in levels:
+        good[:, 1:][:, level] &= good.gather(1, walk.parent[:, level])
+        n = n + good[:, 1:][:, level].any(1)
+    above = F.pad(walk.parent, (1, 0))
+    node = torch.zeros_like(n)
+    path = []  # upwards from the first good node of depth n
+    for depth, level in reversed([*enumerate(levels, 1)]):
+        deepest = walk.guesses[level][good[:, 1:][:, level].int().argmax(1)]
+        node = torch.where(n == depth, deepest, node)
+        path.append(node)
+        node = torch.where(n >= depth, above.gather(1, node[:, None])[:, 0], node)
+    nodes = torch.stack([node, *reversed(path)], 1)
+    t = choose(at_row(p, nodes.gather(1, n[:, None])[:, 0]), n)
+    x = F.pad(F.pad(draft.tokens, (1, 0)).gather(1, nodes)[:, 1:], (0, 1))
+    return Verdict(x.scatter(1, n[:, None], t[:, None]), n, nodes)

@@ -27,7 +27,7 @@ class Drafter(Component, ABC):
     ends_early: ClassVar[bool] = False  # whether a gamma policy may stop a draft after any guess
     reads_text: bool = True  # whether q at a position depends only on the text before it
     fixed_in_round: ClassVar[bool] = False  # whether a round's guesses are looked up in the text before the round
-    needs_hidden: ClassVar[bool] = False  # whether `settle` reads the target's hidden states
+    needs_hidden: ClassVar[bool] = False  # whether `rollback` reads the target's hidden states
     listens: ClassVar[bool] = False  # whether it needs the hidden states of whole prompts, as the target reads them
     with_encoders: ClassVar[bool] = True  # whether it can draft for an encoder-decoder
     with_states: ClassVar[bool] = True  # whether it can draft for a target with a recurrent state
@@ -86,5 +86,6 @@ class Drafter(Component, ABC):
         longest = max(gamma)
         return next((width for width in self.widths if width >= longest > 0), longest)
 
-    def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
-        """Keeps the accepted guesses and forgets the others; base [B] is the position of node 0 in each row."""
+    def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
+        """Keeps the accepted guesses and forgets the others. root [B] is the position of node 0, the last token that
+        was committed before the round."""

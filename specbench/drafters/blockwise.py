@@ -73,7 +73,7 @@ class BlockwiseDrafter(ParallelDrafter):
         assert self.hidden is not None
         return self.heads.logits(self.hidden, steps, output).float()
 
-    def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
+    def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
         new = scores.hidden_after(verdict)
         moved = upload(self.was_active, new.device)[:, None]
         self.hidden = new.clone() if self.hidden is None else torch.where(moved, new, self.hidden)
@@ -125,7 +125,7 @@ class MedusaDrafter(BlockwiseDrafter):
 
 def chosen_tree(accuracy: list[list[float]], size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Medusa's sparse tree: the `size` nodes with the largest product of accuracies along their path. Returns the
-    parent and the rank of each node; a node of rank i at depth d is the i-th best token of head d - 1. accuracy[k][i]
+    parent and the rank of each guess; one of rank i at depth d is the i-th best token of head d - 1. accuracy[k][i]
     is how often the i-th best token of head k was right; made falling in i, so that parents are chosen first."""
     falling = [[max(row[i:]) for i in range(len(row))] for row in accuracy]
     waiting: list[tuple[float, tuple[int, ...]]] = [(-falling[0][0], (0,))]
@@ -140,5 +140,5 @@ def chosen_tree(accuracy: list[list[float]], size: int) -> tuple[tuple[int, ...]
         if depth < len(falling):
             heapq.heappush(waiting, (score * falling[depth][0], (*path, 0)))
     chosen.sort(key=lambda path: (len(path), path))
-    place = {path: i for i, path in enumerate(chosen)}
-    return tuple(place.get(path[:-1], -1) for path in chosen), tuple(path[-1] for path in chosen)
+    node = {path: i for i, path in enumerate(((), *chosen))}
+    return tuple(node[path[:-1]] for path in chosen), tuple(path[-1] for path in chosen)

@@ -139,7 +139,7 @@ class HierarchicalDrafter(Drafter):
         q = None if self.model.sampling.greedy else laws[:, :steps]
         return Draft.chain(tokens, q, counts(tuple(gamma), tokens.device))
 
-    def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
+    def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
         """What the drafter below knows may follow from guesses that were discarded: the next ones have new noise."""
         renew(state.noise[PROPOSAL], state.rows.done)
 

@@ -17,7 +17,8 @@ from specbench.decoding.token_tree import MISSING, ROOT, Levels
 from specbench.decoding.transfers import counts, move, upload
 from specbench.drafters.base import Drafter
 
-# Tokens, for each the probability of the path to it and, of several continuations, its parent: ROOT, or an earlier one.
+# Tokens, for each the probability of the path to it and, of several continuations, its parent: ROOT, or the
+# node of an earlier one.
 Guess = tuple[list[int], list[float], list[int]]
 
 
@@ -41,23 +42,23 @@ def point_mass_tree(guesses: Sequence[Guess], state: State, gamma: Sequence[int]
     placed: list[tuple[int, int, int, int, int]] = []
     widths = [[0] * max(gamma) for _ in guesses]  # by row, guesses of each depth
     for row, (tokens, _, parents) in enumerate(guesses):
-        at = {ROOT: (-1, 0)}  # depth of each guess, and its place on that level
-        for node, (token, above) in enumerate(zip(tokens, parents, strict=True)):
-            if above in at and (depth := at[above][0] + 1) < gamma[row]:
-                at[node] = depth, widths[row][depth]
+        at = {ROOT: (0, 0)}  # depth of each node, and its place on that level
+        for node, (token, above) in enumerate(zip(tokens, parents, strict=True), 1):
+            if above in at and (level := at[above][0]) < gamma[row]:
+                at[node] = level + 1, widths[row][level]
                 placed.append((row, *at[node], token, at[above][1]))
-                widths[row][depth] += 1
+                widths[row][level] += 1
     if not placed:
         return Draft.empty(state.batch_size, state.tokens.device)
     found = levels or tuple(width for width in map(max, zip(*widths, strict=True)) if width)
-    begins = [0, *accumulate(found)]
-    nodes = [[[nothing] * begins[-1] for _ in guesses] for nothing in (0, MISSING)]
+    first = [ROOT, *accumulate(found, initial=1)]  # the first node of each depth
+    nodes = [[[nothing] * first[-1] for _ in guesses] for nothing in (0, MISSING)]
     for row, depth, place, token, above in placed:
-        nodes[0][row][begins[depth] + place] = token
-        nodes[1][row][begins[depth] + place] = begins[depth - 1] + above if depth else ROOT
-    x, parent = upload(nodes, state.tokens.device)
+        nodes[0][row][first[depth] + place] = token
+        nodes[1][row][first[depth] + place] = first[depth - 1] + above
+    x, parent = upload(nodes, state.tokens.device)[:, :, 1:]
     return Draft(
-        x, found, parent, None, torch.full_like(x[:, 0], begins[-1]), most=None if levels is None else levels[0]
+        x, found, parent, None, torch.full_like(x[:, 0], x.shape[1]), most=None if levels is None else levels[0]
     )
 
 

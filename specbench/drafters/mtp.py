@@ -87,7 +87,7 @@ class MtpDrafter(TreeDrafter):
         visible, B = own.make_room_for(state, steps), len(own.rows_of(state).length)
         return (own.pending[:B, :n], own.behind[:B].clamp(max=n - 1)), visible
 
-    def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
+    def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
         hidden = scores.hidden_along(verdict)
         self.pairs.take(hidden, verdict.accepted, upload(self.was_active, hidden.device))
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.model import Scores
 from specbench.decoding.noise import PROPOSAL, node_bits
 from specbench.decoding.state import State
-from specbench.decoding.token_tree import depths, level_ranges
+from specbench.decoding.token_tree import ROOT, depths, level_slices
 from specbench.decoding.transfers import constant, upload
 from specbench.decoding.verify_tree import follow
 from specbench.drafters.base import Drafter
@@ -103,16 +104,15 @@ class MultiDrafter(Drafter):
             return draft
         return shuffled(draft, node_bits(state.noise[PROPOSAL], state.length, draft.levels, stream=MOST_MODELS))
 
-    def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
-        """Each model keeps what its cache holds of the accepted path, and reads the rest before its next draft. base
-        [B] is the position of node 0."""
-        steps = torch.arange(verdict.tokens.shape[1], device=base.device)
+    def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
+        """Each model keeps what its cache holds of the accepted path, and reads the rest before its next draft."""
+        steps = torch.arange(verdict.tokens.shape[1], device=root.device)
         accepted = torch.where(steps < verdict.accepted[:, None], verdict.tokens, -1)
         for drafter, own in zip(self.drafters, self.drafts, strict=True):
-            walked = follow(own, lambda entry, depth: accepted[:, depth])
-            drafter.settle(state, own, walked, scores, base)
+            walked = follow(own, lambda node, depth: accepted[:, depth])
+            drafter.rollback(state, own, walked, scores, root)
             if len(self.drafters) > 1:
-                known = (base + walked.accepted).tolist()
+                known = (root + 1 + walked.accepted).tolist()  # tokens
                 drafter.model.cached = [min(c, k) for c, k in zip(drafter.model.cached, known, strict=True)]
 
 
@@ -121,13 +121,14 @@ def join_drafts(drafts: Sequence[Draft]) -> Draft:
     if len(drafts) == 1 or not drafts[0].tokens.shape[1]:
         return drafts[0]
     depth = [depth for draft in drafts for depth in depths(draft.levels)]
-    order = sorted(range(len(depth)), key=depth.__getitem__)  # by new node the old one
+    order = sorted(range(len(depth)), key=depth.__getitem__)  # by new column the old one
     B, device = len(drafts[0].tokens), drafts[0].tokens.device
     index = constant(upload)(tuple(order), device)
-    place = constant(upload)(tuple(sorted(range(len(order)), key=order.__getitem__)), device)  # by old node the new one
+    # By old node the new one; the root stays.
+    node = constant(upload)((ROOT, *(order.index(column) + 1 for column in range(len(order)))), device)
     begins = accumulate([0, *(draft.tokens.shape[1] for draft in drafts[:-1])])
     parents = [
-        torch.where(draft.parents < 0, draft.parents, place[draft.parents.clamp(min=0) + begin]).expand(B, -1)
+        torch.where(draft.parents > ROOT, node[draft.parents.clamp(min=ROOT) + begin], draft.parents).expand(B, -1)
         for draft, begin in zip(drafts, begins, strict=True)
     ]
     probs = [draft.probs for draft in drafts if draft.probs is not None]
@@ -143,14 +144,12 @@ def join_drafts(drafts: Sequence[Draft]) -> Draft:
 
 
 def shuffled(draft: Draft, bits: Tensor) -> Draft:
-    """The same tree with the nodes of each depth in a random order, by random bits [B, N] that no guess depends on.
-    Each node keeps its text and its q. In each row, all nodes of a depth must exist or none."""
-    levels = level_ranges(draft.levels)
-    place = torch.cat(
-        [bits[:, a.start : a.stop].argsort(dim=1) + a.start for a in levels], 1
-    )  # by new node the old one
-    new = place.argsort(dim=1)  # by old node the new one
-    old_parent = draft.parents.expand_as(place).gather(1, place)
-    parent = torch.where(old_parent < 0, old_parent, new.gather(1, old_parent.clamp(min=0)))
-    probs = None if draft.probs is None else draft.probs.gather(1, place[..., None].expand_as(draft.probs))
-    return dataclasses.replace(draft, tokens=draft.tokens.gather(1, place), parent=parent, probs=probs)
+    """The same tree with the guesses of each depth in a random order, by random bits [B, N] that no guess depends on.
+    Each guess keeps its text and its q. In each row, all guesses of a depth must exist or none."""
+    order = [bits[:, level].argsort(dim=1) + level.start for level in level_slices(draft.levels)]
+    column = torch.cat(order, 1)  # by new column the old one
+    node = F.pad(column.argsort(dim=1) + 1, (1, 0))  # by old node the new one; the root stays
+    old_parent = draft.parents.expand_as(column).gather(1, column)
+    parent = torch.where(old_parent > ROOT, node.gather(1, old_parent.clamp(min=ROOT)), old_parent)
+    probs = None if draft.probs is None else draft.probs.gather(1, column[..., None].expand_as(draft.probs))
+    return dataclasses.replace(draft, tokens=draft.tokens.gather(1, column), parent=parent, probs=probs)

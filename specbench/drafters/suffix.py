@@ -160,8 +160,8 @@ class SuffixAutomaton:
             if not waiting:
                 break
             minus, _, parent, token, state, depth = heapq.heappop(waiting)
+            found.append((token, -minus, parent))
             prob, node = -minus, len(found)
-            found.append((token, prob, parent))
         return [token for token, *_ in found], [prob for _, prob, _ in found], [parent for *_, parent in found]
 
 

@@ -56,7 +56,7 @@ class TreeDrafter(ModelDrafter):
         super().__init__(model, vocab_size, gamma)
         self.shape, self.trees = shape, shape is not None
         self.only_likeliest = shape is not None and shape.point_masses
-        self.place: Tensor | None = None  # [B, P + 1], where the drafter read each entry of the draft, if elsewhere
+        self.place: Tensor | None = None  # [B, P + 1], where the drafter read each node of the draft, if elsewhere
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "TreeDrafter":
@@ -108,8 +108,8 @@ class TreeDrafter(ModelDrafter):
         logits, memory = self.read(x, first, memory, visible, tree)
         return *self.shape.children(self.model.sampling, logits, bits, seen), memory
 
-    def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
+    def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
         """Keeps the accepted path in the drafter's cache too, but for its last node, which may not be there, and is
-        read again. base [B] is the position of node 0."""
+        read again."""
         if verdict.path is not None and not draft.is_chain and draft.depth > 1:
-            self.model.keep_path(verdict.path[:, :-1], base, self.place)
+            self.model.keep_path(verdict.path[:, :-1], root, self.place)

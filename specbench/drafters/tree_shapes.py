@@ -21,8 +21,8 @@ from specbench.decoding.token_tree import (
     ROOT,
     Tree,
     branching_tree,
-    depth_of_entries,
-    level_ranges,
+    depth_of_nodes,
+    level_slices,
     levels_of,
     newest,
     static_parent,
@@ -66,7 +66,7 @@ class FixedTree:
 
     def reads(self, depth: int) -> int:
         """How many guesses the drafter itself reads: all but those of the last level."""
-        return level_ranges(levels_of(self.parent(depth)))[-1].start
+        return level_slices(levels_of(self.parent(depth)))[-1].start
 
     def children(
         self, sampling: Sampling, logits: Tensor, bits: Tensor | None, seen: Tensor | None
@@ -89,20 +89,21 @@ class FixedTree:
         bits = node_bits(rows.noise[PROPOSAL], rows.length, levels_of(parent), stream=self.stream)
         guesses: list[Tensor] = []
         laws: list[Tensor] = []
-        nodes, above = None, range(-1, 0)
-        for level in level_ranges(levels_of(parent)):
-            own = bits[:, level.start : level.stop].clone(memory_format=torch.contiguous_format)  # same strides always
+        nodes = None
+        for level in level_slices(levels_of(parent)):
+            own = bits[:, level].clone(memory_format=torch.contiguous_format)  # same strides always
             tokens, q = step(nodes, own)
             guesses.append(tokens)
             laws += [] if q is None else [q]
-            up = constant(static_parent)(tuple(parent[i] - above.start for i in level), device)
-            nodes, above = Nodes(tokens, up, newest(parent[: level.stop], len(level), device)), level
+            first = parent[level.start]  # node of the level above
+            up = constant(static_parent)(tuple(node - first for node in parent[level]), device)
+            nodes = Nodes(tokens, up, newest(parent[: level.stop], level.stop - level.start, device))
         return torch.cat(guesses, 1), torch.cat(laws, 1) if laws else None
 
     def draft(self, grown: Any, gamma: list[int], depth: int) -> tuple[Draft, None]:
         """The draft of what `grow` returned, at most gamma[b] levels of it for row b."""
         (tokens, q), parent = grown, self.parent(depth)
-        ends = [0, *(level.stop for level in level_ranges(levels_of(parent)))]
+        ends = [0, *(level.stop for level in level_slices(levels_of(parent)))]
         count = counts(tuple(ends[g] for g in gamma), tokens.device)
         return Draft.tree(tokens, parent, q, count, repeats=self.kind == "independent"), None
 
@@ -139,19 +140,20 @@ class DynamicTree:
         return above.repeat_interleave(self.width, 1) + law
 
     def grow(self, step: Step, rows: Rows, depth: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """All P guesses [B, P], their parents [B, P], their values [B, P], the entry [B, P + 1] of each entry of the
+        """All P guesses [B, P], their parents [B, P], their values [B, P], the node [B, P + 1] of each node of the
         draft among those that were read, and q [B, P, V] of guesses that are drawn, or None."""
         K, levels, root = self.width, pool(self.width, depth), torch.full_like(rows.length[:, None], ROOT)
         bits = None if self.point_masses else node_bits(rows.noise[PROPOSAL], rows.length, levels)
         last, value = root, torch.full_like(root, self.start(), dtype=torch.float)  # of the nodes that are read next
         number = parents = root[:, :0]  # of all nodes that are read: which they are, and their tree
+        guess_nodes = torch.arange(1, sum(levels) + 1, device=root.device)
         guesses: list[Tensor] = []
         above: list[Tensor] = []
         values: list[Tensor] = []
         laws: list[Tensor] = []
         nodes: Nodes | None = None
-        for level, at in enumerate(level_ranges(levels)):
-            own = None if bits is None else bits[:, at.start : at.stop].clone(memory_format=torch.contiguous_format)
+        for level, at in enumerate(level_slices(levels)):
+            own = None if bits is None else bits[:, at].clone(memory_format=torch.contiguous_format)
             found, law = step(nodes, own)
             assert law is not None
             guesses.append(found)
@@ -161,22 +163,23 @@ class DynamicTree:
             if level + 1 == depth:
                 break
             value, best = values[-1].topk(K, dim=1)
-            last, up = best + at.start, best // K
+            last, up = guess_nodes[at][best], best // K
             number = torch.cat([number, last], 1)
-            parents = torch.cat([parents, up + K * (level - 1) if level else root.expand_as(up)], 1)
+            first = max(ROOT, 1 + K * (level - 1))  # node that was read at the level above
+            parents = torch.cat([parents, up + first], 1)
             whole = tree_of((K,) * (level + 1), parents)
             nodes = Nodes(found.gather(1, best), up, Tree(whole.depth[:, -K:], whole.sees[:, -K:]))
         tokens = torch.cat(guesses, 1)
         read = torch.arange(1, number.shape[1] + 1, device=tokens.device).expand_as(number)
         place = torch.zeros(len(tokens), tokens.shape[1] + 1, dtype=torch.long, device=tokens.device)
-        place = place.scatter(1, number + 1, read)
+        place = place.scatter(1, number, read)
         return tokens, torch.cat(above, 1), torch.cat(values, 1), place, torch.cat(laws, 1) if laws else None
 
     def draft(self, grown: Any, gamma: list[int], depth: int) -> tuple[Draft, Tensor]:
         """See `FixedTree.draft`; returns the places of `grown` too."""
         tokens, parent, value, place, q = grown
         levels = pool(self.width, depth)
-        deep = constant(depth_of_entries)(levels, tokens.device)[1:] > counts(tuple(gamma), tokens.device)[:, None]
+        deep = constant(depth_of_nodes)(levels, tokens.device)[1:] > counts(tuple(gamma), tokens.device)[:, None]
         kept = best_nodes(value.masked_fill(deep, -torch.inf), self.nodes)
         count = torch.full_like(tokens[:, 0], tokens.shape[1])
         return Draft(tokens, levels, torch.where(kept, parent, MISSING), q, count, most=self.nodes), place

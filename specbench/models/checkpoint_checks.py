@@ -32,7 +32,7 @@ NO_LOGITS = "logits that are all 0, or not finite"
 # Of the largest logit: far above what two texts in one forward differ by through rounding.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-4, torch.bfloat16: 2e-3}
 TEXT = 8  # tokens, within the shortest context that decodes anything
-PARENT, PATHS = (-1, -1, 0, 0, 1), ((0, 2, 5), (0, 1, 3), (0, 1, 4))  # a tree, and entries on its paths
+PARENT, PATHS = (0, 0, 1, 1, 2), ((0, 2, 5), (0, 1, 3), (0, 1, 4))  # a tree, and nodes on its paths
 CHAIN = (tuple(range(len(PARENT) + 1)),)
 STARTS = (1, 2)  # where each of two rows goes on
 PLACED, PLACED_16_BIT = 1e-3, 0.1  # of the largest logit: what rounding may explain there

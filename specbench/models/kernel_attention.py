@@ -27,9 +27,9 @@ UNUSUAL = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indic
 PLAIN = {"full_attention", "sliding_attention"}  # kinds of layers
 TEXT = {"cuda": 700, "cpu": 40}  # tokens of the text on which the kernel is checked; a CPU interprets it
 TREES: dict[str, list[tuple[int, ...]]] = {
-    "cuda": [(-1, -1, 0, 0, 1), (-1,) * 63],
-    "cpu": [(-1, -1, 0, 0, 1)],
-}  # parents of the nodes of trees behind it
+    "cuda": [(0, 0, 1, 1, 2), (0,) * 63],
+    "cpu": [(0, 0, 1, 1, 2)],
+}  # parents of the guesses of trees behind it
 MORE = (40, 5, 1)  # tokens that are read behind it, one group after the other
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}  # of the largest value
 

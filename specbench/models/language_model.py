@@ -218,21 +218,21 @@ class LanguageModel(CachedModel):
         logits = self.sampling.penalize(logits.float(), seen)
         return self.sampling.probabilities(logits), hidden, logits if self.sampling.greedy else None
 
-    def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
-        """Moves keys and values of a tree's accepted path to the columns of a chain. base [B] is node 0's column."""
+    def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
+        """Moves keys and values of a tree's accepted path to the columns of a chain."""
         if verdict.path is not None and not draft.is_chain:
             # Nodes that a row has not got are not read: the path of accepted guesses ends before them.
-            self.keep_path(verdict.path[:, : scores.width - 1], base, scores.place)
+            self.keep_path(verdict.path[:, : scores.width], root, scores.place)
 
-    def keep_path(self, path: Tensor, base: Tensor, place: Tensor | None = None) -> None:
-        """Moves the keys and values of the nodes path [B, D] to consecutive columns from base [B] on, the column of
-        node 0. place [B, N + 1] says where each entry was read, if guesses shared places."""
-        entries = path if place is None else place.gather(1, path + 1) - 1
-        self.executor.leaf(self._keep_path, self)(entries, base)
+    def keep_path(self, path: Tensor, root: Tensor, place: Tensor | None = None) -> None:
+        """Moves the keys and values of the nodes path [B, D] to consecutive columns from root [B] on, the column of
+        node 0. place [B, N + 1] says where each node was read, if guesses shared places."""
+        read = path if place is None else place.gather(1, path)
+        self.executor.leaf(self._keep_path, self)(read, root)
 
-    def _keep_path(self, entries: Tensor, base: Tensor) -> None:
-        """Moves the packed nodes entries [B, D] to consecutive columns from base [B] on."""
-        self.cache.commit(entries, base)
+    def _keep_path(self, read: Tensor, root: Tensor) -> None:
+        """Moves the packed nodes read [B, D] to consecutive columns from root [B] on."""
+        self.cache.commit(read, root)
 
     def _seen(self, text: Tensor, length: Tensor, guesses: Tensor, tree: Tree | None) -> Tensor:
         """[B, N + 1, V] bool: the tokens that the repetition penalty applies to, which grow with each of the guesses
@@ -241,6 +241,6 @@ class LanguageModel(CachedModel):
         if not guesses.shape[1]:
             return committed
         if tree is None:
-            tree = constant(static_tree)(tuple(range(-1, guesses.shape[1] - 1)), text.device)
+            tree = constant(static_tree)(tuple(range(guesses.shape[1])), text.device)
         hot = F.one_hot(guesses, self.vocab_size).float()  # [B, N, V]
         return committed | (tree.sees[..., 1:].float() @ hot > 0)

@@ -8,6 +8,7 @@ from torch import Tensor
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import draw
+from specbench.decoding.token_tree import ROOT
 from specbench.decoding.verify_tree import longest_path
 from specbench.settings import BaseSettings, setting
 from specbench.verifiers.base import Verifier
@@ -35,7 +36,7 @@ class TypicalVerifier(Verifier):
         def choose(law: Tensor, n: Tensor) -> Tensor:
             return law.argmax(-1) if self.greedy else draw(law, noise.bits.gather(1, n[:, None])[:, 0])
 
-        above = (draft.parents + 1).clamp(min=0).expand(len(p), -1)
+        above = draft.parents.clamp(min=ROOT).expand(len(p), -1)
         law = p.gather(1, above[..., None].expand(-1, -1, p.shape[-1]))  # [B, N, V], p at each guess's parent
         passes = law.gather(-1, draft.tokens[..., None])[..., 0] >= self._threshold(law)
         return longest_path(p, draft, passes, choose)

@@ -53,7 +53,7 @@ def test_a_token_tree_scores_each_branch_as_if_it_stood_alone(cache):
     model = tiny_llama(cache)
     text = torch.randint(V, (2, 6), generator=torch.Generator().manual_seed(1))
     nodes = torch.randint(V, (2, 5), generator=torch.Generator().manual_seed(2))
-    tree = Draft.tree(nodes, (-1, -1, 0, 1, 1), None, torch.tensor([5, 5]))
+    tree = Draft.tree(nodes, (0, 0, 1, 2, 2), None, torch.tensor([5, 5]))
     assert not tree.is_chain
     model.allocate(2, 16)
     model.logits(text[:, :-1], [0, 0])

@@ -26,11 +26,11 @@ def tables(few_contexts):
 
 def paths(draft, row):
     """Each node of a row as the tokens on its path, with its q."""
-    texts, parents = {-1: ()}, draft.parents.expand(len(draft.tokens), -1)[row].tolist()
+    texts, parents = {0: ()}, draft.parents.expand(len(draft.tokens), -1)[row].tolist()
     found = []
-    for node, above in enumerate(parents):
-        texts[node] = (*texts[above], int(draft.tokens[row, node]))
-        found.append((texts[node], tuple(draft.probs[row, node].tolist())))
+    for node, above in enumerate(parents, 1):
+        texts[node] = (*texts[above], int(draft.tokens[row, node - 1]))
+        found.append((texts[node], tuple(draft.probs[row, node - 1].tolist())))
     return sorted(found)
 
 
@@ -43,10 +43,10 @@ def test_a_shuffled_tree_is_the_same_tree_in_every_order():
     assert mixed.levels == draft.levels and torch.equal(mixed.count, draft.count)
     assert all(paths(mixed, row) == paths(draft, row) for row in range(20))
     above = mixed.parents
-    assert all((above[:, 4:12] < 4).flatten()) and (above[:, 4:12] >= 0).all() and (above[:, :4] == -1).all()
+    assert all((above[:, 4:12] <= 4).flatten()) and (above[:, 4:12] > 0).all() and (above[:, :4] == 0).all()
     four = torch.arange(4).expand(len(draft.tokens), 4)
     bits = random_bits((len(four), 4), generator)
-    placed = shuffled(Draft.tree(four, (-1,) * 4, None, torch.full((len(four),), 4)), bits).tokens
+    placed = shuffled(Draft.tree(four, (0,) * 4, None, torch.full((len(four),), 4)), bits).tokens
     seen = torch.stack([torch.bincount(column, minlength=4) for column in placed.T])
     assert (seen - len(four) / 4).abs().max() < 5 * (len(four) * 3 / 16) ** 0.5
 
@@ -60,7 +60,7 @@ def excess(children, order):
         laws = Q.expand(ROWS, -1, -1)
     else:
         tokens, laws = without_replacement(Q[:1].expand(ROWS, 1, -1), random_bits((ROWS, 1), generator), 2)
-    draft = Draft.tree(tokens, (-1, -1), laws, torch.full((ROWS,), 2), repeats=children == "independent")
+    draft = Draft.tree(tokens, (0, 0), laws, torch.full((ROWS,), 2), repeats=children == "independent")
     bits = {"random": random_bits((ROWS, 2), generator), "by guess": tokens, "fixed": None}[order]
     draft = draft if bits is None else shuffled(draft, bits)
     r = torch.rand(ROWS, 2, generator=generator, dtype=torch.float64)

@@ -27,7 +27,7 @@ from specbench.decoding.verify import block_verification
 from specbench.decoding.verify_tree import iterative_sampling, traversal_sampling
 
 SHAPES = [shape for nodes in range(1, 5) for shape in shapes(nodes)]
-CHAINS = [tuple(range(-1, nodes)) for nodes in range(4)]
+CHAINS = [tuple(range(nodes)) for nodes in range(1, 5)]
 TENSORS = {iterative: iterative_sampling, block: block_verification, traversal: traversal_sampling}
 PUBLIC, HSD = partial(traversal, after=of_public_code), partial(block, last=whole_ratio)
 
@@ -84,7 +84,7 @@ def test_published_faults_are_found():
     HSD's `whole_ratio` is right for one guess."""
     wrong = {shape: max(total_variation(PUBLIC, shape, seed)[0] for seed in range(2)) for shape in SHAPES}
     right = {shape for shape, apart in wrong.items() if not apart}
-    assert right == {(-1,), (-1, -1), (-1, -1, -1), (-1, -1, -1, 2)} and max(wrong.values()) > 0.1
+    assert right == {(0,), (0, 0), (0, 0, 0), (0, 0, 0, 3)} and max(wrong.values()) > 0.1
     hsd = [max(total_variation(HSD, shape, seed)[0] for seed in range(2)) for shape in CHAINS]
     assert hsd[0] == 0 and min(hsd[1:]) > 0.02
 
@@ -97,7 +97,7 @@ def test_the_tensor_code_decides_as_the_plain_rules(shape):
 
 def test_the_tensor_code_does_not_decide_as_the_faults():
     """Controls."""
-    assert not agree(PUBLIC, traversal_sampling, (-1, 0, 0)) and not agree(HSD, block_verification, (-1, 0, 1))
+    assert not agree(PUBLIC, traversal_sampling, (0, 1, 1)) and not agree(HSD, block_verification, (0, 1, 2))
 
 
 def agree(rule, judge, shape):
@@ -125,7 +125,7 @@ def decisions(rule, judge, shape):
     laws = torch.tensor(all_p, dtype=torch.double)
     probs = torch.tensor([[[*map(float, node.q)] for node in nodes[1:]] for nodes, _ in cases], dtype=torch.double)
     x = torch.tensor([[node.text[-1] for node in nodes[1:]] for nodes, _ in cases])
-    r = [[float(outcome.r.get(i, 0.5)) for i in range(len(shape))] for _, outcome in cases]
+    r = [[float(outcome.r.get(i, 0.5)) for i in range(1, len(shape) + 1)] for _, outcome in cases]
     bits = random_bits((len(cases), len(shape) + 1), torch.Generator().manual_seed(1))
     draft = Draft.tree(x, shape, probs, torch.full((len(cases),), len(shape)))
     verdict = judge(laws, draft, torch.tensor(r, dtype=torch.double), bits)

@@ -43,7 +43,7 @@ def test_a_tree_is_verified_as_the_oracle_does(name, repeats):
     for row in range(ROWS):
         parent = draft.parents.expand(ROWS, -1)[row].tolist()
         there = [i for i in range(int(draft.count[row])) if parent[i] != MISSING]
-        part = draft.tokens[row, there].tolist(), [there.index(parent[i]) if parent[i] >= 0 else -1 for i in there]
+        part = draft.tokens[row, there].tolist(), [there.index(parent[i] - 1) if parent[i] else -1 for i in there]
 
         def target(text):
             return law_after(p_table, text).numpy()
@@ -53,7 +53,7 @@ def test_a_tree_is_verified_as_the_oracle_does(name, repeats):
         )
         n = int(verdict.accepted[row])
         assert [*accepted, t] == verdict.tokens[row, : n + 1].tolist()
-        assert draft.tokens[row, verdict.path[row, :n]].tolist() == accepted
+        assert draft.tokens[row, verdict.path[row, 1 : n + 1] - 1].tolist() == accepted
         accepted, t = reference.greedy_tree(target, *part)
         assert [*accepted, t] == greedy.tokens[row, : int(greedy.accepted[row]) + 1].tolist()
 
@@ -141,7 +141,7 @@ def test_a_block_keeps_at_least_as_much_as_algorithm_1():
     assert (rejection < one_by_one).all()
 
 
-@pytest.mark.parametrize("parent", [(-1, 0, -1), (1, -1), (-1, -3)])
+@pytest.mark.parametrize("parent", [(0, 1, 0), (2, 0), (0, -1)])
 def test_nodes_that_are_not_in_order_are_refused(parent):
     with pytest.raises(ValueError, match="tree"):
         levels_of(parent)
@@ -149,7 +149,7 @@ def test_nodes_that_are_not_in_order_are_refused(parent):
 
 def test_packing_leaves_out_what_is_missing():
     """A node that a row does not have holds no place, even where another one spells the same text."""
-    tokens, parent = torch.tensor([[5, 5, 7, 1]]), torch.tensor([[MISSING, -1, -1, 1]])
+    tokens, parent = torch.tensor([[5, 5, 7, 1]]), torch.tensor([[MISSING, 0, 0, 2]])
     draft = Draft(tokens, (3, 1), parent, None, torch.tensor([4]))
     packed = pack(tokens, draft.levels, draft.parents, draft.exists())
     assert packed.tokens.tolist() == [[5, 7, 1]] and packed.place[0, 1:].tolist()[1:] == [1, 2, 3]
@@ -194,7 +194,7 @@ def test_the_cache_holds_the_accepted_path(cache):
             scores = target.score(state, draft)
             verdict, kept = accept_and_append(state, scores.p, draft, verifier, target.executor)
             rollback(state, draft, verdict, scores, kept, target, drafter)
-            moved += int((verdict.path[:, 0] > 0).sum())
+            moved += int((verdict.path[:, 1] > 1).sum())
             for row in range(2):
                 text = state.tokens[row, : state.lengths[row]].tolist()
                 before, last = text[-2:]
@@ -224,7 +224,7 @@ def test_children_beyond_the_support_of_q_are_never_accepted():
     q = torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(1, 1, 4)
     tokens, laws = without_replacement(q, torch.zeros(1, 1, dtype=torch.long), 3)
     assert tokens.tolist() == [[1, 1, 1]] and laws[0].tolist() == [[0, 1, 0, 0]] * 3
-    draft = Draft.tree(tokens, (-1, -1, -1), laws, torch.tensor([3]))
+    draft = Draft.tree(tokens, (0, 0, 0), laws, torch.tensor([3]))
     p = torch.tensor([[0.3, 0.0, 0.7, 0.0]]).expand(1, 4, 4)
     verdict = iterative_sampling(p, draft, torch.full((1, 3), 1e-9), torch.zeros(1, 2, dtype=torch.long))
     assert verdict.accepted[0] == 0 and verdict.tokens[0, 0] in (0, 2)
@@ -269,19 +269,19 @@ def test_drafts_stand_side_by_side():
     two = Draft.tree(torch.tensor([[4, 5, 6, 7]]), branching_tree([2, 1]), None, torch.tensor([2]))
     both = join_drafts([one, two])
     assert both.tokens.tolist() == [[1, 4, 5, 2, 3, 6, 7]]
-    assert both.levels == (3, 4) and both.parent.tolist() == [[-1, -1, -1, 0, 0, 1, 2]] and both.count.tolist() == [5]
+    assert both.levels == (3, 4) and both.parent.tolist() == [[0, 0, 0, 1, 1, 2, 3]] and both.count.tolist() == [5]
 
 
 def test_the_chosen_tree_has_the_likeliest_nodes():
     parent, rank = chosen_tree([[0.5, 0.2, 0.1], [0.4, 0.3, 0.05]], 5)
     # .5, .2, .5*.4 = .2, .5*.3 = .15, .1; then .2*.4 = .08
-    assert sorted(zip(parent, rank, strict=True)) == [(-1, 0), (-1, 1), (-1, 2), (0, 0), (0, 1)]
+    assert sorted(zip(parent, rank, strict=True)) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
     parent, rank = chosen_tree([[0.2, 0.3], [0.1, 0.0]], 9)  # accuracies that do not fall, and a zero
-    assert len(parent) == len(rank) and all(above < i for i, above in enumerate(parent))
+    assert len(parent) == len(rank) and all(above < i for i, above in enumerate(parent, 1))
 
 
 def test_typical_acceptance_takes_the_longest_path_that_passes():
-    parent = (-1, -1, 0, 1, 3)
+    parent = (0, 0, 1, 2, 4)
     tokens = torch.tensor([[1, 2, 3, 4, 5]])
     p = torch.full((1, 6, V), 0.01)
     p[0, 0, 1] = p[0, 0, 2] = 0.4
@@ -290,7 +290,7 @@ def test_typical_acceptance_takes_the_longest_path_that_passes():
     verifier = TypicalVerifier(greedy=True, epsilon=0.3, delta=0.9)
     draft = Draft.tree(tokens, parent, None, torch.tensor([5]))
     verdict = verifier.accept(p, draft, None)
-    assert verdict.path.tolist() == [[1, 3, 4]] and verdict.accepted.tolist() == [3]
+    assert verdict.path.tolist() == [[0, 2, 4, 5]] and verdict.accepted.tolist() == [3]
     assert verdict.tokens[0, :3].tolist() == [2, 4, 5]
     nothing = longest_path(p, draft, torch.zeros(1, 5, dtype=torch.bool), lambda law, n: law.argmax(-1))
     assert nothing.accepted.tolist() == [0]

@@ -37,10 +37,10 @@ def search(table, text, gamma, temperature):
 
 def paths(draft, row):
     """The texts of a row's guesses."""
-    texts = {-1: ()}
-    for node, above in enumerate(draft.parents[row].tolist()):
+    texts = {0: ()}
+    for node, above in enumerate(draft.parents[row].tolist(), 1):
         if above != MISSING:
-            texts[node] = (*texts[above], int(draft.tokens[row, node]))
+            texts[node] = (*texts[above], int(draft.tokens[row, node - 1]))
     return set(texts.values()) - {()}
 
 
@@ -89,10 +89,10 @@ def test_a_drawn_tree_has_the_laws_and_shares_of_plain_python(temperature, gamma
     draft = drafter.propose(state, [gamma] * len(texts))
     for row, text in enumerate(texts):
         children: dict[int, list[int]] = {}
-        for node, above in enumerate(draft.parents[row].tolist()):
+        for node, above in enumerate(draft.parents[row].tolist(), 1):
             if above != MISSING:
                 children.setdefault(above, []).append(node)
-        level = [(-1, [], NODES)]  # nodes that have children, their texts, and how many guesses may be below them
+        level = [(0, [], NODES)]  # nodes that have children, their texts, and how many guesses may be below them
         count = 0
         for _ in range(gamma):
             found = []
@@ -101,9 +101,9 @@ def test_a_drawn_tree_has_the_laws_and_shares_of_plain_python(temperature, gamma
                 law = (table[before, last].double() / temperature).softmax(-1)
                 own = children.pop(node, [])
                 for k, child in enumerate(own):
-                    x = int(draft.tokens[row, child])
+                    x = int(draft.tokens[row, child - 1])
                     law = law / law.sum()
-                    assert torch.allclose(draft.probs[row, child].double(), law, atol=1e-6) and law[x] > 0
+                    assert torch.allclose(draft.probs[row, child - 1].double(), law, atol=1e-6) and law[x] > 0
                     below = share(left - 1, float(law[x]), k)
                     found.append((child, [*path, x], below))
                     left, law[x] = left - 1 - below, 0

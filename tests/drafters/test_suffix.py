@@ -108,7 +108,7 @@ def test_a_tree_has_the_likeliest_continuations(seed):
         tokens, probs, parents = automaton.guess(automaton.end, automaton.size, limits, 0.1, 3)
         texts = [()]
         for token, above in zip(tokens, parents, strict=True):
-            texts.append((*texts[above + 1], token))
+            texts.append((*texts[above], token))
         found = [tree_by_search(text[:end], m, limits[m], min(3, 6 - m), 0.1) for m in range(1, min(end, 5) + 1)]
         best = max(sum(likeliest) for likeliest, _ in found)
         assert sum(probs) == pytest.approx(best) and len(set(texts)) == len(texts)
@@ -122,10 +122,10 @@ def test_a_tree_has_the_likeliest_continuations(seed):
 
 def test_trees_of_rows_are_put_into_one_draft():
     state = SimpleNamespace(batch_size=3, tokens=torch.zeros(1))
-    guesses = [([5, 6, 7, 8], [], [ROOT, 0, ROOT, 2]), ([9, 9, 9], [], [ROOT, 0, 1]), ([], [], [])]
+    guesses = [([5, 6, 7, 8], [], [ROOT, 1, ROOT, 3]), ([9, 9, 9], [], [ROOT, 1, 2]), ([], [], [])]
     draft = point_mass_tree(guesses, state, [2, 2, 0], None)
     assert draft.levels == (2, 2) and draft.tokens.tolist() == [[5, 7, 6, 8], [9, 0, 9, 0], [0] * 4]
-    assert draft.parent.tolist() == [[ROOT, ROOT, 0, 1], [ROOT, MISSING, 0, MISSING], [MISSING] * 4]
+    assert draft.parent.tolist() == [[ROOT, ROOT, 1, 2], [ROOT, MISSING, 1, MISSING], [MISSING] * 4]
     wide = point_mass_tree(guesses, state, [2, 2, 0], (4, 4, 4))
     assert wide.levels == (4, 4, 4) and wide.most == 4 and wide.steps().tolist() == [2, 2, 0]
     assert point_mass_tree(guesses, state, [0, 0, 0], None).depth == 0

@@ -37,7 +37,7 @@ from specbench.verifiers.speculative import SpeculativeVerifier
 
 DEVICE = "cpu" if knobs.runtime.interpret else "cuda"
 pytestmark = pytest.mark.cuda
-SIX, SEVENTEEN = (-1, -1, 0, 0, 1), (-1, -1, -1, 0, 0, 1, 2, 2, 3, 3, 5, 6, 6, 8, 10, 10)  # parents of nodes
+SIX, SEVENTEEN = (0, 0, 1, 1, 2), (0, 0, 0, 1, 1, 2, 3, 3, 4, 4, 6, 7, 7, 9, 11, 11)  # parents of nodes
 
 
 class Problem:
@@ -91,10 +91,10 @@ class Problem:
             position, seen = max(first + n, 0), list(range(max(first + n, 0) + 1))
             return [c for c in seen if self.window is None or c > position - self.window]
         root = first - (len(self.parents) + 1 - N)
-        node, path = len(self.parents) - N + n, []
-        while node >= 0:
-            path, node = [node, *path], self.parents[node]
-        at = [*range(root + 1), *(root + 1 + node for node in path)]  # in order of position
+        node, path = len(self.parents) + 1 - N + n, []
+        while node:
+            path, node = [node, *path], self.parents[node - 1]
+        at = [*range(root + 1), *(root + node for node in path)]  # in order of position
         return at if self.window is None else at[-self.window :]
 
     def error(self, **changes) -> float:

@@ -16,7 +16,7 @@ from specbench.models.language_model import LanguageModel, hidden_states
 
 LAYERS = 3
 TEXTS = ([5, 9, 2, 7, 11, 3, 8], [4, 1, 6])
-PARENT = (-1, 0, 0, 1)  # a tree, whose paths are entries 0 1 2 4 and 0 1 3
+PARENT = (0, 1, 1, 2)  # a tree, whose paths are nodes 0 1 2 4 and 0 1 3
 
 
 @cache

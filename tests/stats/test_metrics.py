@@ -111,16 +111,16 @@ def test_what_was_tried_along_a_path_is_what_its_text_says(name):
     parents = draft.parents.expand(len(draft.tokens), -1).tolist()
     for row, parent in enumerate(parents):
         texts = {ROOT: ()}
-        for i, above in enumerate(parent[: int(draft.count[row])]):
+        for i, above in enumerate(parent[: int(draft.count[row])], 1):
             if above != MISSING:
-                texts[i] = (*texts[above], int(draft.tokens[row, i]))
+                texts[i] = (*texts[above], int(draft.tokens[row, i - 1]))
         n = int(verdict.accepted[row])
         accepted = tuple(verdict.tokens[row, :n].tolist())
-        children = [[i for i in texts if i >= 0 and texts[parent[i]] == accepted[:k]] for k in range(n + 1)]
-        assert [texts[e - 1] for e in entries[row, : n + 1].tolist()] == [accepted[:k] for k in range(n + 1)]
+        children = [[i for i in texts if i and texts[parent[i - 1]] == accepted[:k]] for k in range(n + 1)]
+        assert [texts[e] for e in entries[row, : n + 1].tolist()] == [accepted[:k] for k in range(n + 1)]
         assert int(steps[row]) == sum(1 for found in children if found)
         for k in range(int(steps[row])):
-            assert int(first[row, k]) == children[k][0]
+            assert int(first[row, k]) == children[k][0] - 1
 
 
 class OneColumn(Calibration):

@@ -95,7 +95,7 @@ class DFlashDrafter(ParallelDrafter):
         q = torch.stack(laws, 1) if laws else None
         return Draft.chain(torch.stack(guesses, 1), q, counts(tuple(gamma), logits.device))
 
-    def settle(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, base: Tensor) -> None:
+    def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
         """Hidden states of rejected guesses lie behind the text, where they are overwritten before they are seen."""
         assert scores.hidden is not None
-        self.model.take(scores.hidden, base - 1)
+        self.model.take(scores.hidden, root)

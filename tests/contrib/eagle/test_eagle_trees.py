@@ -33,19 +33,18 @@ class SomePath(IterativeVerifier):
 
     def accept(self, p, draft, noise):
         p, (rows, nodes) = p.clone(), draft.exists().nonzero(as_tuple=True)
-        above = draft.parents.expand_as(draft.tokens)[rows, nodes] + 1
+        above = draft.parents.expand_as(draft.tokens)[rows, nodes]
         p[rows, above, draft.tokens[rows, nodes]] += 0.2 + (nodes % 3 == 1)
         return match(p, draft, noise.bits)
 
 
 def texts_of(draft, row):
-    """The text of each node that a row has, by node."""
-    texts = {-1: ()}
-    for node, above in enumerate(draft.parents.expand_as(draft.tokens)[row].tolist()):
-        if above != MISSING and node < int(draft.count[row]):
-            texts[node] = (*texts[above], int(draft.tokens[row, node]))
-    del texts[-1]
-    return texts
+    """The text of each guess that a row has, by column."""
+    texts = {0: ()}
+    for node, above in enumerate(draft.parents.expand_as(draft.tokens)[row].tolist(), 1):
+        if above != MISSING and node <= int(draft.count[row]):
+            texts[node] = (*texts[above], int(draft.tokens[row, node - 1]))
+    return {node - 1: text for node, text in texts.items() if node}
 
 
 def grown(name, kind):
@@ -64,7 +63,7 @@ def grown(name, kind):
                 nodes = texts_of(draft, row)
                 q = None if draft.probs is None else draft.probs[row, list(nodes)].clone()
                 found.append((before, list(nodes.values()), q))
-                paths.add(tuple(verdict.path[row, : verdict.accepted[row]].tolist()))
+                paths.add(tuple(verdict.path[row, 1 : verdict.accepted[row] + 1].tolist()))
 
     texts = []
     propose = drafter.propose
