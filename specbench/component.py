@@ -1,6 +1,5 @@
 """The options that a configuration chooses: their classes and their validated settings."""
 
-import dataclasses
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,8 +60,8 @@ def chosen_class(node: Any, key: str, base: type[Component], how: str) -> tuple[
     if inspect.isabstract(kind):
         raise ConfigError(f"{named}: it is the base class of what can be chosen, choose one with {how}")
     schema, above = kind.Settings or BaseSettings, base.Settings or BaseSettings
-    if not (isinstance(schema, type) and dataclasses.is_dataclass(schema) and issubclass(schema, above)):
-        raise ConfigError(f"{named}: its Settings must be a dataclass derived from {above.__name__}")
+    if not (isinstance(schema, type) and issubclass(schema, above)):
+        raise ConfigError(f"{named}: its Settings must be a class derived from {above.__name__}")
     return kind, validate(schema, node, f"{key}.")
 
 

@@ -4,21 +4,22 @@ Each group's YAML in `conf/` names its class with Hydra's `_target_`; the class 
 dataclass. A new component is one .py and one .yaml; a new scalar is one field here and one line in `conf/config.yaml`.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Flag, auto
+from typing import Literal
+
+from pydantic import Field
 
 from specbench.errors import ConfigError, shown
 from specbench.settings import (
     LARGEST_GAMMA,
     LARGEST_SEED,
-    LENIENCE,
     MOST_BEAMS,
-    REPETITION_PENALTY,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
     BaseSettings,
-    setting,
+    Lenience,
+    Temperature,
+    TopK,
+    TopP,
 )
 
 
@@ -65,36 +66,33 @@ OTHERS = {METRICS: Role.DRAFTING | Role.POOLED, "metric": Role.NONE, "experiment
 MOST_STOPS, LONGEST_STOP = 64, 1000  # strings, and characters of one: all are searched after every round
 
 
-@dataclass
 class RunConfig(BaseSettings):
     """The run's scalars."""
 
-    name: str = setting(roles=Role.LABEL)
-    gamma: int = setting(ge=0, le=LARGEST_GAMMA, roles=Role.DRAFTING | Role.UNTRACED)
-    beams: int = setting(ge=1, le=MOST_BEAMS, roles=Role.TASK)
-    lenience: float = setting(**LENIENCE, roles=Role.DRAFTING)
-    temperature: float = setting(**TEMPERATURE, roles=Role.TASK)
-    top_k: int = setting(**TOP_K, roles=Role.TASK)
-    top_p: float = setting(**TOP_P, roles=Role.TASK)
-    repetition_penalty: float = setting(**REPETITION_PENALTY, roles=Role.TASK)
-    max_new_tokens: int = setting(ge=1, le=10**7, roles=Role.TASK | Role.UNTRACED)
-    batch_size: int = setting(ge=1, le=10**6, roles=Role.UNTRACED)
-    prefill_chunk: int = setting(ge=1, le=10**7, roles=Role.UNTRACED)
-    stop: list[str] = setting(roles=Role.TASK | Role.UNTRACED)
-    seed: int = setting(ge=0, le=LARGEST_SEED, roles=Role.LOADED | Role.UNTRACED | Role.POOLED)
-    order: int = setting(ge=0, le=LARGEST_SEED, roles=Role.UNTRACED | Role.POOLED)
-    skip: int = setting(ge=0, le=10**9, default=0, roles=Role.UNTRACED | Role.AMOUNT)
-    take: int = setting(ge=0, le=10**9, default=0, roles=Role.UNTRACED | Role.AMOUNT)
-    repeats: int = setting(ge=1, le=1000, roles=Role.UNTRACED | Role.POOLED | Role.AMOUNT)
-    repeats_vary: str = setting(
-        choices=("none", "order", "seed", "both"), roles=Role.UNTRACED | Role.POOLED | Role.AMOUNT
-    )
-    verdict_tokens: int = setting(ge=0, le=10**9, roles=Role.DRAFTING | Role.UNTRACED | Role.POOLED | Role.AMOUNT)
-    strict: bool = setting(roles=Role.LABEL)
-    device: str = setting(roles=Role.LOADED)
-    dtype: str = setting(choices=("auto", "float32", "bfloat16", "float16"), roles=Role.LOADED)
-    attention: str = setting(choices=("auto", "sdpa", "triton"), roles=Role.LOADED)
-    force: bool = setting(roles=Role.LABEL)
+    name: str
+    gamma: int = Field(ge=0, le=LARGEST_GAMMA)
+    beams: int = Field(ge=1, le=MOST_BEAMS)
+    lenience: Lenience
+    temperature: Temperature
+    top_k: TopK
+    top_p: TopP
+    repetition_penalty: float = Field(ge=1e-2, le=1e2)
+    max_new_tokens: int = Field(ge=1, le=10**7)
+    batch_size: int = Field(ge=1, le=10**6)
+    prefill_chunk: int = Field(ge=1, le=10**7)
+    stop: list[str]
+    seed: int = Field(ge=0, le=LARGEST_SEED)
+    order: int = Field(ge=0, le=LARGEST_SEED)
+    skip: int = Field(default=0, ge=0, le=10**9)
+    take: int = Field(default=0, ge=0, le=10**9)
+    repeats: int = Field(ge=1, le=1000)
+    repeats_vary: Literal["none", "order", "seed", "both"]
+    verdict_tokens: int = Field(ge=0, le=10**9)
+    strict: bool
+    device: str
+    dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    attention: Literal["auto", "sdpa", "triton"]
+    force: bool
 
     def check(self, prefix: str) -> None:
         if len(self.stop) > MOST_STOPS or any(not 0 < len(text) <= LONGEST_STOP for text in self.stop_strings):
@@ -124,8 +122,36 @@ class RunConfig(BaseSettings):
         return [text.replace("\\n", "\n").replace("\\t", "\t") for text in self.stop]
 
 
+SCALARS = {  # what depends on each
+    "name": Role.LABEL,
+    "gamma": Role.DRAFTING | Role.UNTRACED,
+    "beams": Role.TASK,
+    "lenience": Role.DRAFTING,
+    "temperature": Role.TASK,
+    "top_k": Role.TASK,
+    "top_p": Role.TASK,
+    "repetition_penalty": Role.TASK,
+    "max_new_tokens": Role.TASK | Role.UNTRACED,
+    "batch_size": Role.UNTRACED,
+    "prefill_chunk": Role.UNTRACED,
+    "stop": Role.TASK | Role.UNTRACED,
+    "seed": Role.LOADED | Role.UNTRACED | Role.POOLED,
+    "order": Role.UNTRACED | Role.POOLED,
+    "skip": Role.UNTRACED | Role.AMOUNT,
+    "take": Role.UNTRACED | Role.AMOUNT,
+    "repeats": Role.UNTRACED | Role.POOLED | Role.AMOUNT,
+    "repeats_vary": Role.UNTRACED | Role.POOLED | Role.AMOUNT,
+    "verdict_tokens": Role.DRAFTING | Role.UNTRACED | Role.POOLED | Role.AMOUNT,
+    "strict": Role.LABEL,
+    "device": Role.LOADED,
+    "dtype": Role.LOADED,
+    "attention": Role.LOADED,
+    "force": Role.LABEL,
+}
+
+
 def with_role(role: Role) -> tuple[str, ...]:
     """The keys of a configuration that have this role, or one of several."""
     found = {group: of_group.roles for group, of_group in GROUPS.items()} | OTHERS
-    found |= {field.name: field.metadata["roles"] or Role.NONE for field in fields(RunConfig)}
+    found |= SCALARS
     return tuple(key for key, roles in found.items() if roles & role)

@@ -1,39 +1,51 @@
-"""Typed, bounded settings: the base of a component's `Settings` dataclass, and their checks and errors.
+"""Settings of a component: a pydantic model beside its class holds types and bounds, `conf/` holds the values.
 
-Types and bounds stand in code beside the class that uses them, values in `conf/`.
+class Settings(BaseSettings):
+    window: int = Field(ge=1, le=10**7)
+    order: Literal["fixed", "cyclic"] = "fixed"
 """
 
-import dataclasses
 import functools
 import hashlib
-import math
-import operator
 import os
-import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from specbench.errors import ConfigError, first_line, shown, unknown
 
 SMALLEST, LARGEST = 1e-30, 1e30  # of a float that is not 0: float32 holds it, its square and its inverse
 LARGEST_INTEGER = 2**63 - 1
-NUMBER = re.compile(r"[+-]?\d+")
-WORDS: dict[Any, str] = {
-    int: "an integer", float: "a number", bool: "true or false", str: "text that is not empty", Any: "any value",
-    dict[str, Any]: "a mapping of keys to values",
-    list[int]: "a list of integers", list[float]: "a list of numbers", list[str]: "a list of texts that are not empty",
-}  # fmt: skip
-BOUNDS = {"ge": (">=", operator.ge), "gt": (">", operator.gt), "le": ("<=", operator.le)}
+MOST_BEAMS = 64  # w of a beam search
+LARGEST_GAMMA = 1000  # guesses of a draft, one after another
+LARGEST_SEED = 2**32 - 1  # of numpy; torch takes larger ones
+UNLIMITED_CONTEXT = 2**31 - 1  # tokens: of a model whose positions have no end, such as T5
+WORDS: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "a text", Any: "any value"}
 
 
-@dataclasses.dataclass
-class BaseSettings:
-    """Base class of every schema: a dataclass whose fields are made by `setting`."""
+def _zero_or_more_than_a_thousandth(value: float) -> float:
+    if value != 0 and not 1e-3 <= value <= 1e3:
+        raise ValueError("0 or a number >= 0.001 and <= 1000")
+    return value
+
+
+# Bounds within which float32 logits stay finite and keep their order.
+Temperature = Annotated[float, AfterValidator(_zero_or_more_than_a_thousandth)]
+TopK = Annotated[int, Field(ge=0, le=10**9)]
+TopP = Annotated[float, Field(ge=1e-6, le=1)]
+Lenience = Annotated[float, Field(ge=1e-6, le=1)]  # of p / l
+
+
+class BaseSettings(BaseModel):
+    """Base class of every component's `Settings`, and of the run's own scalars."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True, protected_namespaces=())
 
     def check(self, prefix: str) -> None:
         """Checks what bounds of single fields cannot express. `prefix` is the group, "drafter.". Raises ConfigError."""
@@ -73,34 +85,27 @@ def _hash_of(path: str, size: int, mtime_ns: int, inode: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def setting(*, choices: Iterable[Any] | None = None, zero: bool = False, required: str | None = None,
-            default: Any = MISSING, roles: Any = None, **bounds: float) -> Any:  # fmt: skip
-    """A field of a Settings dataclass, with the bounds `ge`, `gt` and `le`; `zero=True` also allows 0, outside the
-    bounds. `required` says what a missing value should be; `roles`, of a run's own scalars, what depends on it."""
-    allowed = {"choices": choices and tuple(choices), "zero": zero, "bounds": bounds}
-    return dataclasses.field(default=default, metadata=allowed | {"required": required, "roles": roles})
-
-
 Schema = TypeVar("Schema", bound=BaseSettings)
 
 
 def validate(schema: type[Schema], node: DictConfig, prefix: str = "") -> Schema:
     """The node of a group ("drafter." is its prefix) as an instance of the schema. Raises ConfigError."""
-    fields = {field.name: field for field in dataclasses.fields(schema)}
-    hints = get_type_hints(schema)
+    fields = schema.model_fields
     values: dict[str, Any] = {}
     for name in (str(name) for name in node if name != "_target_"):
         key = f"{prefix}{name}"
         if name not in fields:
             raise unknown(key, (f"{prefix}{field}" for field in fields), "setting")
         value = resolved(node, name, key)
+        refuse_odd_values(key, value)
+        if isinstance(value, bool) and not _kinds(fields[name].annotation) & {bool, Any}:
+            value = str(value).lower()  # pydantic would take true for 1
         if value != MISSING:
-            values[name] = accepted(key, value, hints[name], fields[name])
-    for name, field in fields.items():
-        if name not in values and field.default == MISSING:
-            what = field.metadata.get("required") or "a value"
-            raise ConfigError(f"{prefix}{name} is not set: give {what} with {prefix}{name}=...")
-    settings = schema(**values)
+            values[name] = value
+    try:
+        settings = schema.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_sentence(error, fields, values, prefix)) from error
     settings.check(prefix)
     return settings
 
@@ -119,107 +124,67 @@ def resolved(node: DictConfig, name: str, key: str) -> Any:
         raise ConfigError(f"{key}={shown(raw[name])} is not allowed: {first_line(error)}") from error
 
 
-def accepted(key: str, value: Any, hint: Any, field: dataclasses.Field[Any]) -> Any:
-    """The value as the type `hint`: an integer for a number or a text, or a text that spells a number (as an
-    environment variable does), is converted. Raises ConfigError for any other type, for what is outside the field's
-    bounds, numbers that are not finite or that float32 cannot hold, and text that is empty or cannot be encoded."""
-    kinds = kinds_of(hint)
-    if value is None and types.NoneType in kinds:
-        return None
-    if hint is Any or (isinstance(value, dict) and any(get_origin(kind) is dict for kind in kinds)):
-        refuse_odd_numbers(key, value)
-        return value
-    lists = [kind for kind in kinds if get_origin(kind) is list]
-    if lists and isinstance(value, list):
-        (of_entry,) = get_args(lists[0])
-        return [accepted(key, entry, of_entry, field) for entry in value]
-    found = SCALARS[kinds[0]](value) if kinds[0] in SCALARS else None
-    if found is None or not within_bounds(found, field):
-        raise ConfigError(f"{key}={shown(value if found is None else found)} is not allowed: it must be "
-                          f"{describe(field)}")  # fmt: skip
-    return found
-
-
-def kinds_of(hint: Any) -> tuple[Any, ...]:
-    """The types of a union, or the type itself."""
-    return get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-
-
-def _integer(value: Any) -> int | None:
-    if isinstance(value, str) and value.isascii() and NUMBER.fullmatch(value) and len(value) < 25:
-        value = int(value)
-    fits = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST_INTEGER
-    return value if fits else None
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        found = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return found if found == 0 or SMALLEST <= abs(found) <= LARGEST else None
-
-
-def _truth(value: Any) -> bool | None:
-    if isinstance(value, str):
-        return {"true": True, "false": False}.get(value.lower())
-    return value if isinstance(value, bool) else None
-
-
-def _text(value: Any) -> str | None:
-    if isinstance(value, bool):
-        value = str(value).lower()  # so are true and false
-    elif isinstance(value, int):
-        value = str(value) if abs(value) <= LARGEST_INTEGER else None  # name=5 is a text for Hydra's grammar too
-    if not isinstance(value, str) or not value or "\0" in value:
-        return None
-    return None if any("\ud800" <= character <= "\udfff" for character in value) else value
-
-
-SCALARS: dict[Any, Callable[[Any], Any]] = {int: _integer, float: _number, bool: _truth, str: _text}
-
-
-def refuse_odd_numbers(key: str, value: Any) -> None:
-    """Raises ConfigError if a number in the value, at any depth, is not finite or too large."""
+def refuse_odd_values(key: str, value: Any) -> None:
+    """Raises ConfigError if the value holds, at any depth, a number that is not finite or that float32 cannot hold, or
+    a text that is empty or cannot be encoded."""
     if isinstance(value, dict | list):
         for name, entry in value.items() if isinstance(value, dict) else enumerate(value):
-            refuse_odd_numbers(f"{key}.{shown(name)}", entry)
-    elif isinstance(value, int | float) and not (math.isfinite(value) if isinstance(value, float) else
-                                                 abs(value) <= LARGEST_INTEGER):  # fmt: skip
-        raise ConfigError(f"{key}={shown(value)} is not allowed: numbers must be finite, integers below 2^63")
+            refuse_odd_values(f"{key}.{shown(name)}", entry)
+    elif isinstance(value, float) and value != 0 and not SMALLEST <= abs(value) <= LARGEST:
+        raise ConfigError(f"{key}={value} is not allowed: it must be 0 or a number from {SMALLEST} to {LARGEST}")
+    elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        raise ConfigError(f"{key}={shown(value)} is not allowed: it must be an integer below 2^63")
+    elif isinstance(value, str) and (not value or any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)):
+        raise ConfigError(f"{key}={shown(value)} is not allowed: it must be a text that is not empty")
 
 
-def within_bounds(value: Any, field: dataclasses.Field[Any]) -> bool:
-    """Whether the value, or an entry of a list, is inside the field's bounds."""
-    limits = field.metadata
-    if limits.get("choices"):
-        return value in limits["choices"]
-    if isinstance(value, str | bool) or (limits.get("zero") and value == 0):
-        return True
-    return all(BOUNDS[name][1](value, bound) for name, bound in limits.get("bounds", {}).items())
+def _kinds(hint: Any) -> set[Any]:
+    """The types that a hint is made of, without lists and mappings."""
+    if get_origin(hint) is Annotated:
+        return _kinds(get_args(hint)[0])
+    if get_origin(hint) is Literal:
+        return {type(choice) for choice in get_args(hint)}
+    if get_origin(hint) in (Union, types.UnionType):
+        return set().union(*(_kinds(each) for each in get_args(hint)))
+    return {hint}
 
 
-def describe(field: dataclasses.Field[Any]) -> str:
-    """What a field accepts, in words: "an integer >= 1"."""
-    limits, kinds = field.metadata, kinds_of(field.type)
-    null = " or null" if types.NoneType in kinds else ""
-    if limits.get("choices"):
-        return "one of " + ", ".join(map(str, limits["choices"])) + null
-    words = " or ".join(WORDS[kind] for kind in kinds if kind in WORDS)
-    bounds = " and ".join(f"{BOUNDS[name][0]} {bound:{'' if isinstance(bound, int) else 'g'}}"
-                          for name, bound in limits.get("bounds", {}).items())  # fmt: skip
-    return ("0 or " if limits.get("zero") else "") + f"{words} {bounds}".strip() + null
+def _sentence(error: ValidationError, fields: Mapping[str, FieldInfo], values: Any, prefix: str) -> str:
+    """What pydantic refused first, with the key, the value and what is allowed."""
+    first = error.errors()[0]
+    name = str(first["loc"][0])
+    key = f"{prefix}{name}"
+    if first["type"] == "missing":
+        return f"{key} is not set: give {fields[name].description or 'a value'} with {key}=..."
+    allowed = describe(fields[name].annotation, fields[name].metadata)
+    if first["type"] == "value_error":
+        allowed = first["msg"].removeprefix("Value error, ")
+    return f"{key}={shown(values[name])} is not allowed: it must be {allowed}"
 
 
-# Bounds within which float32 logits stay finite and keep their order, for `setting`.
-TEMPERATURE: dict[str, Any] = {"ge": 1e-3, "le": 1e3, "zero": True}
-TOP_K: dict[str, Any] = {"ge": 0, "le": 10**9}
-TOP_P: dict[str, Any] = {"ge": 1e-6, "le": 1}
-REPETITION_PENALTY: dict[str, Any] = {"ge": 1e-2, "le": 1e2}
-LENIENCE: dict[str, Any] = {"ge": 1e-6, "le": 1}  # p / l
-MOST_BEAMS = 64  # w of a beam search
-LARGEST_GAMMA = 1000  # guesses of a draft, one after another
-LARGEST_SEED = 2**32 - 1  # of numpy; torch takes larger ones
-UNLIMITED_CONTEXT = 2**31 - 1  # tokens: of a model whose positions have no end, such as T5
+def describe(hint: Any, metadata: Sequence[Any] = ()) -> str:
+    """What a field accepts, in words: "an integer >= 1 or null"."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return describe(arguments[0], [*arguments[1:], *metadata])
+    if origin is Literal:
+        return f"one of {', '.join(str(choice).lower() if choice in (True, False) else choice for choice in arguments)}"
+    if origin in (Union, types.UnionType):
+        null = " or null" if types.NoneType in arguments else ""
+        return " or ".join(describe(each, metadata) for each in arguments if each is not types.NoneType) + null
+    if origin is list:
+        return f"a list, each entry {describe(arguments[0])}"
+    if origin is dict:
+        return "a mapping of keys to values"
+    return f"{WORDS[hint]} {' and '.join(_bounds(metadata))}".strip()
+
+
+def _bounds(metadata: Sequence[Any]) -> list[str]:
+    found = []
+    for each in metadata:
+        if isinstance(each, FieldInfo):
+            found += _bounds(each.metadata)
+        for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
+            if (bound := getattr(each, name, None)) is not None and not isinstance(each, FieldInfo):
+                found.append(f"{sign} {bound:g}" if isinstance(bound, float) else f"{sign} {bound}")
+    return found

@@ -9,14 +9,14 @@ import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from specbench.cache.slots import SlotCache
 from specbench.decoding.transfers import move, upload
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings
 
 NOBODY = 0  # the block that idle rows write to
 
@@ -77,10 +77,9 @@ class PagedCache(SlotCache):
     """Keys and values in a pool [(blocks + 1) * block_size, heads, head size] per layer. Attention reads a copy of the
     visible columns or, through the block table, the pool itself."""
 
-    @dataclass
     class Settings(BaseSettings):
-        block_size: int = setting(ge=1, le=2**16)
-        blocks: int | None = setting(ge=1, le=2**31)
+        block_size: int = Field(ge=1, le=2**16)
+        blocks: int | None = Field(ge=1, le=2**31)
 
     def __init__(self, rows: int, columns: int, block_size: int, blocks: int | None = None):
         super().__init__(rows, columns)

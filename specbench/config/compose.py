@@ -5,7 +5,6 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -132,7 +131,7 @@ def known_keys(overrides: Sequence[str]) -> list[str]:
     defaults = OmegaConf.to_container(OmegaConf.load(conf_dir() / "config.yaml"))["defaults"]  # type: ignore[index, call-overload]
     chosen = {group: option for entry in defaults if isinstance(entry, dict) for group, option in entry.items()}
     chosen |= dict(o.split("=", 1) for o in overrides if "=" in o)
-    keys = [field.name for field in fields(RunConfig)]
+    keys = [*RunConfig.model_fields]
     for group in GROUPS:
         file = conf_dir() / group / f"{chosen[group]}.yaml"
         keys += [f"{group}.{key}" for key in option_file(file) if key not in ("_target_", "defaults")]

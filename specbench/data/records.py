@@ -4,16 +4,18 @@ import functools
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
 
 from specbench.data.json_lines import need_file, read_json_lines
 from specbench.data.prompts import Prompt, StoredData
 from specbench.data.sources import of_folder, of_hub
 from specbench.data.template import check_template, fill
 from specbench.errors import ConfigError, first_line, shown, visible
-from specbench.settings import BaseSettings, file_hash, setting
+from specbench.settings import BaseSettings, file_hash
 
 log = logging.getLogger(__name__)
 LONGEST_NAME = 200  # characters of an id or a category
@@ -22,16 +24,15 @@ PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # in turns of SPEED-Bench
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 
 
-@dataclass
 class FileSettings(BaseSettings):
     """A file of JSON lines. With a `url` it is a local copy of a published one: a copy with another sha256 is a warning
     or, with `verify`, refused."""
 
-    path: str | None = setting(required="a file of JSON lines, or a question file")
-    limit: int | None = setting(ge=1)
-    url: str | None = setting(default=None)
-    sha256: str | None = setting(default=None)  # None: not known
-    verify: bool = setting(default=False)
+    path: str | None = Field(description="a file of JSON lines, or a question file")
+    limit: int | None = Field(ge=1)
+    url: str | None = None
+    sha256: str | None = None  # None: not known
+    verify: bool = False
 
     def check(self, prefix: str) -> None:
         if self.url is not None:
@@ -137,11 +138,10 @@ def record_prompt(number: int, record: Mapping[str, Any], settings: Any) -> Prom
 class JsonlData(StoredData):
     """A file of JSON objects, one a line, plain or gzipped: a field is the prompt, or fields fill the template."""
 
-    @dataclass
     class Settings(FileSettings):
-        field: str = setting()
-        template: str | None = setting()
-        category_field: str | None = setting(default=None)
+        field: str
+        template: str | None
+        category_field: str | None = None
 
         def check(self, prefix: str) -> None:
             check_template(self.template, f"{prefix}template")
@@ -164,11 +164,10 @@ class QuestionsData(StoredData):
 
     stratified: ClassVar[bool] = True
 
-    @dataclass
     class Settings(FileSettings):
-        category: str | None = setting()
-        grouping: str = setting(choices=("spec_bench", "own"), default="own")
-        turns: int | None = setting(ge=1)
+        category: str | None
+        grouping: Literal["spec_bench", "own"] = "own"
+        turns: int | None = Field(ge=1)
 
     def prompts(self) -> Iterator[Prompt]:
         """The questions, those of one category if it is given, with their first `turns` turns."""
@@ -213,15 +212,14 @@ def _asked(messages: Any) -> list[Any] | None:
 class HubData(StoredData):
     """Any data set that `datasets.load_dataset` opens: a hub id, or a local folder."""
 
-    @dataclass
     class Settings(BaseSettings):
-        path: str = setting(required="the id of a data set of the hub, or a folder")
-        name: str | None = setting()
-        split: str = setting()
-        field: str = setting()
-        template: str | None = setting()
-        category_field: str | None = setting()
-        limit: int | None = setting(ge=1)
+        path: str = Field(description="the id of a data set of the hub, or a folder")
+        name: str | None
+        split: str
+        field: str
+        template: str | None
+        category_field: str | None
+        limit: int | None = Field(ge=1)
 
         def check(self, prefix: str) -> None:
             check_template(self.template, f"{prefix}template")

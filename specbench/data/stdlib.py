@@ -7,15 +7,16 @@ import ast
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from specbench.data.prompts import Data, Prompt
 from specbench.data.sources import of_python
 from specbench.data.stdlib_corpus import read_modules
 from specbench.errors import ConfigError
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings
 
 SIGNATURE = re.compile(r"^\s*(async )?def \w+\(.*\).*:\s*$")
 LINES_BEFORE = 24  # lines of a prompt
@@ -75,11 +76,10 @@ class StdlibData(Data):
     one of each of the four in turn. Those of kind copied are what follows from the first line of a function on, and
     then its first two lines again: what comes is likely a copy."""
 
-    @dataclass
     class Settings(BaseSettings):
-        limit: int | None = setting(ge=1, le=10**9)
-        count: int = setting(ge=1, le=10**9)
-        kind: str = setting(choices=(*ENDS, *IN_TURN))
+        limit: int | None = Field(ge=1, le=10**9)
+        count: int = Field(ge=1, le=10**9)
+        kind: Literal["python", "prose", "lists", "dialogue", "copied", "mixed", "content"]
 
         def sources(self) -> Mapping[str, str]:
             return {"python": of_python()}

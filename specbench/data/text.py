@@ -1,8 +1,10 @@
 """Plain text as prompts: windows of text files."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
 
 from specbench.data.json_lines import need_file
 from specbench.data.prompts import Prompt, StoredData
@@ -10,7 +12,7 @@ from specbench.data.records import label_of
 from specbench.data.sources import of_folder, place_of
 from specbench.data.text_file import TEXT, read_text
 from specbench.errors import ConfigError, first_line, shown
-from specbench.settings import BaseSettings, file_hash, setting
+from specbench.settings import BaseSettings, file_hash
 
 ENDINGS = (".txt", ".md", ".text")  # of the files that are read in a folder
 
@@ -19,14 +21,13 @@ class TextData(StoredData):
     """Windows of a text file, or of all text files in a folder: each of `window` characters or tokens, `stride` after
     the one before. What is left at the end of a file, less than a window, is left out, unless it is the whole file."""
 
-    @dataclass
     class Settings(BaseSettings):
-        path: str = setting(required="a text file in UTF-8, or a folder of them")
-        window: int = setting(ge=1, le=10**7)
-        stride: int | None = setting(ge=1, le=10**7)
-        unit: str = setting(choices=("characters", "tokens"))
-        tokenizer: str = setting()
-        limit: int | None = setting(ge=1)
+        path: str = Field(description="a text file in UTF-8, or a folder of them")
+        window: int = Field(ge=1, le=10**7)
+        stride: int | None = Field(ge=1, le=10**7)
+        unit: Literal["characters", "tokens"]
+        tokenizer: str
+        limit: int | None = Field(ge=1)
 
         def check(self, prefix: str) -> None:
             if not Path(self.path).is_dir():

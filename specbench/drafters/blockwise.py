@@ -2,10 +2,10 @@
 Medusa's tree of their most probable tokens (Cai et al. 2024)."""
 
 import heapq
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from specbench.component import Selections
@@ -23,7 +23,6 @@ from specbench.models.language_model import LanguageModel
 from specbench.models.published_heads import PublishedHeads, load_heads, refuse_heads
 from specbench.models.trained_parts import Heads, PartSettings
 from specbench.policies.base import GammaPolicy
-from specbench.settings import setting
 
 HEADS = "heads of python -m specbench.train or of others, which must be a hub id or a folder with a config.json"
 
@@ -35,10 +34,10 @@ class BlockwiseDrafter(ParallelDrafter):
 
     needs_hidden = True
 
-    @dataclass
     class Settings(PartSettings, OwnSampling):
-        part, must = "path", HEADS
-        path: str = setting(required="a folder of heads")
+        part: ClassVar[str] = "path"
+        must: ClassVar[str] = HEADS
+        path: str = Field(description="a folder of heads")
 
     @classmethod
     def refuses(cls, settings: Any, run: Selections) -> str | None:
@@ -86,9 +85,8 @@ class MedusaDrafter(BlockwiseDrafter):
 
     trees = True
 
-    @dataclass
     class Settings(BlockwiseDrafter.Settings):
-        size: int = setting(ge=1, le=10_000)
+        size: int = Field(ge=1, le=10_000)
 
     @classmethod
     def point_masses(cls, settings: Settings) -> bool:

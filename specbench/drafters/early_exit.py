@@ -1,7 +1,8 @@
 """The target drafts for itself on its own cache, with its first layers only."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import Field
 
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
@@ -10,7 +11,6 @@ from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.shared_cache import BorrowedCache, first_layers
 from specbench.models.trained_parts import ExitHead, Heads, PartSettings, load_part
-from specbench.settings import setting
 
 
 class EarlyExitDrafter(ModelDrafter):
@@ -22,11 +22,10 @@ class EarlyExitDrafter(ModelDrafter):
     with_states = False
     reread = 1  # in the target's cache only the last committed token is missing
 
-    @dataclass
     class Settings(PartSettings, OwnSampling):
-        part = "head"
-        layers: int = setting(ge=1, le=10_000)
-        head: str | None = setting()
+        part: ClassVar[str] = "head"
+        layers: int = Field(ge=1, le=10_000)
+        head: str | None
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "EarlyExitDrafter":

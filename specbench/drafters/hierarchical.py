@@ -4,10 +4,11 @@ import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from specbench.component import Selections, nested
@@ -26,7 +27,7 @@ from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.policies.base import GammaPolicy
 from specbench.policies.fixed import FixedGamma
-from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
+from specbench.settings import LARGEST_GAMMA, BaseSettings
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 
@@ -50,10 +51,9 @@ class HierarchicalDrafter(Drafter):
 
     reads_text = False
 
-    @dataclass
     class Settings(ModelSettings):
-        below: Any = setting(required="a drafter")
-        below_gamma: int = setting(ge=1, le=LARGEST_GAMMA)
+        below: Any = Field(description="a drafter")
+        below_gamma: int = Field(ge=1, le=LARGEST_GAMMA)
 
         def check(self, prefix: str) -> None:
             super().check(prefix)

@@ -1,7 +1,6 @@
 """A smaller language model drafts autoregressively: the paper's main case (sections 2.1 and 3.6)."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,21 +21,18 @@ from specbench.models.pretrained import PretrainedModel
 from specbench.models.shared_cache import BorrowedCache
 from specbench.models.vocabulary import intersection
 from specbench.policies.base import GammaPolicy, Signal
-from specbench.settings import setting
 
 DraftMemory = tuple[Tensor | None, ...]
 
 
-@dataclass
 class ModelSettings(PretrainedModel.Settings, OwnSampling):
     """A checkpoint, and how its logits become q."""
 
 
-@dataclass
 class VocabularySettings(ModelSettings):
     """As `ModelSettings`, of a drafter whose tokenizer may differ from the target's."""
 
-    vocabulary: str = setting(choices=("same", "intersection"), default="same")
+    vocabulary: Literal["same", "intersection"] = "same"
 
 
 def load_drafter(

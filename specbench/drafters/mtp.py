@@ -1,7 +1,6 @@
 """Multi-token prediction: a module that comes with the checkpoint drafts (DeepSeek-V3, 2412.19437, section 2.2)."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -22,7 +21,6 @@ from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import MtpModel
 from specbench.models.mtp_weights import load_mtp, missing_in, numbers_of
 from specbench.models.trained_parts import PartSettings
-from specbench.settings import setting
 
 
 class MtpDrafter(TreeDrafter):
@@ -38,10 +36,10 @@ class MtpDrafter(TreeDrafter):
     trees = False
     ends_early = True
 
-    @dataclass
     class Settings(PartSettings, OwnSampling, TreeSettings):
-        part, must = "path", MODEL
-        path: str | None = setting()
+        part: ClassVar[str] = "path"
+        must: ClassVar[str] = MODEL
+        path: str | None
 
         def own_bytes(self, target: Any, size: Any, itemsize: int) -> tuple[int, int, int]:
             weights, hidden = numbers_of(self.path or target.path) or (0, 0)

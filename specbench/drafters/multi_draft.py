@@ -2,12 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -27,10 +27,8 @@ from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel
 from specbench.policies.base import GammaPolicy
-from specbench.settings import setting
 
 MOST_MODELS = 16
-ORDERS = ("fixed", "random")
 
 
 class MultiDrafter(Drafter):
@@ -42,16 +40,19 @@ class MultiDrafter(Drafter):
 
     trees = True
 
-    @dataclass
     class Settings(OwnSampling):
-        paths: list[str] = setting()
-        samples: int = setting(ge=1, le=1000)
-        order: str = setting(choices=ORDERS, default="fixed")
+        paths: list[str]
+        samples: int = Field(ge=1, le=1000)
+        order: Literal["fixed", "random"] = "fixed"
         trust_remote_code: bool = False
 
         def models(self) -> Sequence[PretrainedModel.Settings]:
-            trust = self.trust_remote_code
-            return [PretrainedModel.Settings(path, None, "pretrained", "never", {}, trust) for path in self.paths]
+            common: dict[str, Any] = {
+                "weights": "pretrained",
+                "chat_template": "never",
+                "trust_remote_code": self.trust_remote_code,
+            }
+            return [PretrainedModel.Settings(path=path, **common) for path in self.paths]
 
         def sources(self) -> Mapping[str, str]:
             return {f"paths[{number}]": model.sources()["path"] for number, model in enumerate(self.models())}

@@ -2,10 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from specbench.decoding.draft import Draft
@@ -17,7 +17,6 @@ from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.policies.base import GammaPolicy
-from specbench.settings import setting
 
 
 class NgramTable:
@@ -83,12 +82,11 @@ class NgramDrafter(CountDrafter):
 
     fixed_in_round = True
 
-    @dataclass
     class Settings(OwnSampling):
-        min_order: int = setting(ge=2, le=100)
-        max_order: int = setting(ge=2, le=100)
-        window: int = setting(ge=1, le=10**7)
-        sample: bool = setting()
+        min_order: int = Field(ge=2, le=100)
+        max_order: int = Field(ge=2, le=100)
+        window: int = Field(ge=1, le=10**7)
+        sample: bool
 
         def check(self, prefix: str) -> None:
             if self.min_order > self.max_order:

@@ -1,10 +1,10 @@
 """Unigram and bigram drafters (sections 3.6 and 4.2), fitted on a text."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from specbench.data.sources import of_python, place_of
@@ -15,15 +15,14 @@ from specbench.drafters.lookup_base import CountDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.settings import file_hash, setting
+from specbench.settings import file_hash
 
 
 class UnigramDrafter(CountDrafter):
     """The unigram model (section 4.2): q(x) is proportional to the count of x in the text, plus one."""
 
-    @dataclass
     class Settings(OwnSampling):
-        path: str | None = setting()
+        path: str | None
 
         def sources(self) -> Mapping[str, str]:
             return {"path": of_python() if self.path is None else file_hash(place_of(self.path))}
@@ -52,9 +51,8 @@ class BigramDrafter(UnigramDrafter):
     interpolated with the unigram as if each context had been seen `smoothing` times more, with unigram
     continuations."""
 
-    @dataclass
     class Settings(UnigramDrafter.Settings):
-        smoothing: float = setting(ge=1e-6, le=1e9)
+        smoothing: float = Field(ge=1e-6, le=1e9)
 
     def __init__(self, tokens: Tensor, vocab_size: int, sampling: Sampling, smoothing: float):
         super().__init__(tokens, vocab_size, sampling)

@@ -1,10 +1,10 @@
 """Drafters that guess all tokens of a draft in one call (section 3.6): no guess depends on another."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from specbench.decoding.draft import Draft
@@ -21,7 +21,6 @@ from specbench.models.language_model import LanguageModel
 from specbench.models.shared_cache import BorrowedCache
 from specbench.models.trained_parts import LookAhead, PartSettings, load_part
 from specbench.policies.base import GammaPolicy
-from specbench.settings import setting
 
 
 class ParallelDrafter(Drafter):
@@ -73,10 +72,9 @@ class NonAutoregressiveDrafter(ParallelDrafter):
 
     reads = 2  # tokens that the model reads per guess, for `operations_per_token`
 
-    @dataclass
     class Settings(PartSettings, ModelSettings):
-        part = "lookahead"
-        lookahead: str = setting(required="a folder of look-ahead embeddings")
+        part: ClassVar[str] = "lookahead"
+        lookahead: str = Field(description="a folder of look-ahead embeddings")
 
     def __init__(self, model: LanguageModel, lookahead: LookAhead, vocab_size: int, gamma: int):
         """`vocab_size` is the target's V; `gamma` is the usual gamma."""
@@ -127,10 +125,9 @@ class PassDrafter(NonAutoregressiveDrafter):
     reads = 1
     with_states = False
 
-    @dataclass
     class Settings(PartSettings, OwnSampling):
-        part = "lookahead"
-        lookahead: str = setting(required="a folder of look-ahead embeddings")
+        part: ClassVar[str] = "lookahead"
+        lookahead: str = Field(description="a folder of look-ahead embeddings")
 
     def __init__(self, model: BorrowedCache, lookahead: LookAhead, vocab_size: int, gamma: int):
         super().__init__(model, lookahead, vocab_size, gamma)

@@ -5,12 +5,13 @@ The paper's copying from the context (section 3.6), for summaries, edits and cha
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+
+from pydantic import Field
 
 from specbench.decoding.state import State
 from specbench.drafters.lookup_base import PointMassDrafter, committed
 from specbench.errors import ConfigError
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings
 
 
 class PromptLookupDrafter(PointMassDrafter):
@@ -19,10 +20,9 @@ class PromptLookupDrafter(PointMassDrafter):
 
     fixed_in_round = True
 
-    @dataclass
     class Settings(BaseSettings):
-        max_match: int = setting(ge=1, le=1000)
-        min_match: int = setting(ge=1, le=1000)
+        max_match: int = Field(ge=1, le=1000)
+        min_match: int = Field(ge=1, le=1000)
 
         def check(self, prefix: str) -> None:
             if self.min_match > self.max_match:

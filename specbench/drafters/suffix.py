@@ -4,8 +4,10 @@ far and, if asked for, of past outputs."""
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
+
+from pydantic import Field
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.state import State
@@ -16,7 +18,7 @@ from specbench.drafters.tree_shapes import MOST_NODES
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.policies.base import GammaPolicy
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings
 
 
 class SuffixAutomaton:
@@ -189,14 +191,13 @@ class SuffixDrafter(Drafter):
 
     fixed_in_round = True
 
-    @dataclass
     class Settings(BaseSettings):
-        depth: int = setting(ge=2, le=1000)
-        factor: float = setting(ge=1e-6, le=1000, zero=True)
-        offset: float = setting(ge=1e-6, le=1000, zero=True)
-        min_prob: float = setting(ge=1e-6, le=1, zero=True)
-        past: int = setting(ge=0, le=10**6)
-        nodes: int | None = setting(ge=1, le=MOST_NODES, default=None)
+        depth: int = Field(ge=2, le=1000)
+        factor: float = Field(ge=0, le=1000)
+        offset: float = Field(ge=0, le=1000)
+        min_prob: float = Field(ge=0, le=1)
+        past: int = Field(ge=0, le=10**6)
+        nodes: int | None = Field(default=None, ge=1, le=MOST_NODES)
 
     @classmethod
     def branches(cls, settings: Any) -> bool:
@@ -234,7 +235,7 @@ class SuffixDrafter(Drafter):
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "SuffixDrafter":
-        own = {field.name: getattr(settings, field.name) for field in fields(SuffixDrafter.Settings)}
+        own = {name: getattr(settings, name) for name in SuffixDrafter.Settings.model_fields}
         return SuffixDrafter(**own, gamma=context.gamma)
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:

@@ -1,7 +1,6 @@
 """Tree drafts of any drafter whose steps give q: one read per level, of the nodes that have children."""
 
 import operator
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -26,7 +25,6 @@ class TreeDrafter(ModelDrafter):
     trees = True
     ends_early = False
 
-    @dataclass
     class Settings(TreeSettings, VocabularySettings):
         def check(self, prefix: str) -> None:
             super().check(prefix)

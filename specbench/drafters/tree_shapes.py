@@ -6,10 +6,10 @@ B rows, n guesses of a level, m nodes that are read to draft it, V vocabulary, K
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from specbench.decoding.draft import Draft
@@ -31,7 +31,7 @@ from specbench.decoding.token_tree import (
 from specbench.decoding.transfers import constant, counts
 from specbench.errors import ConfigError, shown
 from specbench.models.language_model import LanguageModel
-from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
+from specbench.settings import LARGEST_GAMMA, BaseSettings
 
 MOST_LEAVES, MOST_NODES, MOST_WIDTH = 1000, 1000, 32
 CHAIN = 0.7  # what a guess is worth beside the one before it, if guesses are drawn
@@ -224,15 +224,14 @@ class SampledTree(DynamicTree):
 Shape = FixedTree | DynamicTree
 
 
-@dataclass(kw_only=True)
 class TreeSettings(BaseSettings):
     """The shape of drafts: `branching` and `children`, `nodes` and `width`, or chains if `branching` and `nodes` are
     null."""
 
-    branching: list[int] | None = setting(ge=1, le=MOST_LEAVES, default=None)
-    children: str = setting(choices=CHILDREN, default="distinct")
-    nodes: int | None = setting(ge=1, le=MOST_NODES, default=None)
-    width: int = setting(ge=1, le=MOST_WIDTH, default=4)
+    branching: list[Annotated[int, Field(ge=1, le=MOST_LEAVES)]] | None = None
+    children: Literal["independent", "distinct", "best"] = "distinct"
+    nodes: int | None = Field(default=None, ge=1, le=MOST_NODES)
+    width: int = Field(default=4, ge=1, le=MOST_WIDTH)
 
     def check(self, prefix: str) -> None:
         super().check(prefix)

@@ -7,9 +7,8 @@ run are used if all that are needed are there, and made where that takes less ti
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +39,7 @@ from specbench.executors.packed_linear import (
 )
 from specbench.executors.pytree import Columns, bucket, refuse_growing_cache
 from specbench.kernels import ops
-from specbench.settings import BaseSettings, file_hash, setting
+from specbench.settings import BaseSettings, file_hash
 
 log = logging.getLogger(__name__)
 NAMES = {kind.name: kind for kind in (*QUANTIZED, *KINDS)}
@@ -56,12 +55,11 @@ class AutoExecutor(Executor):
     runs_divided = True
     falls_back = True
 
-    @dataclass
     class Settings(BaseSettings):
-        products: list[str] = setting(choices=tuple(NAMES))
-        choices: str | None = setting()
-        programs: bool = setting(default=True)
-        compile: str = setting(choices=("auto", "true", "false"), default="auto")
+        products: list[str]
+        choices: str | None
+        programs: bool = True
+        compile: Literal["auto", "true", "false"] = "auto"
 
         def sources(self) -> Mapping[str, str]:
             return {} if self.choices is None else {"choices": file_hash(Path(self.choices).expanduser())}
@@ -318,9 +316,8 @@ class CompiledExecutor(AutoExecutor):
     runs_divided = False
     falls_back = False
 
-    @dataclass
     class Settings(AutoExecutor.Settings):
-        compile: str = setting(choices=("true",), default="true")
+        compile: Literal["true"] = "true"
 
     @classmethod
     def refuses(cls, settings: Any, run: Selections) -> str | None:

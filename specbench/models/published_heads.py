@@ -6,10 +6,10 @@ B rows, K heads, H hidden, V vocabulary.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from specbench.component import Selections
@@ -28,27 +28,26 @@ from specbench.models.published import (
     refuse_network,
 )
 from specbench.models.trained_parts import Heads, HeadsConfig, load_part
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings
 
 BLOCK, OUTPUT = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)"), re.compile(r"lm_heads\.(\d+)\.weight")
 MOST = 1000  # heads, and layers of each
 RANKS = 10  # guesses of a head that may stand in a tree
 
 
-@dataclass
 class MedusaConfig(BaseSettings):
     """Keys of config.json in both formats."""
 
-    medusa_num_heads: int = setting(ge=1, default=1)
-    num_heads: int = setting(ge=1, default=1)
-    medusa_num_layers: int | None = setting(ge=0, default=None)
-    num_hidden_layers: int | None = setting(ge=0, default=None)
-    hidden_size: int | None = setting(ge=1, default=None)
-    vocab_size: int | None = setting(ge=1, default=None)
-    truncated_vocab_size: int | None = setting(ge=1, default=None)
+    medusa_num_heads: int = Field(default=1, ge=1)
+    num_heads: int = Field(default=1, ge=1)
+    medusa_num_layers: int | None = Field(default=None, ge=0)
+    num_hidden_layers: int | None = Field(default=None, ge=0)
+    hidden_size: int | None = Field(default=None, ge=1)
+    vocab_size: int | None = Field(default=None, ge=1)
+    truncated_vocab_size: int | None = Field(default=None, ge=1)
     original_lm_head: bool = False
-    logit_scale: float = setting(gt=0, default=1.0)
-    accuracy: Any = setting(default=None)  # as in `HeadsConfig`
+    logit_scale: float = Field(default=1.0, gt=0)
+    accuracy: Any = None  # as in `HeadsConfig`
 
 
 class PublishedHeads(nn.Module):

@@ -3,7 +3,6 @@ exits), whose outputs its own output matrix turns into logits, and look-ahead em
 vocabulary."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -23,7 +22,6 @@ from specbench.settings import BaseSettings
 _Part = TypeVar("_Part", bound=PreTrainedModel)
 
 
-@dataclass(kw_only=True)
 class PartSettings(BaseSettings):
     """Settings of which one, `part`, names a folder or a hub id, or null for none."""
 

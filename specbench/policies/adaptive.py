@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 import numpy as np
+from pydantic import Field
 
 from specbench.decoding.state import State
 from specbench.policies.base import Costs, GammaPolicy
-from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
+from specbench.settings import LARGEST_GAMMA, BaseSettings
 from specbench.theory import expected_tokens
 
 
@@ -29,12 +30,11 @@ class AdaptiveGamma(GammaPolicy):
     without a draft teach nothing: after `probe` of them one guess is drafted.
     """
 
-    @dataclass
     class Settings(BaseSettings):
-        largest: int = setting(ge=1, le=LARGEST_GAMMA)
-        prior: float = setting(ge=1e-3, le=1e9)
-        forget: float = setting(ge=0, le=1)
-        probe: int = setting(ge=1, le=10**9)
+        largest: int = Field(ge=1, le=LARGEST_GAMMA)
+        prior: float = Field(ge=1e-3, le=1e9)
+        forget: float = Field(ge=0, le=1)
+        probe: int = Field(ge=1, le=10**9)
 
     calibrated = True
 

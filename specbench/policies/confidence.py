@@ -1,12 +1,11 @@
 """Stops drafting when q(x) of a guess falls below a threshold, as transformers' assisted generation does."""
 
-from dataclasses import dataclass
-
+from pydantic import Field
 from torch import Tensor
 
 from specbench.decoding.state import State
 from specbench.policies.base import GammaPolicy
-from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
+from specbench.settings import LARGEST_GAMMA, BaseSettings
 
 
 def probability(q: Tensor, x: Tensor) -> Tensor:
@@ -17,10 +16,9 @@ def probability(q: Tensor, x: Tensor) -> Tensor:
 class ConfidenceGamma(GammaPolicy):
     """Drafts until a guess has q(x) below `threshold`; that guess is still verified."""
 
-    @dataclass
     class Settings(BaseSettings):
-        largest: int = setting(ge=1, le=LARGEST_GAMMA)
-        threshold: float = setting(ge=0, le=1)
+        largest: int = Field(ge=1, le=LARGEST_GAMMA)
+        threshold: float = Field(ge=0, le=1)
 
     watches = True
 

@@ -1,15 +1,16 @@
 """Stops drafting when past acceptance at similar q says that another guess is not worth its time (section 3.5)."""
 
 import math
-from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from specbench.decoding.state import State
 from specbench.policies.base import Costs, GammaPolicy
-from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
+from specbench.settings import LARGEST_GAMMA, BaseSettings
 
 BINS = 12
 PRIOR_GUESSES = 4.0  # weight of the mean beta at the start, in guesses per bin
@@ -39,10 +40,9 @@ class EntropyGamma(GammaPolicy):
     time on average.
     """
 
-    @dataclass
     class Settings(BaseSettings):
-        largest: int = setting(ge=1, le=LARGEST_GAMMA)
-        signal: str = setting(choices=tuple(SIGNALS))
+        largest: int = Field(ge=1, le=LARGEST_GAMMA)
+        signal: Literal["entropy", "confidence"]
 
     calibrated = True
     watches = True

@@ -1,20 +1,19 @@
 """The schedule `heuristic_transient` of gamma in transformers' assisted generation."""
 
-from dataclasses import dataclass
+from pydantic import Field
 
 from specbench.decoding.state import State
 from specbench.policies.base import GammaPolicy
-from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
+from specbench.settings import LARGEST_GAMMA, BaseSettings
 
 
 class HeuristicGamma(GammaPolicy):
     """gamma rises by 2 after a round in which every guess was accepted and falls by 1 after any other, between 1 and
     `largest`. Each request begins at `gamma` and has its own."""
 
-    @dataclass
     class Settings(BaseSettings):
-        gamma: int = setting(ge=1, le=LARGEST_GAMMA)
-        largest: int = setting(ge=1, le=LARGEST_GAMMA)
+        gamma: int = Field(ge=1, le=LARGEST_GAMMA)
+        largest: int = Field(ge=1, le=LARGEST_GAMMA)
 
     def __init__(self, gamma: int, largest: int):
         self.first, self.largest = min(gamma, largest), largest

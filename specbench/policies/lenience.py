@@ -1,10 +1,10 @@
 """How lenient the verifier is in each round (A.5): always alike, or less exact while requests are queued."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from pydantic import Field
 from torch import Tensor
 
 from specbench.decoding.component import Component
@@ -12,7 +12,7 @@ from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
 from specbench.decoding.state import State
 from specbench.errors import ConfigError, shown
-from specbench.settings import LENIENCE, BaseSettings, setting
+from specbench.settings import BaseSettings, Lenience
 from specbench.verifiers.base import Verifier
 
 MOST_LEVELS = 16  # each is warmed up
@@ -47,10 +47,9 @@ class LoadLenience(LeniencePolicy):
     """The lenience of a round is levels[waiting // step], or the last level; `waiting` is the number of requests that
     have no row yet."""
 
-    @dataclass
     class Settings(BaseSettings):
-        levels: list[float] = setting(**LENIENCE)
-        step: int = setting(ge=1, le=10**6)
+        levels: list[Lenience]
+        step: int = Field(ge=1, le=10**6)
 
         def check(self, prefix: str) -> None:
             falling = all(a > b for a, b in pairwise(self.levels))

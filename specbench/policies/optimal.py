@@ -1,13 +1,12 @@
 """One gamma for the whole run: the best by Theorem 3.8 with measured costs (section 3.5)."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from specbench.decoding.state import State
 from specbench.policies.base import Costs, GammaPolicy
-from specbench.settings import LARGEST_GAMMA, BaseSettings, setting
+from specbench.settings import LARGEST_GAMMA, BaseSettings
 from specbench.theory import expected_tokens
 
 
@@ -21,9 +20,8 @@ class OptimalGamma(GammaPolicy):
     """Maximises E(tokens) / (gamma c + v(gamma) + o) (section 3.5), with alpha and all costs from a calibration pass
     that decodes some of the run's own prompts with every gamma up to `largest`."""
 
-    @dataclass
     class Settings(BaseSettings):
-        largest: int = setting(ge=1, le=LARGEST_GAMMA)
+        largest: int = Field(ge=1, le=LARGEST_GAMMA)
 
     calibrated = True
 

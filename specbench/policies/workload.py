@@ -1,14 +1,14 @@
 """When requests arrive: all at once, or over time as at a server."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from specbench.decoding.component import Component
 from specbench.errors import ConfigError
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings
 
 LONGEST_WAIT = 24 * 3600  # seconds until the last request arrives
 
@@ -47,13 +47,12 @@ class Poisson(Workload):
 
     over_time = True
 
-    @dataclass
     class Settings(BaseSettings):
-        rate: float = setting(ge=1e-6, le=1e6)
-        segment: int = setting(ge=0, le=10**9)
-        spike: float = setting(ge=1e-6, le=1e6)
-        spike_from: int = setting(ge=0, le=10**9)
-        spike_length: int = setting(ge=0, le=10**9)
+        rate: float = Field(ge=1e-6, le=1e6)
+        segment: int = Field(ge=0, le=10**9)
+        spike: float = Field(ge=1e-6, le=1e6)
+        spike_from: int = Field(ge=0, le=10**9)
+        spike_length: int = Field(ge=0, le=10**9)
 
     def __init__(
         self,

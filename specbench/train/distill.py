@@ -1,26 +1,23 @@
 """Trains a small model towards the target's distribution, or several together, each on what those before it miss."""
 
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from specbench.settings import setting
 from specbench.train.student import Student, StudentSettings, distances, quoted
 
-COVERS = ("argmax", "residual")
 LEAST = 1e-9  # probability that a residual keeps, so that its logarithm is finite
 
 
 class DistilledStudent(Student):
     """A small model; `model` is the checkpoint that it begins with, with the target's vocabulary (section 6)."""
 
-    @dataclass
     class Settings(StudentSettings):
-        model: str = setting(required="a local folder or a hub id")
+        model: str = Field(description="a local folder or a hub id")
 
         @property
         def own_model(self) -> str | None:
@@ -56,10 +53,9 @@ class BoostedStudents(Student):
     from the drafters at each step.
     """
 
-    @dataclass
     class Settings(DistilledStudent.Settings):
-        count: int = setting(ge=1, le=16)
-        covers: str = setting(choices=COVERS)
+        count: int = Field(ge=1, le=16)
+        covers: Literal["argmax", "residual"]
 
     def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
         super().__init__(target, loss, settings)

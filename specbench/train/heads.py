@@ -1,15 +1,14 @@
 """Trains heads on the target's hidden states: for Medusa, for blockwise parallel decoding, and for an early exit."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from specbench.models.shared_cache import first_layers
 from specbench.models.trained_parts import Heads, HeadsConfig
-from specbench.settings import setting
 from specbench.train.student import Student, StudentSettings, head_input, quoted
 
 
@@ -17,11 +16,10 @@ class HeadsStudent(Student):
     """Head k predicts, from the hidden state of a position, the token k positions after the target's own next token.
     `drafter` is the drafter that the heads are for."""
 
-    @dataclass
     class Settings(StudentSettings):
-        heads: int = setting(ge=1, le=1000)
-        inner: int | None = setting(ge=1, le=10**5)
-        drafter: str = setting(choices=("medusa", "blockwise"))
+        heads: int = Field(ge=1, le=1000)
+        inner: int | None = Field(ge=1, le=10**5)
+        drafter: Literal["medusa", "blockwise"]
 
         @property
         def ahead(self) -> int:
@@ -54,10 +52,9 @@ class EarlyExitStudent(Student):
 
     short: Any
 
-    @dataclass
     class Settings(StudentSettings):
-        layers: int = setting(ge=1, le=10_000)
-        inner: int | None = setting(ge=1, le=10**5)
+        layers: int = Field(ge=1, le=10_000)
+        inner: int | None = Field(ge=1, le=10**5)
 
     def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
         super().__init__(target, loss, settings)

@@ -1,14 +1,13 @@
 """Trains look-ahead embeddings (PaSS, Monea et al. 2023); the model itself does not change."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from specbench.models.trained_parts import LookAhead, LookAheadConfig
-from specbench.settings import setting
 from specbench.train.student import Student, StudentSettings, quoted
 
 
@@ -18,11 +17,10 @@ class LookAheadStudent(Student):
 
     model: Any
 
-    @dataclass
     class Settings(StudentSettings):
-        model: str | None = setting()
-        count: int = setting(ge=1, le=1000)
-        stride: int = setting(ge=1, le=10**6)
+        model: str | None
+        count: int = Field(ge=1, le=1000)
+        stride: int = Field(ge=1, le=10**6)
 
         @property
         def ahead(self) -> int:

@@ -4,26 +4,24 @@ B rows, T tokens, n positions, K guesses, V vocabulary, H hidden.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from specbench.decoding.component import Component
 from specbench.models.language_model import head_inputs
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings
 
-LOSSES = ("kl", "tv")
 BEST = 10  # tokens of each guess whose accuracy is measured
 
 
-@dataclass
 class StudentSettings(BaseSettings):
     """Settings of every method of training."""
 
-    learning_rate: float = setting(ge=1e-9, le=10)
+    learning_rate: float = Field(ge=1e-9, le=10)
 
     @property
     def ahead(self) -> int:

@@ -3,13 +3,13 @@
 import json
 import logging
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
 from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
 from rich.progress import track
 from torch import Tensor
 
@@ -17,29 +17,28 @@ from specbench.component import chosen_class
 from specbench.config.devices import pick_device
 from specbench.errors import ConfigError, first_line, installing
 from specbench.models.pretrained import PretrainedModel, load_config, load_module, load_tokenizer
-from specbench.settings import LARGEST_SEED, BaseSettings, setting, validate
+from specbench.settings import LARGEST_SEED, BaseSettings, validate
 from specbench.train.data import training_rows
-from specbench.train.student import LOSSES, Student
+from specbench.train.student import Student
 
 log = logging.getLogger(__name__)
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-@dataclass
 class Training(BaseSettings):
     """The scalars of conf/train.yaml."""
 
-    loss: str = setting(choices=LOSSES)
-    text: str | None = setting()
-    tokens: int = setting(ge=1, le=10**11)
-    row: int = setting(ge=8, le=10**6)
-    batch_size: int = setting(ge=1, le=10**5)
-    accumulate: int = setting(ge=1, le=10**5)
-    epochs: float = setting(ge=1e-6, le=1000)
-    warmup: int = setting(ge=0, le=10**9)
-    precision: str = setting(choices=tuple(PRECISIONS))
-    seed: int = setting(ge=0, le=LARGEST_SEED)
-    device: str = setting()
+    loss: Literal["kl", "tv"]
+    text: str | None
+    tokens: int = Field(ge=1, le=10**11)
+    row: int = Field(ge=8, le=10**6)
+    batch_size: int = Field(ge=1, le=10**5)
+    accumulate: int = Field(ge=1, le=10**5)
+    epochs: float = Field(ge=1e-6, le=1000)
+    warmup: int = Field(ge=0, le=10**9)
+    precision: Literal["float32", "bfloat16"]
+    seed: int = Field(ge=0, le=LARGEST_SEED)
+    device: str
 
 
 def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:

@@ -1,16 +1,16 @@
 """Accepts at a given rate, no matter what the models compute: for timing an engine without trained weights."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import draw
 from specbench.decoding.verify import at_row, leading, verdict
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings
 from specbench.verifiers.base import Verifier
 
 
@@ -20,9 +20,8 @@ class SyntheticVerifier(Verifier):
     judged = False
     lossless = False
 
-    @dataclass
     class Settings(BaseSettings):
-        alpha: float = setting(ge=0, le=1)
+        alpha: float = Field(ge=0, le=1)
 
     def __init__(self, greedy: bool, alpha: float):
         super().__init__(greedy)

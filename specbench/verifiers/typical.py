@@ -1,8 +1,7 @@
 """Typical acceptance (Medusa): accepts guesses that the target finds probable enough. Not exact."""
 
-from dataclasses import dataclass
-
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from specbench.decoding.draft import Draft, Verdict
@@ -10,7 +9,7 @@ from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import draw
 from specbench.decoding.token_tree import ROOT
 from specbench.decoding.verify_tree import longest_path
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings
 from specbench.verifiers.base import Verifier
 
 
@@ -23,10 +22,9 @@ class TypicalVerifier(Verifier):
     law = "q of the tokens that pass"
     note = "typical acceptance is not exact: the text is not drawn from the target's law"
 
-    @dataclass
     class Settings(BaseSettings):
-        epsilon: float = setting(ge=1e-6, le=1)
-        delta: float = setting(ge=1e-6, le=1)
+        epsilon: float = Field(ge=1e-6, le=1)
+        delta: float = Field(ge=1e-6, le=1)
 
     def __init__(self, greedy: bool, epsilon: float, delta: float):
         super().__init__(greedy)

@@ -1,6 +1,5 @@
 """Nothing that is finished is overwritten or lost, and what never began leaves nothing."""
 
-import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -186,6 +185,8 @@ def schemas(base=BaseSettings):
 
 def test_what_a_key_accepts_is_said_in_words():
     """No word of Python's types reaches a sentence."""
-    told = {describe(field) for schema in schemas() for field in dataclasses.fields(schema)}
+    told = {
+        describe(field.annotation, field.metadata) for schema in schemas() for field in schema.model_fields.values()
+    }
     assert len(told) > 20 and any(words.endswith(" or null") for words in told)
     assert not [words for words in told if re.search(r"[|\[\]]|typing|None", words)]

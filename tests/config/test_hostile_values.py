@@ -1,13 +1,11 @@
 """Property-based: whatever stands in a setting, a data file or a template, the answer is a ConfigError that names it,
 or a value that is finite and of its type. The settings are those of the schema and of every option in `conf/`."""
 
-import dataclasses
 import gzip
 import logging
 import math
-import types
 from functools import cache
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -61,7 +59,7 @@ def options() -> dict[str, Any]:
     found = {"run": OmegaConf.load(conf_dir() / "config.yaml"), "train": OmegaConf.load(conf_dir() / "train.yaml")}
     schemas = {"run": RunConfig, "train": Training}
     for name, schema in schemas.items():
-        found[name] = OmegaConf.masked_copy(found[name], [field.name for field in dataclasses.fields(schema)])
+        found[name] = OmegaConf.masked_copy(found[name], [*schema.model_fields])
     for group in BASES:
         for file in sorted((conf_dir() / group).glob("*.yaml")):
             node = OmegaConf.create(option_file(file))
@@ -86,27 +84,20 @@ FIELDS = [(name, str(key)) for name, node in options().items() for key in node]
 
 def sound(found: BaseSettings) -> None:
     """Asserts that every field has its type, and that numbers are finite and text is text."""
-    hints = get_type_hints(type(found))
-    for field in dataclasses.fields(found):
-        fits(getattr(found, field.name), hints[field.name])
+    assert type(found).model_validate(found.model_dump()) == found
+    for value in vars(found).values():
+        fits(value)
 
 
-def fits(value: Any, hint: Any) -> None:
-    allowed = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    kinds = [entry for entry in allowed if entry is not type(None)]
-    kind = next((entry for entry in kinds if isinstance(value, list) and get_origin(entry) is list), kinds[0])
-    if value is None:
-        assert type(None) in allowed
-    elif get_origin(kind) is list:
-        assert isinstance(value, list)
+def fits(value: Any) -> None:
+    if isinstance(value, list):
         for entry in value:
-            fits(entry, get_args(kind)[0])
-    elif kind in (int, float, str, bool):
-        assert type(value) is kind
-        if kind is str:
-            assert value and value.encode() and "\0" not in value
-        else:
-            assert math.isfinite(value) and (value == 0 or 1e-30 <= abs(value) <= (1e30 if kind is float else 2**63))
+            fits(entry)
+    elif isinstance(value, str):
+        assert value and value.encode() and "\0" not in value
+    elif isinstance(value, int | float):
+        largest = 1e30 if isinstance(value, float) else 2**63
+        assert math.isfinite(value) and (value == 0 or 1e-30 <= abs(value) <= largest)
 
 
 def set_value(node: Any, key: str, value: Any) -> None:

@@ -34,5 +34,5 @@ def test_records_with_categories_are_taken_from_each(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"prompt": "p{n}", "kind": "{"ab"[n > 3]}"}}\n' for n in range(8)))
     for field, wanted in (("kind", ["a", "a", "b", "b"]), (None, [""] * 4)):
-        settings = JsonlData.Settings(str(path), 4, field="prompt", template=None, category_field=field)
+        settings = JsonlData.Settings(path=str(path), limit=4, field="prompt", template=None, category_field=field)
         assert [prompt.category for prompt in load(JsonlData(settings))] == wanted

@@ -40,7 +40,9 @@ def _one_tokenizer():
 
 @cache
 def tokenizer():
-    return load_tokenizer(PretrainedModel.Settings("shipped:target", None, "pretrained", "never"), "target")
+    return load_tokenizer(
+        PretrainedModel.Settings(path="shipped:target", weights="pretrained", chat_template="never"), "target"
+    )
 
 
 def decode(model: PretrainedModel, temperature: float, rows: int, cache_name: str, kind: str):

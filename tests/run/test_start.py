@@ -1,6 +1,5 @@
 """What a command loads before it answers, and that what it says is what the schema has."""
 
-import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -104,7 +103,7 @@ def test_groups_are_those_of_the_configuration():
     assert chosen - {"metric", "experiment"} == set(GROUPS)
     for group in GROUPS:
         assert base_of(group).__module__ == GROUPS[group].base.rpartition(".")[0]
-    assert {field.name for field in dataclasses.fields(RunConfig)} | set(GROUPS) <= set(known_keys([]))
+    assert {*RunConfig.model_fields} | set(GROUPS) <= set(known_keys([]))
 
 
 def test_the_corpus_leaves_out_folders_without_reading_them(monkeypatch, tmp_path):

@@ -35,7 +35,7 @@ def rows(seed=0):
 
 
 def settings_of(count, covers):
-    return BoostedStudents.Settings(1e-3, "shipped:drafter", count, covers)
+    return BoostedStudents.Settings(learning_rate=1e-3, model="shipped:drafter", count=count, covers=covers)
 
 
 def boosted(covers, loss="kl"):

@@ -34,7 +34,7 @@ DRAFTERS = {  # how what a method saves is used
 
 
 def shipped(role):
-    settings = PretrainedModel.Settings(f"shipped:{role}", weights="pretrained", chat_template="never")
+    settings = PretrainedModel.Settings(path=f"shipped:{role}", weights="pretrained", chat_template="never")
     return load_module(settings, role, torch.device("cpu"), torch.float32, 0)
 
 
@@ -98,7 +98,9 @@ def test_total_variation_is_one_minus_beta():
 def test_look_ahead_training_sees_what_decoding_will_see():
     """The masked pass over a whole row gives, at each cut, the logits of a pass over that context alone."""
     target = shipped("target")
-    student = LookAheadStudent(target, "kl", LookAheadStudent.Settings(1e-3, None, 3, 5))
+    student = LookAheadStudent(
+        target, "kl", LookAheadStudent.Settings(learning_rate=1e-3, model=None, count=3, stride=5)
+    )
     student.lookahead.embeddings.data.normal_(std=0.5)
     row = torch.randint(4096, (1, 24), generator=torch.Generator().manual_seed(0))
     p, q = student.distributions(row)

@@ -1,8 +1,9 @@
 """Beam search instead of sampling (A.4): `decoding=beam`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from pydantic import Field
 
 from specbench.component import Selections
 from specbench.config.components import Components
@@ -19,7 +20,7 @@ from specbench.models.attention_mask import sliding_window
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import PretrainedModel, load_config
 from specbench.results.schema import BeamNumbers
-from specbench.settings import MOST_BEAMS, BaseSettings, setting
+from specbench.settings import MOST_BEAMS, BaseSettings
 from specbench.stats.estimates import Lossless
 from specbench.stats.records import DecodeResult, Result, RunRecord
 
@@ -33,12 +34,11 @@ class BeamDecoding(Decoding):
     """The best of `beams` hypotheses, found by a speculative beam search that accepts a level of guesses if it holds
     every continuation of the target's own search. The result is that of plain beam search."""
 
-    @dataclass
     class Settings(BaseSettings):
-        beams: int = setting(ge=1, le=MOST_BEAMS)
-        drafter_beams: int | None = setting(ge=1, le=MOST_GUESSES)
-        length_penalty: float = setting(ge=-10, le=10)
-        early_stopping: bool = setting()
+        beams: int = Field(ge=1, le=MOST_BEAMS)
+        drafter_beams: int | None = Field(ge=1, le=MOST_GUESSES)
+        length_penalty: float = Field(ge=-10, le=10)
+        early_stopping: bool
 
         def check(self, prefix: str) -> None:
             if self.drafter_width < self.beams:

@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from transformers import Qwen3Config
 
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import reading
 from specbench.models.checkpoint_checks import few, refuse_bad_sizes
 from specbench.models.published import UNUSED, checked, read_config
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings
 
 LARGEST_HEAD = 65_536
 LAYER = {*Qwen3Config().to_dict(), *UNUSED, "rope_theta", "rope_scaling"}
@@ -19,22 +20,21 @@ NOT_USED = {"speculators_model_type", "speculators_version", "speculators_config
             "num_target_layers", "enable_confidence_head", "confidence_head_with_markov"}  # fmt: skip
 
 
-@dataclass
 class Options(BaseSettings):
     """Keys of config.json beside those of the decoder layers, under one name each."""
 
-    block_size: int = setting(ge=2, le=1000)
-    mask_token_id: int = setting(ge=0)
-    layer_ids: list[int] | None = setting(ge=0, default=None)
-    draft_vocab_size: int | None = setting(ge=1, default=None)
+    block_size: int = Field(ge=2, le=1000)
+    mask_token_id: int = Field(ge=0)
+    layer_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    draft_vocab_size: int | None = Field(default=None, ge=1)
     sample_from_anchor: bool = False
     sliding_window_non_causal: bool = False
     use_swa: bool = False
-    swa_window_size: int | None = setting(ge=1, default=None)
-    causal: bool = setting(choices=(False,), default=False)
-    projector_type: str | None = setting(choices=("dflash", "linear"), default=None)
-    markov_rank: int = setting(ge=0, default=0)
-    markov_head_type: str = setting(choices=("vanilla",), default="vanilla")
+    swa_window_size: int | None = Field(default=None, ge=1)
+    causal: Literal[False] = False
+    projector_type: Literal["dflash", "linear"] | None = None
+    markov_rank: int = Field(default=0, ge=0)
+    markov_head_type: Literal["vanilla"] = "vanilla"
 
 
 @dataclass(frozen=True)

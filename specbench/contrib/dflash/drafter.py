@@ -1,9 +1,9 @@
 """DFlash: a published drafter guesses a block of tokens in one pass over masks, beside the target's hidden states."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from specbench.component import Selections
@@ -26,7 +26,6 @@ from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import load_config
 from specbench.models.trained_parts import PartSettings
 from specbench.policies.base import GammaPolicy
-from specbench.settings import setting
 
 
 class DFlashDrafter(ParallelDrafter):
@@ -38,10 +37,10 @@ class DFlashDrafter(ParallelDrafter):
     listens = True
     with_states = False
 
-    @dataclass
     class Settings(PartSettings, OwnSampling):
-        part, must = "path", MODEL
-        path: str = setting(required="a folder or hub id of a DFlash checkpoint")
+        part: ClassVar[str] = "path"
+        must: ClassVar[str] = MODEL
+        path: str = Field(description="a folder or hub id of a DFlash checkpoint")
 
         def own_bytes(self, target: Any, size: Any, itemsize: int) -> tuple[int, int, int]:
             weights = super().own_bytes(target, size, itemsize)[0]

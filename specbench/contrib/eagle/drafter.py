@@ -3,9 +3,9 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
+from pydantic import Field
 from torch import Tensor
 
 from specbench.component import Selections
@@ -26,7 +26,6 @@ from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.pretrained import load_config
 from specbench.models.trained_parts import PartSettings
-from specbench.settings import setting
 
 log = logging.getLogger(__name__)
 TEXTS, TEXT_TOKENS = 4, 256  # prompts, and tokens of each, on which two readings of a checkpoint are compared
@@ -35,10 +34,11 @@ TEXTS, TEXT_TOKENS = 4, 256  # prompts, and tokens of each, on which two reading
 class EagleDrafter(MtpDrafter):
     """EAGLE-1 and EAGLE-2: a layer reads the target's last hidden states, and its output has the target's matrix."""
 
-    @dataclass
     class Settings(PartSettings, OwnSampling, TreeSettings):
-        part, must, version = "path", MODEL, 1
-        path: str = setting(required="a folder or hub id of an EAGLE checkpoint")
+        part: ClassVar[str] = "path"
+        must: ClassVar[str] = MODEL
+        version: ClassVar[int] = 1
+        path: str = Field(description="a folder or hub id of an EAGLE checkpoint")
 
         def layers(self) -> list[int] | None:
             """The layers in front of which it reads hidden states, if they are given."""
@@ -85,10 +85,9 @@ class EagleDrafter(MtpDrafter):
 class Eagle3Drafter(EagleDrafter):
     """EAGLE-3: the hidden states of several of the target's layers, and often a smaller vocabulary."""
 
-    @dataclass
     class Settings(EagleDrafter.Settings):
         version = 3
-        feature_layers: str | list[int] = setting(ge=0, default="auto")
+        feature_layers: str | list[Annotated[int, Field(ge=0)]] = "auto"
 
         def check(self, prefix: str) -> None:
             super().check(prefix)

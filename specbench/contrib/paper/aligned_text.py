@@ -1,7 +1,8 @@
 """Sentences with their translations as prompts, as of WMT."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from pydantic import Field
 
 from specbench.data.json_lines import need_file
 from specbench.data.prompts import Prompt, StoredData
@@ -9,19 +10,18 @@ from specbench.data.sources import place_of
 from specbench.data.template import check_template, fill
 from specbench.data.text_file import TEXT, read_text
 from specbench.errors import ConfigError, shown
-from specbench.settings import BaseSettings, file_hash, setting
+from specbench.settings import BaseSettings, file_hash
 
 
 class ParallelData(StoredData):
     """Two aligned text files, a sentence a line: the line of `path` is the prompt, or the template with {source} and
     {reference} in it. A line that is blank in one of them is left out."""
 
-    @dataclass
     class Settings(BaseSettings):
-        path: str = setting(required="a text file, one sentence a line")
-        reference: str = setting(required="the text file whose lines belong to those of data.path")
-        template: str | None = setting()
-        limit: int | None = setting(ge=1)
+        path: str = Field(description="a text file, one sentence a line")
+        reference: str = Field(description="the text file whose lines belong to those of data.path")
+        template: str | None
+        limit: int | None = Field(ge=1)
 
         def check(self, prefix: str) -> None:
             for key in ("path", "reference"):

@@ -5,11 +5,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from pydantic import Field
+
 from specbench.data.prompts import Data, Prompt
 from specbench.data.sources import of_python
 from specbench.data.stdlib import nodes_of
 from specbench.data.stdlib_corpus import read_modules
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings
 
 SHORTEST, LONGEST = 3, 40  # lines of a function without its documentation
 
@@ -28,9 +30,8 @@ class DocstringData(Data):
     be written of. Functions that the other modules have, too, are left out. `experiments/train_docstrings` trains a
     pair that does."""
 
-    @dataclass
     class Settings(BaseSettings):
-        limit: int | None = setting(ge=1)
+        limit: int | None = Field(ge=1)
 
         def sources(self) -> Mapping[str, str]:
             return {"python": of_python()}

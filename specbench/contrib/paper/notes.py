@@ -89,7 +89,9 @@ def footprints() -> dict[str, ModelSize]:
     found = {}
     for name, place in MODELS.items():
         written = yaml.safe_load((conf_dir() / f"{place}.yaml").read_text(encoding="utf-8"))
-        settings = PretrainedModel.Settings(written["path"], None, "random", "never", written["shape"], False)
+        settings = PretrainedModel.Settings(
+            path=written["path"], revision=None, weights="random", chat_template="never", shape=written["shape"]
+        )
         found[name] = footprint(settings, place.partition("/")[0], torch.bfloat16)
     return found
 

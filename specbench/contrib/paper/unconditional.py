@@ -1,21 +1,21 @@
 """Prompts for a model that writes from nothing: the same beginning each time, as in the paper's unconditional rows."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from pydantic import Field
 
 from specbench.data.prompts import Data, Prompt
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings
 
 
 class UnconditionalData(Data):
     """`count` prompts of the text `start`, each with its own noise. A start of None is the token with which the
     tokenizer's texts begin."""
 
-    @dataclass
     class Settings(BaseSettings):
-        start: str | None = setting()
-        count: int = setting(ge=1, le=10**6)
-        limit: int | None = setting(ge=1)
+        start: str | None
+        count: int = Field(ge=1, le=10**6)
+        limit: int | None = Field(ge=1)
 
     def __init__(self, start: str | None, count: int, limit: int | None):
         self.start, self.count, self.limit = start, count, limit

@@ -1,15 +1,14 @@
 """Follows a run in Weights & Biases; offline by default, so no account is needed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from specbench.errors import ConfigError, shown
 from specbench.results.loggers.base import Logger, Opening
 from specbench.results.loggers.wandb_records import Running, config_columns, history, summary
 from specbench.results.table import Table
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings
 
 if TYPE_CHECKING:
     from specbench.results.schema import RunResult
@@ -26,12 +25,11 @@ class WandbLogger(Logger):
     """One W&B run for each run, opened before it decodes: running numbers once a group of prompts and, at the end,
     rounds, summary, tables and figures. A sweep has one more W&B run, and so have the processes of `repeats`."""
 
-    @dataclass
     class Settings(BaseSettings):
-        mode: str = setting(choices=("offline", "online", "disabled"))
-        project: str = setting()
-        entity: str | None = setting()
-        tags: list[str] = setting()
+        mode: Literal["offline", "online", "disabled"]
+        project: str
+        entity: str | None
+        tags: list[str]
 
         def check(self, prefix: str) -> None:
             """Raises ConfigError for names that W&B refuses, which it would do after the models are loaded."""

@@ -1,13 +1,13 @@
 """Calibration of the drafter: compares q(x) of tested guesses with how often such guesses are accepted."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings
 from specbench.stats.estimates import Floats
 from specbench.stats.metrics.base import Metric, Path
 
@@ -15,9 +15,8 @@ from specbench.stats.metrics.base import Metric, Path
 class Calibration(Metric):
     """Counts tested guesses in `bins` bins by q(x). A point mass has q(x) = 1."""
 
-    @dataclass
     class Settings(BaseSettings):
-        bins: int = setting(ge=1, le=1000)
+        bins: int = Field(ge=1, le=1000)
 
     def __init__(self, bins: int):
         self.bins = bins

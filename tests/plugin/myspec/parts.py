@@ -1,16 +1,16 @@
 """A drafter, a verifier, a data source, a metric and a logger, as a user would write them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import Field
 from torch import Tensor
 
 from specbench.data.prompts import Data, Prompt
 from specbench.drafters.lookup_base import PointMassDrafter
 from specbench.results.loggers.base import Logger
 from specbench.results.schema import RunResult
-from specbench.settings import BaseSettings, setting
+from specbench.settings import BaseSettings
 from specbench.stats.metrics.base import Metric
 from specbench.stats.metrics.base import Path as TakenPath
 from specbench.stats.records import RunRecord
@@ -20,9 +20,8 @@ from specbench.verifiers.speculative import SpeculativeVerifier
 class EchoDrafter(PointMassDrafter):
     """Guesses that the text of `back` tokens ago repeats."""
 
-    @dataclass
     class Settings(BaseSettings):
-        back: int = setting(ge=1)
+        back: int = Field(ge=1)
 
     def __init__(self, back: int):
         self.back = back
@@ -43,9 +42,8 @@ class OwnVerifier(SpeculativeVerifier):
 class ListData(Data):
     """Prompts that stand in the configuration."""
 
-    @dataclass
     class Settings(BaseSettings):
-        texts: list[str] = setting()
+        texts: list[str]
 
     def __init__(self, texts: list[str]):
         self.texts = texts
