@@ -1,0 +1,225 @@
+"""The round hook that measures: each round as numbers by row, computed outside the timed parts.
+
+B rows, N nodes of a draft, D steps of its depth, V vocabulary, T tokens of a text.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.model import Scores
+from specbench.decoding.state import State
+from specbench.decoding.timer import Lap
+from specbench.decoding.verify import dense
+from specbench.decoding.verify_tree import accepted_path
+from specbench.measure.drift import NUMBERS, drift_of_steps
+from specbench.measure.intervals import Floats
+from specbench.measure.record import Rounds
+from specbench.verifiers.base import Verifier
+
+ROOM = 256e6  # bytes of p and q that are kept for one group of requests, decoded by one method
+
+
+@dataclass
+class Draws:
+    """What stood behind the tokens of one text, for the verdict. K tested guesses: of a tree the first at each step."""
+
+    rule: str | None = None  # how a guess x is accepted: with min(1, p(x) / q(x)), "p / q"; with p(x), "p"
+    at: list[int] = field(default_factory=list)  # [K], position among the new tokens
+    guess: list[int] = field(default_factory=list)  # [K]
+    p: list[float] = field(default_factory=list)  # [K], the decoder's p of it
+    q: list[float] = field(default_factory=list)  # [K], the drafter's q of it
+    first: list[bool] = field(default_factory=list)  # [K], whether it is the first of its round
+    last: list[bool] = field(default_factory=list)  # [K], and the last one of its draft
+    # p [m, V] from a position on, before the argmax of temperature 0, and q [m, V] of tested guesses, where kept.
+    target: list[tuple[int, Tensor]] = field(default_factory=list)
+    drafter: list[tuple[int, Tensor]] = field(default_factory=list)
+
+
+class Counts(NamedTuple):
+    """The first numbers of a round and row; `STEPS` numbers of each step follow."""
+
+    kept: int  # tokens that the row kept
+    accepted: int  # guesses, by the verifier
+    gamma: int  # depth of the draft
+    drafted: int  # nodes
+    tested: int  # steps that were tested, none beyond a stop
+    judged: int  # steps that had a guess
+
+
+STEPS = ("beta", "guess", "p", "q", *NUMBERS)  # of each step; the last of them only of lossy verifiers
+
+
+class Path(NamedTuple):
+    """A round along the path that was taken through the draft."""
+
+    p: Tensor  # [B, D + 1, V], the target's distribution at each step and after the last
+    draft: Draft  # a chain: the first guess that was tried at each step
+    tested: Tensor  # [B], guesses that were tested, none beyond a stop
+
+
+@dataclass
+class _Call:
+    """One round of all rows."""
+
+    owners: list[int]  # by row, the number of its request
+    lenience: float
+    width: int  # tokens of each row that the target's call read
+    steps: int  # drafter steps
+    depth: int  # D
+    numbers: Tensor  # [B, K]
+    p: Tensor | None  # [B, D + 1, V], kept along the path
+    q: Tensor | None  # [B, D, V]
+
+
+class Recorder:
+    """Called after each round. `reduce` is `round_numbers`, or an executor's version of it. With `keep` it keeps p and
+    q for the verdict, as far as there is room. `drifts` says that the distance from p is measured: of a verifier whose
+    output distribution is that of A.5."""
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        reduce: Callable[..., Tensor] | None = None,
+        keep: bool = False,
+        drifts: bool = False,
+        greedy: bool = False,
+    ):
+        self.verifier, self.reduce, self.greedy = verifier, reduce or round_numbers, greedy
+        self.drifts, self._keep, self._room = drifts, keep, ROOM if keep else 0.0
+        self._calls: list[_Call] = []
+
+    def __call__(self, state: State, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
+        """Stores the numbers of a round; kept [B] is the number of tokens that each row kept."""
+        judge = self.verifier.under(state)
+        drift = (judge.lenience, self.greedy) if self.drifts else None
+        numbers = self.reduce(scores.p, draft, verdict, kept, judge.beta, drift)
+        p, q = self._kept(scores, draft, verdict, kept)
+        # A CUDA graph overwrites its outputs in the next round.
+        self._calls.append(
+            _Call([*state.owners], judge.lenience, scores.width, state.drawn, draft.depth, numbers.clone(), p, q)
+        )
+
+    def _kept(
+        self, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Copies of p [B, D + 1, V] and q [B, D, V] along the path; None if there is no room left for them."""
+        if self._room <= 0:
+            return None, None
+        path = chosen_path(scores.p if scores.logits is None else scores.logits, draft, verdict, kept)
+        p = path.p.clone() if scores.logits is None else path.p.softmax(-1)
+        q = None if path.draft.probs is None else path.draft.probs.clone()
+        self._room -= p.nbytes + (0 if q is None else q.nbytes)
+        return (p, q) if self._room >= 0 else (None, None)
+
+    def rounds(self, laps: Sequence[Mapping[Lap, float]], requests: int) -> list[Rounds]:
+        """The rounds of each of so many requests; `laps` are the seconds of each call by lap."""
+        found = [Rounds() for _ in range(requests)]
+        for (call, active), seconds in zip(self._rows(), laps, strict=True):
+            shared: dict[str, Any] = {
+                name: seconds.get(Lap(name), 0.0) for name in ("draft", "verify", "accept", "host")
+            }
+            shared |= {"steps": call.steps, "rows": len(active), "width": call.width, "lenience": call.lenience}
+            for _, owner, _, counts, steps in active:
+                own = counts.kept == counts.accepted + 1  # the last token is no guess
+                found[owner].add(
+                    gamma=counts.gamma,
+                    drafted=counts.drafted,
+                    tested=counts.tested,
+                    accepted=min(counts.accepted, counts.kept),
+                    tokens=counts.kept,
+                    recovered=int(own and counts.accepted < counts.judged),
+                    bonus=int(own and counts.accepted == counts.judged),
+                    betas=steps[0, : counts.tested].tolist(),
+                    **shared,
+                )
+        return found
+
+    def draws(self, requests: int) -> list[Draws]:
+        """What stood behind the tokens of each of so many requests."""
+        found = [Draws(self.verifier.keeps_guess) for _ in range(requests)]
+        for call, active in self._rows():
+            for row, owner, begin, counts, steps in active:
+                own, tested = found[owner], counts.tested
+                own.at += range(begin, begin + tested)
+                own.guess += steps[1, :tested].astype(int).tolist()
+                own.p += steps[2, :tested].tolist()
+                own.q += steps[3, :tested].tolist()
+                own.first += [step == 0 for step in range(tested)]
+                own.last += [step == counts.judged - 1 for step in range(tested)]
+                if call.p is not None:
+                    own.target.append((begin, call.p[row, : counts.kept]))
+                if call.q is not None:
+                    own.drafter.append((begin, call.q[row, :tested]))
+        return found
+
+    def drift(self, requests: int) -> list[dict[str, float] | None]:
+        """The sums over tested positions of each request, and the largest bound; None if nothing drifts."""
+        if not self.drifts:
+            return [None] * requests
+        found = [dict.fromkeys((*NUMBERS, "positions"), 0.0) for _ in range(requests)]
+        for _, active in self._rows():
+            for _, owner, _, counts, steps in active:
+                tv, kl, bound = steps[4:, : counts.tested]
+                own = found[owner]
+                own["tv"], own["kl"] = own["tv"] + float(tv.sum()), own["kl"] + float(kl.sum())
+                own["bound"] = max(own["bound"], float(bound.max(initial=0.0)))
+                own["positions"] += counts.tested
+        return [*found]
+
+    def _rows(self) -> Iterator[tuple[_Call, list[tuple[int, int, int, Counts, Floats]]]]:
+        """Each round with the rows that kept tokens: row, request, position of the first token, counts and numbers of
+        its steps [len(STEPS), D]. The lengths that the host knew during a round may be late, so they are counted."""
+        lengths: dict[int, int] = {}
+        for call in self._calls:
+            active = []
+            for row, (owner, numbers) in enumerate(zip(call.owners, call.numbers.cpu().numpy(), strict=True)):
+                counts = Counts(*map(int, numbers[: len(Counts._fields)]))
+                if counts.kept > 0:
+                    steps = numbers[len(Counts._fields) :].reshape(-1, call.depth) if call.depth else np.zeros((7, 0))
+                    active.append((row, owner, lengths.get(owner, 0), counts, steps))
+                    lengths[owner] = lengths.get(owner, 0) + counts.kept
+            yield call, active
+
+
+def round_numbers(
+    p: Tensor,
+    draft: Draft,
+    verdict: Verdict,
+    kept: Tensor,
+    beta_of: Callable[[Tensor, Draft, Verdict], Tensor],
+    drift: tuple[float, bool] | None = None,
+) -> Tensor:
+    """A round as float64 numbers by row [B, len(Counts) + len(STEPS) D]: `Counts`, then each of STEPS for all steps;
+    those of the drift only with `drift`, lenience and whether the temperature is 0. p [B, N + 1, V], kept [B]."""
+    beta, path = beta_of(p, draft, verdict).double(), chosen_path(p, draft, verdict, kept)
+    drafted = draft.exists().sum(1)
+    counts = torch.stack([kept, verdict.accepted, draft.steps(), drafted, path.tested, path.draft.count], 1).double()
+    before, guess = path.p[:, :-1], path.draft.tokens[..., None]
+    q = path.draft.probs
+    parts = [
+        counts,
+        beta,
+        guess[..., 0].double(),
+        before.gather(-1, guess)[..., 0].double(),
+        torch.ones_like(beta) if q is None else q.gather(-1, guess)[..., 0].double(),
+    ]
+    if drift is not None:
+        parts += drift_of_steps(before, dense(path.draft, p.shape[-1]), *drift).unbind(-1)
+    return torch.cat(parts, 1)
+
+
+def chosen_path(p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> Path:
+    """p along the path that was taken, and the first guess of each step as a chain. p [B, N + 1, V], kept [B]."""
+    if verdict.path is not None and not draft.is_chain:
+        entries, first, judged = accepted_path(draft, verdict)
+        rows = torch.arange(len(entries), device=p.device)[:, None]
+        q = None if draft.probs is None else draft.probs[rows, first]
+        p, draft = p[rows, entries], Draft.chain(draft.tokens.gather(1, first), q, judged)
+    tested = torch.minimum(torch.minimum(verdict.accepted + 1, draft.count), kept)
+    return Path(p, draft, tested)

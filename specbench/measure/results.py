@@ -1,0 +1,230 @@
+"""From records and facts to `results.json`: the one function that computes the numbers of a run, however it ran."""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from specbench import theory
+from specbench.measure import breakdown, formulas
+from specbench.measure.drift import drift
+from specbench.measure.intervals import FEWEST, Estimate, Floats, Formula, estimates
+from specbench.measure.latency import latency, served
+from specbench.measure.record import Facts, Record
+from specbench.measure.rounds import clusters_of_prompts, clusters_of_times, columns_of, finished, prompts_frame
+from specbench.measure.verdict import judge
+
+SCHEMA_VERSION = 2
+STEADY = 0.15  # relative change of plain decoding's pace over a run above which a note says so
+
+schema: dict[str, str] = {
+    "schema_version": "version of these names",
+    "name": "name of the run",
+    "status": "complete, or interrupted: then the numbers are those of the prompts that were finished",
+    "config": "the whole configuration",
+    "provenance": "git_sha, dirty, versions, device, cpu, threads, argv, started, seconds",
+    "alpha": "mean of beta = sum min(p, q) over tested positions (Definition 3.1): {mean, stderr, n}",
+    "alpha_counted": "accepted / tested guesses: {mean, stderr, n}",
+    "alpha_on_target_text": "mean of beta along plain decoding's text (Corollary 3.6): {mean, stderr, n}",
+    "draft_acceptance_rate": "accepted / drafted guesses, which is not alpha",
+    "block_efficiency": "tokens per target call, recovered or bonus token included: {mean, stderr}",
+    "cost": "c, v and o in single-token target steps; target_step_seconds, drafter_step_seconds, verify_seconds; ci95",
+    "speedup": "seconds per token of plain decoding over speculative decoding's: measured, end_to_end (with prefill), "
+    "the prediction of Theorem 3.8, the corrected prediction block_efficiency / (gamma c + v + o), and accounting: "
+    "factors whose product is measured",
+    "operations_factor": "by which arithmetic operations grow (Theorem 3.11); null for trees",
+    "optimal_gamma": "gamma that maximises Theorem 3.8 at the measured alpha and c (section 3.5); 0: do not speculate",
+    "acceptance": "lengths: rounds that accepted 0, 1, .. guesses; by_place: mean of beta at each place of the draft",
+    "by_category": "prompts, tokens, alpha, block_efficiency, speedup and tokens per second of each category",
+    "lossless": "whether the output distribution is the target's: expected, passed (null: not shown), reason, and the "
+    "smallest faults that nine of ten such runs would find (detectable)",
+    "throughput": "new tokens per second of decoding, all rows together: speculative, baseline and each peer",
+    "speedup_over": "seconds per token of each peer over speculative decoding's: {measured, ci95}",
+    "bandwidth": "bytes that a step of plain decoding reads per second, and what the memory was measured to read",
+    "memory": "peak_bytes, weights_bytes, kv_bytes",
+    "latency": "seconds to the first token and per later token, p50, p90 and p99, of both methods",
+    "counts": "prompts (requests), rounds, tokens, drafted, tested, accepted, recovered, bonus, failed",
+    "notes": "sentences that a reader of the numbers must know",
+    "details": "what the numbers were made from and by: facts, choices, overrides, verdict, drift, seconds, ...",
+}
+
+
+def results(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
+    """All numbers of a run under the names of `schema`. Raises RuntimeError if no request was finished."""
+    frame = prompts_frame(records)
+    if not len(frame):
+        errors = [record.failed for record in records if record.failed]
+        raise RuntimeError(f"every prompt failed, the first with {errors[0]}" if errors else "no prompt was decoded")
+    run = _Run(frame, facts)
+    total = run.total
+    accepted, cost = run.of_tokens(formulas.acceptance), run.of_times(formulas.costs)
+    efficiency = run.of_tokens(formulas.block_efficiency)["block_efficiency"]
+    verdict = judge(records, facts)
+    rates = formulas.tokens_per_second(total)
+    alpha, c = accepted["alpha"].value, cost["c"].value
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": facts.name,
+        "status": facts.status,
+        "config": facts.config,
+        "provenance": facts.provenance,
+        "alpha": breakdown.mean_of(accepted["alpha"], total["tested"]),
+        "alpha_counted": breakdown.mean_of(accepted["alpha_counted"], total["tested"]),
+        "alpha_on_target_text": breakdown.mean_of(accepted["alpha_on_target_text"], total.get("text positions", 0)),
+        "draft_acceptance_rate": accepted["draft_acceptance_rate"].value,
+        "block_efficiency": {"mean": efficiency.value, "stderr": efficiency.stderr},
+        "cost": _values(cost) | {"ci95": _intervals(cost)},
+        "speedup": _speedup(run),
+        "operations_factor": _operations_factor(total, facts, alpha),
+        "optimal_gamma": None if alpha is None or c is None else theory.optimal_gamma(alpha, c),
+        "acceptance": breakdown.acceptance(frame),
+        "by_category": breakdown.by_category(frame),
+        "lossless": {name: verdict[name] for name in ("expected", "passed", "reason", "detectable")},
+        "throughput": {name: float(rate) for name, rate in rates.items()},
+        "speedup_over": _speedup_over(run),
+        "bandwidth": _bandwidth(run),
+        "memory": facts.memory,
+        "latency": latency(records, facts.batch_size),
+        "counts": _counts(records, total),
+        "notes": [*facts.notes, *_notes(records, run)],
+        "details": _details(records, run) | {"verdict": verdict["details"]},
+    }
+
+
+def facts_of(stored: dict[str, Any]) -> Facts:
+    """The facts that a `results.json` was made with. Raises KeyError if it has none."""
+    return Facts(**stored["details"]["facts"])
+
+
+class _Run:
+    """The sums of a run, by request and in all, and their clusters."""
+
+    def __init__(self, frame: pd.DataFrame, facts: Facts):
+        self.frame, self.facts = frame, facts
+        self.columns: dict[str, Floats] = columns_of(frame)
+        self.total = {name: float(column.sum()) for name, column in self.columns.items()}
+        self.prompts, self.times = clusters_of_prompts(frame), clusters_of_times(frame)
+
+    def of_tokens(self, formula: Formula) -> dict[str, Estimate]:
+        """Numbers that follow from tokens alone, with prompts as clusters."""
+        return estimates(self.columns, self.prompts, formula, log=False)
+
+    def of_times(self, formula: Formula) -> dict[str, Estimate]:
+        """Ratios in which there are times, with `clusters_of_times`."""
+        return estimates(self.columns, self.times, formula)
+
+
+def _values(found: dict[str, Estimate]) -> dict[str, float | None]:
+    return {name: estimate.value for name, estimate in found.items()}
+
+
+def _intervals(found: dict[str, Estimate]) -> dict[str, Any]:
+    return {name: estimate.ci95 for name, estimate in found.items()}
+
+
+def _speedup(run: _Run) -> dict[str, Any]:
+    """The speedup, its predictions and the factors between them; none of these if no guess was tested."""
+    gamma = run.facts.gamma
+    found = run.of_times(formulas.speedups)
+    causes = run.of_times(lambda s: formulas.accounting(s, gamma)) if run.total["tested"] else {}
+    if any(estimate.value is None for estimate in causes.values()):
+        causes = {}
+    return {
+        "measured": found["measured"].value,
+        "ci95": found["measured"].ci95,
+        "end_to_end": found["end_to_end"].value,
+        "end_to_end_ci95": found["end_to_end"].ci95,
+        "theorem_3_8": causes["theorem_3_8"].value if causes else None,
+        "corrected": run.of_times(lambda s: formulas.corrected(s, gamma))["corrected"].value,
+        "accounting": [
+            {"factor": name, "value": estimate.value, "ci95": estimate.ci95} for name, estimate in causes.items()
+        ],
+    }
+
+
+def _operations_factor(total: dict[str, float], facts: Facts, alpha: float | None) -> float | None:
+    """Theorem 3.11, which counts a chain's operations."""
+    if facts.c_hat is None or alpha is None or total["gamma"] != total["drafted"]:
+        return None
+    gamma = total["gamma"] / total["rounds"] if facts.gamma is None else facts.gamma
+    return theory.operations_factor(alpha, gamma, facts.c_hat)
+
+
+def _speedup_over(run: _Run) -> dict[str, Any]:
+    found = run.of_times(formulas.speedups_over_peers)
+    return {name: {"measured": estimate.value, "ci95": estimate.ci95} for name, estimate in found.items()}
+
+
+def _bandwidth(run: _Run) -> dict[str, Any]:
+    facts = run.facts
+    read = formulas.bandwidth(run.total, facts.step_bytes, facts.column_bytes)["target_bytes_per_second"]
+    peak = facts.peak_bytes_per_second
+    return {"target_bytes_per_second": read or None, "measured_peak_bytes_per_second": peak or None}
+
+
+def _counts(records: Sequence[Record], total: dict[str, float]) -> dict[str, int]:
+    names = ("rounds", "tokens", "tested", "accepted", "recovered", "bonus")
+    return {
+        "prompts": round(total["requests"]),
+        **{name: round(total[name]) for name in names},
+        "drafted": round(total["gamma"]),
+        "failed": len(records) - len(finished(records)),
+    }
+
+
+def pace_drift(records: Sequence[Record]) -> float | None:
+    """The change of plain decoding's seconds per token over a run, from the first half of its requests to the second:
+    .1 is 10 % slower. None with fewer than eight requests."""
+    paces = [record.baseline.seconds / len(record.baseline.ids) for record in finished(records) if record.baseline]
+    if len(paces) < 8:
+        return None
+    first, second = np.median(paces[: len(paces) // 2]), np.median(paces[len(paces) // 2 :])
+    return float(second / first - 1) if first else None
+
+
+def _notes(records: Sequence[Record], run: _Run) -> list[str]:
+    """What the records themselves say that a reader must know."""
+    notes = []
+    errors = Counter(record.failed for record in records if record.failed)
+    if errors:
+        error, times = errors.most_common(1)[0]
+        notes.append(f"{sum(errors.values())} of {len(records)} prompts failed, {times} with: {error}")
+    for name in sorted({name for record in records for name in record.peers}):
+        failed = [r.peers[name]["error"] for r in finished(records) if "error" in r.peers.get(name, {})]
+        if failed:
+            notes.append(f"{name} failed for {len(failed)} of {len(run.frame)} prompts, first with: {failed[0]}")
+    change = pace_drift(records)
+    if change is not None and abs(change) > STEADY:
+        notes.append(f"plain decoding's time per token changed by {change:+.0%} over the run; decoding the methods in "
+                     "turn guards the speedup against it")  # fmt: skip
+    if len({*run.times}) < FEWEST:
+        notes.append(f"intervals need {FEWEST} prompts, groups or processes that were decoded apart from each other")
+    return notes
+
+
+def _details(records: Sequence[Record], run: _Run) -> dict[str, Any]:
+    facts, total = run.facts, run.total
+    recording = total["record_seconds"] / total["seconds"] if total["seconds"] else math.nan
+    return {
+        "facts": dataclasses.asdict(facts),
+        "choices": facts.choices,
+        "overrides": facts.overrides,
+        "gamma": facts.gamma,
+        "batch_size": facts.batch_size,
+        "acceptance_rule": facts.acceptance_rule,
+        "seconds": facts.seconds,
+        "clusters": len({*run.times}),
+        "processes": len({*run.frame["process"]}),
+        "too_long": facts.too_long,
+        "prefill_seconds": total["prefill_seconds"] / total["requests"],
+        "plain_prefill_seconds": total["plain_prefill_seconds"] / total["requests"],
+        "plain_tokens": round(total["plain_tokens"]),
+        "recording": recording if math.isfinite(recording) else None,
+        "pace_drift": pace_drift(records),
+        "drift": drift(records, run.of_tokens(formulas.drifts)) if "drift positions" in total else None,
+        "served": served(records, facts.batch_size, facts.config.get("workload") or {}),
+    }

@@ -1,0 +1,133 @@
+"""From records to tables: one row a round, and the sums over the rounds of each request.
+
+A call's steps, seconds and itself are split evenly among the rows that it served.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pandas as pd
+
+from specbench.measure.intervals import Floats
+from specbench.measure.record import Record, Rounds, Text
+
+PLAIN = "plain_"  # before the names of plain decoding's sums
+TESTED_AT, BETA_AT = "tested at ", "beta at "  # and a place in the draft, from 1 on
+ACCEPTED_OF = "rounds that accepted "  # and a number of guesses
+PEER_TOKENS, PEER_SECONDS = "tokens of ", "seconds of "  # and a peer
+OWN_TOKENS, OWN_SECONDS = "own tokens beside ", "own seconds beside "  # ours, of the requests that the peer answered
+NAMES = ("id", "prompt_id", "turn", "category", "process", "group")
+
+
+def finished(records: Iterable[Record]) -> list[Record]:
+    """The records that both methods have decoded."""
+    return [record for record in records if record.speculative is not None and record.baseline is not None]
+
+
+def rounds_frame(records: Sequence[Record]) -> pd.DataFrame:
+    """One row a round, of both methods: what `Rounds` holds, behind the request, the method, the number of the round
+    and the position of its first token among the new ones."""
+    parts = []
+    for record in records:
+        for method, text in (("speculative", record.speculative), ("baseline", record.baseline)):
+            if text is None:
+                continue
+            part = pd.DataFrame({name: pd.Series(column) for name, column in vars(text.rounds).items()})
+            part.insert(0, "position", part["tokens"].cumsum() - part["tokens"])
+            part.insert(0, "round", np.arange(len(part)))
+            part.insert(0, "method", method)
+            for name in reversed(NAMES):
+                part.insert(0, name, getattr(record, name))
+            parts.append(part)
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*NAMES, *vars(Rounds())])
+
+
+def prompts_frame(records: Sequence[Record]) -> pd.DataFrame:
+    """One row for each request that both methods decoded: what it belongs to and its sums, 0 where it has none."""
+    rows = [{name: getattr(record, name) for name in NAMES} | sums_of(record) for record in finished(records)]
+    frame = pd.DataFrame(rows)
+    return frame.fillna(dict.fromkeys(frame.columns.difference(NAMES), 0.0)) if len(frame) else frame
+
+
+def columns_of(frame: pd.DataFrame) -> dict[str, Floats]:
+    """The sums of a `prompts_frame`, by name: [requests]."""
+    return {name: frame[name].to_numpy(float) for name in frame.columns if name not in NAMES}
+
+
+def clusters_of_prompts(frame: pd.DataFrame) -> list[str]:
+    """For what follows from tokens: the turns of a prompt are one cluster, in all processes together."""
+    return [str(prompt) for prompt in frame["prompt_id"]]
+
+
+def clusters_of_times(frame: pd.DataFrame) -> list[str]:
+    """For times. If several processes decoded the same requests, each process is a cluster: it has a pace of its own.
+    Else requests that were decoded together are one, with all turns of their prompts."""
+    if frame["id"].duplicated().any():
+        return [str(process) for process in frame["process"]]
+    groups = [f"{process}/{group}" for process, group in zip(frame["process"], frame["group"], strict=True)]
+    return _joined(groups, [str(prompt) for prompt in frame["prompt_id"]])
+
+
+def _joined(groups: Sequence[str], prompts: Sequence[str]) -> list[str]:
+    """A name for each request [requests]: the same for two that share a group or a prompt, or are linked by others."""
+    parent: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while parent.setdefault(name, name) != name:
+            name = parent[name]
+        return name
+
+    for group, prompt in zip(groups, prompts, strict=True):
+        parent[root(f"group {group}")] = root(f"prompt {prompt}")
+    return [root(f"prompt {prompt}") for prompt in prompts]
+
+
+def sums_of(record: Record) -> dict[str, float]:
+    """The sums of one request that both methods decoded, by name."""
+    ours, plain = record.speculative, record.baseline
+    assert ours is not None and plain is not None
+    found = {"requests": 1.0, **_of_text(ours), **{PLAIN + name: value for name, value in _of_text(plain).items()}}
+    columns = record.prompt_tokens + (record.encoder_tokens or 0) + _positions(plain.rounds)
+    found["plain_columns"] = float(columns.sum())  # of keys and values that the steps of plain decoding read
+    for accepted in ours.rounds.accepted:
+        found[f"{ACCEPTED_OF}{accepted}"] = found.get(f"{ACCEPTED_OF}{accepted}", 0) + 1
+    for betas in ours.rounds.betas:
+        for place, beta in enumerate(betas, 1):
+            found[f"{TESTED_AT}{place}"] = found.get(f"{TESTED_AT}{place}", 0) + 1
+            found[f"{BETA_AT}{place}"] = found.get(f"{BETA_AT}{place}", 0) + beta
+    for kind, sums in (("text", record.target_text), ("drift", record.drift)):
+        found |= {f"{kind} {name}": value for name, value in (sums or {}).items()}
+    for name, peer in record.peers.items():
+        if peer.get("seconds") and peer.get("tokens"):
+            found |= {f"{PEER_TOKENS}{name}": peer["tokens"], f"{PEER_SECONDS}{name}": peer["seconds"]}
+            found |= {f"{OWN_TOKENS}{name}": len(ours.ids), f"{OWN_SECONDS}{name}": ours.seconds}
+    return found
+
+
+def _of_text(text: Text) -> dict[str, float]:
+    """The sums of one method."""
+    rounds = text.rounds
+    share = 1 / np.array(rounds.rows, float)
+    split: dict[str, Floats] = {
+        "calls": np.ones(len(rounds)),
+        "steps": np.array(rounds.steps, float),
+        "draft_seconds": np.array(rounds.draft, float),
+        "verify_seconds": np.array(rounds.verify, float),
+    }
+    whole = ("gamma", "drafted", "tested", "accepted", "recovered", "bonus")
+    return {
+        "tokens": float(len(text.ids)),
+        "rounds": float(len(rounds)),
+        "beta": float(sum(map(sum, rounds.betas))),
+        "seconds": text.seconds,
+        "prefill_seconds": text.prefill_seconds + text.drafter_prefill_seconds,
+        "record_seconds": text.record_seconds,
+        **{name: float(sum(getattr(rounds, name))) for name in whole},
+        **{name: float((values * share).sum()) for name, values in split.items()},
+    }
+
+
+def _positions(rounds: Rounds) -> Floats:
+    """The position of the first token of each round among the new ones: [rounds]."""
+    tokens = np.array(rounds.tokens, float)
+    return np.asarray(tokens.cumsum() - tokens)

@@ -1,0 +1,160 @@
+"""alpha along finished texts: beta at every position, not only where a guess was tested (Corollary 3.6, section 4.2).
+
+One forward of the stock module of the target and one of the drafter's over a text, or a drafter without models asked at
+each position. T tokens of a text with its prompt, n of them scored, V vocabulary.
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import Job, State
+from specbench.decoding.verify import dense, output_law
+from specbench.measure.intervals import Estimate, estimates
+from specbench.measure.stock import penalised, readable, stock_scores
+from specbench.models.reference_forward import eager_attention
+
+CHUNK = 64  # positions that are standardised at a time
+CLEAR = 3.0  # standard errors by which a control must differ from alpha
+
+
+def read_target_text(
+    target: Any,
+    drafter: Any,
+    prompt: Sequence[int],
+    ids: Sequence[int],
+    encoder_input: Sequence[int] | None = None,
+    kept: Sequence[tuple[int, Tensor]] = (),
+    lenience: float = 1.0,
+) -> dict[str, float]:
+    """What goes to `Record.target_text`, of plain decoding's new tokens `ids` after a prompt: the sum of beta = sum_x
+    min(p / l, q) over the positions at which the drafter has a guess, and their number. `kept` is the decoder's p
+    [m, V] from positions on: if it was kept everywhere, the target reads nothing. Raises MemoryError or RuntimeError if
+    there is no room."""
+    text, begin = readable(prompt, ids, target.device)[:, : drafter.context], len(prompt)
+    if text.shape[1] <= begin:
+        return {"beta": 0.0, "positions": 0}
+    n, own = text.shape[1] - begin, target.sampling
+    if lenience < 1:
+        own = dataclasses.replace(own, before_argmax=True)
+    p = None if own.greedy else _whole(kept, n)
+    if p is None:
+        p = distribution(stock_scores(target, text, begin, encoder_input), own)
+    if drafter.models:
+        logits = stock_scores(drafter.models[0], text, begin, encoder_input)
+        betas = _betas(p, distribution(logits, drafter.models[0].sampling), lenience, own.greedy)
+    else:
+        q, guessed = asked(drafter, text, begin, p.shape[-1], encoder_input)
+        betas = _betas(p[guessed], q[guessed], lenience, own.greedy)
+    return {"beta": float(betas.sum()), "positions": len(betas)}
+
+
+def _whole(kept: Sequence[tuple[int, Tensor]], n: int) -> Tensor | None:
+    """p [n, V] of the first n new tokens; None unless it was kept for all of them."""
+    whole = torch.cat([p for _, p in kept])[:n].double() if kept else None
+    return None if whole is None or len(whole) < n else whole / whole.sum(-1, keepdim=True)
+
+
+def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Probabilities [n, V] in float64 of logits [n, V] after the repetition penalty."""
+    parts = logits.split(CHUNK)
+    return torch.cat([dataclasses.replace(sampling, repetition_penalty=1.0).probabilities(x).double() for x in parts])
+
+
+def _betas(p: Tensor, q: Tensor, lenience: float, greedy: bool) -> Tensor:
+    """beta [n] from p [n, V] and q [n, V]."""
+    return output_law(p, q, lenience, greedy)[1].sum(-1)
+
+
+def asked(drafter: Any, text: Tensor, begin: int, vocab_size: int, encoder_input: Any) -> tuple[Tensor, Tensor]:
+    """What a drafter without models says of the tokens from `begin` on of a text [1, T]: q [n, V], and at which of the
+    positions it has a guess [n]."""
+    state = State.start([Job(text[0].tolist(), text.shape[1] + 1, 0, encoder_input)], [], 2, text.device)
+    drafter.begin(state)
+    found, guessed = torch.zeros(text.shape[1] - begin, vocab_size, device=text.device), []
+    for row, position in enumerate(range(begin, text.shape[1])):
+        state.rows.length.fill_(position)
+        state.lengths = [position]
+        draft = drafter.propose(state, [1])
+        guessed.append(draft.tokens.shape[1] > 0)
+        if guessed[-1]:
+            found[row] = dense(draft, vocab_size)[0, 0]
+    return found.double(), torch.tensor(guessed, device=text.device)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredText:
+    """The tokens of a text, of which those from `begin` on are scored."""
+
+    id: str
+    tokens: Sequence[int]
+    begin: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TeacherForced:
+    """Means of beta over texts, with texts as clusters. `shifted` compares q with p of the next position, and
+    `unmasked` lets the drafter see the text that it guesses, None if it has a recurrent state, which no mask opens: a
+    measurement that gives alpha in either case is broken. `sound` says whether both differ clearly from alpha; None if
+    there are too few texts for an error."""
+
+    alpha: Estimate
+    shifted: Estimate
+    unmasked: Estimate | None
+    sound: bool | None
+    positions: int
+    texts: int
+    seconds: float
+
+
+def read_alpha(target: Any, drafter: Any, texts: Iterable[ScoredText]) -> TeacherForced:
+    """beta at each position of the texts from `begin` on by the stock modules of two `LanguageModel`s, and the two
+    controls: no cache, no executor and no loop of ours takes part. Raises ValueError if no text can be scored."""
+    clock, rows = time.perf_counter(), []
+    with torch.inference_mode():
+        for each in texts:
+            text = readable(each.tokens[: each.begin], each.tokens[each.begin :], target.device)
+            if text.shape[1] - each.begin < 2:  # the shifted control needs a next position
+                continue
+            p, q = (stock_scores(model, text, each.begin) for model in (target, drafter))
+            pairs = {"alpha": (p, q), "shifted": (p.roll(-1, 0), q)}
+            if drafter.recurrence is None:
+                pairs["unmasked"] = (p, _without_mask(drafter, text, each.begin))
+            rows.append({"positions": float(len(p))})
+            for name, (one, other) in pairs.items():
+                both = distribution(one, target.sampling), distribution(other, drafter.sampling)
+                rows[-1][name] = float(torch.minimum(*both).sum())
+    if not rows:
+        raise ValueError("no text can be scored: each needs two tokens at least, behind a prompt that fits")
+    return _summary(rows, time.perf_counter() - clock)
+
+
+def _summary(rows: Sequence[dict[str, float]], seconds: float) -> TeacherForced:
+    """The means over texts, from the sums of each."""
+    columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    names, clusters = [name for name in columns if name != "positions"], range(len(rows))
+    found = estimates(columns, clusters, lambda s: {name: s[name] / s["positions"] for name in names}, log=False)
+    controls = [name for name in names if name != "alpha"]
+    differences = estimates(
+        columns, clusters, lambda s: {name: (s[name] - s["alpha"]) / s["positions"] for name in controls}, log=False
+    ).values()
+    known = [(each.value or 0.0, each.stderr) for each in differences]
+    sound = None if any(e is None for _, e in known) else all(abs(value) > CLEAR * (e or 0.0) for value, e in known)
+    positions = round(columns["positions"].sum())
+    return TeacherForced(found["alpha"], found["shifted"], found.get("unmasked"), sound, positions, len(rows), seconds)
+
+
+def _without_mask(model: Any, text: Tensor, begin: int) -> Tensor:
+    """`stock_scores` [n, V] of a drafter that sees the whole text."""
+    own, module = model.vocabulary.read(text), model.stock_module()
+    length = text.shape[1] - 1
+    with eager_attention(module):
+        nothing = torch.zeros(1, 1, length, length, dtype=module.dtype, device=text.device)
+        seeing = module(input_ids=own[:, :-1], attention_mask=nothing, use_cache=False).logits[0, begin - length - 1 :]
+    return penalised(model.vocabulary.fit(seeing.float()), text, begin, model.sampling)

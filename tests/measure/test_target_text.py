@@ -1,0 +1,88 @@
+"""alpha along finished texts: recomputed from the tables of p and q, and its controls."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from decoder_cases import V, make_drafter, tabular_model
+from torch.nn.functional import one_hot
+
+from specbench.decoding.sampling import Sampling
+from specbench.measure import target_text
+from specbench.measure.stock import stock_scores
+from specbench.measure.target_text import ScoredText, read_alpha, read_target_text
+
+PROMPT, NEW = [3, 7, 1, 4], [2, 9, 5, 5, 1, 0, 8]
+
+
+def softmax(logits: Any, temperature: float = 1.0) -> Any:
+    weights = np.exp(logits.double().numpy() / temperature)
+    return weights / weights.sum()
+
+
+def recomputed(target: Any, drafter: Any, lenience: float = 1.0) -> float:
+    """The sum of min(p / l, q) from tables of logits by the two tokens before."""
+    text, total = [*PROMPT, *NEW], 0.0
+    for t in range(len(PROMPT), len(text)):
+        p, q = (softmax(table[text[t - 2], text[t - 1]]) for table in (target, drafter))
+        total += np.minimum(p / lenience, q).sum()
+    return float(total)
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.5])
+def test_betas_are_recomputed_from_the_tables(lenience: float, tables: Any, number_text: str) -> None:
+    target, helper = tabular_model(tables.target, Sampling()), tabular_model(tables.similar, Sampling())
+    drafter = make_drafter("model", target, number_text, helper)
+    found = read_target_text(target, drafter, PROMPT, NEW, lenience=lenience)
+    assert found["positions"] == len(NEW)
+    assert found["beta"] == pytest.approx(recomputed(tables.target, tables.similar, lenience), abs=1e-5)
+    assert found["beta"] != pytest.approx(recomputed(tables.similar, tables.target, 0.8 * lenience), abs=1e-3)
+
+
+def test_a_kept_p_is_used_only_if_it_is_whole(tables: Any, number_text: str) -> None:
+    target, helper = tabular_model(tables.target, Sampling()), tabular_model(tables.similar, Sampling())
+    drafter = make_drafter("model", target, number_text, helper)
+    read = read_target_text(target, drafter, PROMPT, NEW)
+    uniform = torch.full((len(NEW), V), 1 / V)
+    part = read_target_text(target, drafter, PROMPT, NEW, kept=[(0, uniform[:3])])
+    other = read_target_text(target, drafter, PROMPT, NEW, kept=[(0, uniform[:3]), (3, uniform[3:])])
+    assert part == read and other["beta"] != pytest.approx(read["beta"], abs=1e-3)
+
+
+def test_at_temperature_0_beta_is_whether_both_agree(tables: Any, number_text: str) -> None:
+    greedy = Sampling(temperature=0)
+    target, helper = tabular_model(tables.target, greedy), tabular_model(tables.similar, greedy)
+    found = read_target_text(target, make_drafter("model", target, number_text, helper), PROMPT, NEW)
+    text = [*PROMPT, *NEW]
+    pairs = [(text[t - 2], text[t - 1]) for t in range(len(PROMPT), len(text))]
+    assert found["beta"] == sum(int(tables.target[a, b].argmax() == tables.similar[a, b].argmax()) for a, b in pairs)
+
+
+def test_a_drafter_without_models_is_asked_where_it_guesses(tables: Any, number_text: str) -> None:
+    target = tabular_model(tables.target, Sampling())
+    found = read_target_text(target, make_drafter("bigram", target, number_text, None), PROMPT, NEW)
+    assert 0 < found["positions"] <= len(NEW) and 0 < found["beta"] < found["positions"]
+    silent = read_target_text(target, make_drafter("ngram", target, number_text, None), [0, 1], [2, 3])
+    assert silent["positions"] <= 2
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_the_controls_differ_from_alpha(sees: bool, tables: Any, monkeypatch: Any) -> None:
+    """A drafter that guesses no better without a mask than with it shows a measurement that is not sound."""
+    target, drafter = tabular_model(tables.target, Sampling()), tabular_model(tables.similar, Sampling())
+
+    def without_mask(model: Any, text: Any, begin: int) -> Any:
+        read = stock_scores(model, text, begin)
+        return one_hot(text[0, begin:], V).float() * 30 if sees else read
+
+    monkeypatch.setattr(target_text, "_without_mask", without_mask)
+    rng = np.random.default_rng(0)
+    texts = [ScoredText(str(i), [*PROMPT, *rng.integers(0, V, 40).tolist()], len(PROMPT)) for i in range(12)]
+    found = read_alpha(target, drafter, texts)
+    assert found.texts == 12 and found.positions == 480 and found.sound is sees
+    assert found.alpha.value is not None and found.shifted.value is not None and found.alpha.stderr
+    assert found.alpha.value > found.shifted.value + 3 * found.alpha.stderr
+    assert read_alpha(target, drafter, texts[:1]).sound is None
+    with pytest.raises(ValueError, match="no text"):
+        read_alpha(target, drafter, [ScoredText("x", [1, 2], 1)])

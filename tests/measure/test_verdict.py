@@ -1,0 +1,392 @@
+"""The losslessness verdict: exact decoding passes, planted faults fail, and what was not tested is not passed."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from decoder_cases import TREES, V, make_drafter, spare_of, tabular_model, verifier_of
+from law_cases import AcceptEverything, ResidualFromTarget
+from records import facts, record
+from tabular import random_table
+
+from specbench.decoding.noise import PROPOSAL
+from specbench.decoding.rows import window
+from specbench.decoding.sampling import Sampling, draw
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import Job, State
+from specbench.decoding.timer import Clock
+from specbench.decoding.verify import block_verification, dense, speculative_sampling
+from specbench.drafters.model import ModelDrafter
+from specbench.measure.record import Record
+from specbench.measure.recorder import Draws, Recorder
+from specbench.measure.sequential import (
+    ALTERNATIVES,
+    EVENTS,
+    LEVEL,
+    LIMITS,
+    SHARES,
+    event_ratios,
+    no_sums,
+    of_events,
+    of_tokens,
+    p_value,
+    token_ratios,
+)
+from specbench.measure.verdict import draw_sums, judge, read_text, unread
+from specbench.policies.fixed import FixedGamma
+from specbench.verifiers.block import BlockVerifier
+from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.match import MatchVerifier
+from specbench.verifiers.rejection import RejectionVerifier
+from specbench.verifiers.speculative import SpeculativeVerifier
+
+GAMMA, SAMPLED, GREEDY = 4, Sampling(), Sampling(temperature=0)
+
+
+def decoded(
+    tables: Any, number_text: str, kind: str = "model", verifier: Any = SpeculativeVerifier, rows: int = 60,
+    tokens: int = 40, sampling: Sampling = SAMPLED, model: Any = None, drafter: Any = None, seed: int = 0,
+) -> list[Record]:  # fmt: skip
+    """A tabular pair's texts, each read again by the stock modules, as records."""
+    target = tabular_model(tables.target, sampling)
+    helper = tabular_model(tables.similar if model is None else model, sampling)
+    drafter = (drafter or (lambda *parts: make_drafter(kind, *parts)))(target, number_text, helper)
+    judged_by = verifier_of(verifier, sampling)
+    prompts = [[3, 7, 1, row % V] for row in range(rows)]
+    jobs = [Job(prompt, 4 + tokens, (seed << 32) + key) for key, prompt in enumerate(prompts)]
+    state = State.start(jobs, [], spare_of(kind, GAMMA), target.device)
+    target.allocate(rows, state.tokens.shape[1])
+    target.prefill(state)
+    recorder = Recorder(judged_by, keep=True)
+    decode_speculative(state, target, drafter, FixedGamma(GAMMA), judged_by, Clock(), recorder)
+    return [
+        read_as(target, drafter, prompt, new, new, draws)
+        for prompt, new, draws in zip(prompts, state.new_tokens(), recorder.draws(rows), strict=True)
+    ]
+
+
+def read_as(target: Any, drafter: Any, prompt: list[int], new: list[int], plain: list[int], draws: Draws) -> Record:
+    """A record whose texts and reading are these."""
+    made = record("p", 4, 2, 0.5, np.random.default_rng(0))
+    assert made.speculative and made.baseline
+    made.speculative.ids, made.baseline.ids = list(new), list(plain)
+    made.verdict = read_text(target, drafter, prompt, new, plain, draws)
+    return made
+
+
+def verdict(records: list[Record], **changes: Any) -> dict[str, Any]:
+    return judge(records, facts(**changes))
+
+
+@pytest.mark.parametrize("kind", ["model", "tree_distinct", "under_ngram"])
+def test_exact_decoding_passes(kind: str, tables: Any, number_text: str) -> None:
+    verifier = IterativeVerifier if kind in TREES else SpeculativeVerifier
+    records = decoded(tables, number_text, kind, verifier)
+    found = verdict(records)
+    assert found["passed"], found
+    assert found["details"]["tokens"] == found["details"]["p"]["positions"] == 60 * 40
+    assert found["detectable"]["tv"]["tested"] < 0.3 and found["detectable"]["lenience"] is not None
+    assert not any(verdict(records[begin : begin + 5])["passed"] is False for begin in range(0, 60, 5))
+
+
+@pytest.mark.parametrize("sampling", [SAMPLED, Sampling(0.8, top_k=5), Sampling(1.2, top_p=0.8)])
+@pytest.mark.parametrize("verifier", [BlockVerifier, RejectionVerifier, MatchVerifier, IterativeVerifier])
+def test_every_exact_verifier_passes(verifier: Any, sampling: Sampling, tables: Any, number_text: str) -> None:
+    records = decoded(tables, number_text, verifier=verifier, sampling=sampling)
+    assert verdict(records)["passed"], verdict(records)
+
+
+class HiddenLenience(SpeculativeVerifier):
+    """Says that it is exact, and accepts with lenience .7."""
+
+    def accept(self, p: Any, draft: Any, noise: Any) -> Any:
+        return speculative_sampling(p, draft, noise.r, noise.bits, 0.7)
+
+
+class EagerBlock(BlockVerifier):
+    """Accepts blocks too often."""
+
+    def accept(self, p: Any, draft: Any, noise: Any) -> Any:
+        return block_verification(p, draft, 0.6 * noise.r, noise.bits)
+
+
+class OneNumber(SpeculativeVerifier):
+    """One random number for all guesses of a round."""
+
+    def accept(self, p: Any, draft: Any, noise: Any) -> Any:
+        return speculative_sampling(p, draft, noise.r[:, :1].expand_as(noise.r), noise.bits)
+
+
+class NoiseOfTheGuess(SpeculativeVerifier):
+    """The recovered token is drawn with the noise that its guess was drawn with."""
+
+    def accept(self, p: Any, draft: Any, noise: Any) -> Any:
+        again = window(noise.table[PROPOSAL], noise.length, len(noise.levels) + 1)
+        return speculative_sampling(p, draft, noise.r, again)
+
+
+class Redraws(SpeculativeVerifier):
+    """Draws the bonus token, or the recovered one, from `other` of p and q; q is the last guess's for a bonus token."""
+
+    bonus = True
+
+    def other(self, p: Any, q: Any) -> Any:
+        return p
+
+    def accept(self, p: Any, draft: Any, noise: Any) -> Any:
+        found, rows = super().accept(p, draft, noise), torch.arange(len(p))
+        if not draft.tokens.shape[1]:
+            return found
+        n = found.accepted
+        last = (n - int(self.bonus)).clamp(min=0, max=draft.tokens.shape[1] - 1)
+        t = draw(self.other(p[rows, n], dense(draft, V)[rows, last]), noise.bits[rows, n])
+        tokens = found.tokens.clone()
+        tokens[rows, n] = torch.where((n == draft.count) == self.bonus, t, tokens[rows, n])
+        return replace(found, tokens=tokens)
+
+
+class LikeliestBonus(Redraws):
+    def other(self, p: Any, q: Any) -> Any:
+        return (p == p.amax(-1, keepdim=True)).float()
+
+
+class BonusWithoutTheLastQ(Redraws):
+    def other(self, p: Any, q: Any) -> Any:
+        return (p - q).clamp(min=0) + 1e-9
+
+
+class CoolRecovered(Redraws):
+    bonus = False
+
+    def other(self, p: Any, q: Any) -> Any:
+        return (p - q).clamp(min=0) ** 2
+
+
+FAULTS = [
+    ("model", AcceptEverything, 40),
+    ("bigram", AcceptEverything, 40),
+    ("model", ResidualFromTarget, 40),
+    ("ngram", ResidualFromTarget, 40),
+    ("under_model", HiddenLenience, 80),
+    ("model", EagerBlock, 150),
+    ("model", HiddenLenience, 60),
+    ("model", OneNumber, 60),
+    ("model", NoiseOfTheGuess, 150),
+    ("model", LikeliestBonus, 40),
+    ("model", BonusWithoutTheLastQ, 60),
+    ("model", CoolRecovered, 120),
+]
+
+
+@pytest.mark.parametrize(("kind", "verifier", "rows"), FAULTS)
+def test_a_planted_fault_fails(kind: str, verifier: Any, rows: int, tables: Any, number_text: str) -> None:
+    found = verdict(decoded(tables, number_text, kind, verifier, rows))
+    assert found["passed"] is False and found["reason"], found
+
+
+def test_the_control_that_redraws_from_p_passes(tables: Any, number_text: str) -> None:
+    assert verdict(decoded(tables, number_text, verifier=Redraws))["passed"]
+
+
+def test_a_bias_under_top_k_fails(tables: Any, number_text: str) -> None:
+    found = decoded(tables, number_text, verifier=HiddenLenience, rows=80, sampling=Sampling(0.8, top_k=5))
+    assert verdict(found)["passed"] is False
+
+
+def test_a_run_that_is_lossy_by_choice_neither_passes_nor_fails(tables: Any, number_text: str) -> None:
+    records = decoded(tables, number_text, verifier=HiddenLenience, rows=40)
+    found = verdict(records, expected_lossless=False, lossy_reason="lenience 0.7")
+    assert found["passed"] is None and found["reason"] == "lenience 0.7" and not found["expected"]
+
+
+@pytest.mark.parametrize("temperature", [0.8, 1.25])
+def test_guesses_from_another_q_fail(temperature: float, tables: Any, number_text: str, monkeypatch: Any) -> None:
+    guess = ModelDrafter.guess
+
+    def other(self: Any, logits: Any, bits: Any, *more: Any) -> Any:
+        _, q, signal = guess(self, logits, bits, *more)
+        return draw(q ** (1 / temperature), bits), q, signal
+
+    monkeypatch.setattr(ModelDrafter, "guess", other)
+    assert verdict(decoded(tables, number_text))["passed"] is False
+
+
+def test_another_p_and_another_q_are_seen(tables: Any, number_text: str, monkeypatch: Any) -> None:
+    """The decoder's own standardisation is 2 % too warm, for both models."""
+    probabilities = Sampling.probabilities
+    monkeypatch.setattr(Sampling, "probabilities", lambda self, logits, seen=None: probabilities(self, logits / 1.02))
+    records = decoded(tables, number_text, rows=5)
+    monkeypatch.undo()
+    found = verdict(records)
+    assert found["passed"] is False and "the decoder's p" in found["reason"]
+    assert not found["details"]["q"]["within"] and "alpha" in found["notes"][0]
+    assert verdict(decoded(tables, number_text, rows=5))["details"]["q"]["within"]
+
+
+@pytest.mark.parametrize("kind", ["model", "ngram"])
+def test_numbers_that_are_not_finite_fail(kind: str, tables: Any, number_text: str) -> None:
+    broken = tables.target.clone()
+    broken[3, :] = float("nan")
+    found = verdict(
+        decoded(type("Tables", (), {"target": broken, "similar": tables.similar}), number_text, kind, rows=5)
+    )
+    assert found["passed"] is False and "not finite" in found["reason"]
+
+
+def test_what_shows_nothing_does_not_pass(tables: Any, number_text: str) -> None:
+    assert verdict(decoded(tables, number_text, rows=1, tokens=5))["passed"] is None
+    near = tables.target + random_table(V, seed=3, spread=0.25)
+    accepts = [
+        verdict([one])["passed"] for one in decoded(tables, number_text, verifier=AcceptEverything, rows=6, model=near)
+    ]
+    assert True not in accepts
+    assert verdict([])["passed"] is None and verdict([])["reason"]
+
+
+def test_texts_that_were_not_read_do_not_pass(tables: Any, number_text: str) -> None:
+    records = decoded(tables, number_text)
+    records[0].verdict = unread("verdict_tokens=0")
+    assert verdict(records)["passed"]
+    records[0].verdict = unread("MemoryError: no room", error=True)
+    found = verdict(records)
+    assert found["passed"] is None and "no room" in found["reason"]
+    for record_ in records:
+        record_.verdict = unread("verdict_tokens=0")
+    assert verdict(records)["passed"] is None and verdict(records)["reason"] == "verdict_tokens=0"
+
+
+def test_a_text_that_ends_elsewhere_and_steps_without_a_guess(tables: Any, number_text: str) -> None:
+    records = decoded(tables, number_text)
+    assert records[0].verdict is not None
+    records[0].verdict["ended"] = False
+    assert verdict(records)["passed"] is False
+    records[0].verdict["ended"] = True
+    for record_ in records:
+        assert record_.verdict is not None
+        record_.verdict["tested"] = 0
+    assert verdict(records)["passed"] is None
+
+
+def test_an_impossible_draw_fails() -> None:
+    p = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.8, 0.0]])
+    sound = Draws("p / q", [0], [0], [0.5], [0.5], [True], [True], [(0, p)], [(0, p[:1])])
+    assert draw_sums(sound, torch.tensor([0, 1]))[1] == 0
+    assert draw_sums(sound, torch.tensor([0, 2]))[1] == 1  # a token that p excludes
+    sure = replace(sound, q=[0.4], drafter=[(0, torch.tensor([[0.4, 0.4, 0.2]]))])
+    assert draw_sums(sure, torch.tensor([0, 1]))[1] == 0
+    assert draw_sums(sure, torch.tensor([1, 1]))[1] == 1  # p / q is 1.25, and the guess was rejected
+    favoured = replace(sound, q=[0.9], drafter=[(0, torch.tensor([[0.9, 0.1, 0.0]]))])
+    assert draw_sums(favoured, torch.tensor([1, 1]))[1] == 0
+    assert draw_sums(replace(favoured, guess=[2], q=[0.0]), torch.tensor([1, 1]))[1] > 0  # q excludes its guess
+
+
+def test_exact_draws_fail_as_rarely_as_promised() -> None:
+    """The weighted mean of the products is 1, so that one run in 200 fails at most; wrong distributions fail."""
+    generator = torch.Generator().manual_seed(9)
+    p = torch.randn(60, V, generator=generator).mul(1.5).softmax(-1).double()
+    mean = torch.rand(60, generator=generator).double()
+    more = torch.ones(60).double(), torch.arange(60) % 4 == 3
+    ids = torch.arange(V).expand(60, V)
+
+    def failed(other: Any, runs: int) -> int:
+        count = 0
+        for _ in range(runs):
+            drawn = other.multinomial(1, generator=generator)[:, 0]
+            stands = torch.rand(60, generator=generator) < mean
+            sums = of_tokens("recovered", p, drawn) + of_tokens("bonus", p, drawn)
+            sums = sums + of_tokens("bonus ids", p, drawn, ids) + of_events("accepted", mean, stands, *more)
+            count += p_value(sums)[0] < LEVEL
+        return count
+
+    assert failed(p, 400) <= 4
+    assert failed(p**3, 20) == 20
+    assert p_value(no_sums())[0] == pytest.approx(1)
+
+
+def test_every_alternative_has_mean_one_and_there_are_at_most_twenty() -> None:
+    """sum_x p(x) alternative(x) / p(x) = 1, which makes the products martingales."""
+    assert len(ALTERNATIVES) <= 20 and SHARES.sum() == pytest.approx(1) and len(LIMITS) == len(ALTERNATIVES)
+    generator = torch.Generator().manual_seed(2)
+    p, q = torch.randn(2, 30, 50, generator=generator).mul(2).softmax(-1).double()
+    mean = torch.rand(30, generator=generator).double()
+    for one in ALTERNATIVES:
+        if one.kind in EVENTS:
+            more = (torch.rand(30).double(), torch.arange(30) % 4 == 3) if one.kind == "accepted" else ()
+            yes, no, _ = event_ratios(one.change, mean, *more)
+            total = mean * yes.exp() + (1 - mean) * no.exp()
+        else:
+            ids = torch.arange(50).expand(30, 50)
+            others = {"after": (q,), "behind": (q,), "own": (q,), "bonus ids": (ids,), "recovered ids": (ids,)}
+            logs, _ = token_ratios(one.change, p, *others.get(one.kind, ()))
+            total = (p * logs.exp()).sum(-1)
+            assert logs.abs().max() > 0.01, one.name
+        assert torch.allclose(total, torch.ones_like(total), atol=1e-9), one.name
+
+
+def greedy(ours: list[int], plain: list[int], table: Any, dtype: Any = torch.float32) -> dict[str, Any]:
+    """The verdict at temperature 0 on one text after [1, 2]."""
+    target = tabular_model(table, GREEDY)
+    target.dtype = dtype
+    target.allocate(1, 16)
+    drafter = type("NoModel", (), {"reads_text": True, "models": (), "context": 99})
+    found = read_as(target, drafter, [1, 2], ours, plain, Draws("p / q", [0], [ours[0]], [1.0], [1.0], [True], [True]))
+    return judge([found], facts(greedy=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_at_temperature_0_only_a_tie_is_forgiven(dtype: Any, tables: Any) -> None:
+    """The gap is within rounding of the dtype, or ten times beyond it."""
+    for roundings, passes in ((0.5, True), (10.0, False)):
+        table = tables.target.clone()
+        table[1, 2, 3] = float(table[2, 3].abs().max()) + 5
+        best, second = (int(token) for token in table[2, 3].topk(2).indices)
+        steps = 64 if dtype == torch.float32 else 4
+        gap = roundings * steps * torch.finfo(dtype).eps * float(table[2, 3].abs().max())
+        table[2, 3, second] = table[2, 3, best] - gap
+        for ours, plain in ((second, best), (best, second)):
+            found = greedy([3, ours], [3, plain], table, dtype)
+            assert found["passed"] is passes, found
+            assert found["details"]["differ"] == 1 and found["details"]["ties"] == int(passes)
+            assert found["details"]["wrong"] == int(not passes and ours == second)
+        assert greedy([3, best], [3, best], table, dtype)["passed"]
+
+
+def test_at_temperature_0_what_is_no_tie_is_a_bug(tables: Any) -> None:
+    table = tables.target.clone()
+    table[1, 2, 3] = 99.0
+    best, second = (int(token) for token in table[2, 3].topk(2).indices)
+    table[2, 3, second] = table[2, 3, best]
+    worst = int(table[2, 3].argmin())
+    assert greedy([3, best], [3, second], table)["passed"]
+    assert greedy([3, best], [3, worst], table)["passed"] is False
+    assert greedy([3, best], [3], table)["passed"] is False  # plain decoding has ended
+    assert greedy([3], [3, best], table)["passed"] is False
+    table[2, 3] = -torch.inf
+    assert greedy([3, 0], [3, 0], table)["passed"] is False
+
+
+def test_at_temperature_0_a_text_that_differs_and_was_not_read_shows_nothing(tables: Any) -> None:
+    made, other = (record("p", 2, 2, 0.5, np.random.default_rng(seed)) for seed in (0, 1))
+    assert made.speculative and made.baseline
+    made.baseline.ids = made.speculative.ids[::-1]
+    made.verdict = unread("verdict_tokens=0")
+    other.verdict = {"tokens": 2, "ended": True, "finite": True, "tested": 1, "p": {}, "q_unread": "", "wrong": 0,
+                     "ties": 0, "divergence": ""}  # fmt: skip
+    assert judge([made, other], facts(greedy=True))["passed"] is None
+    assert judge([other], facts(greedy=True))["passed"]
+
+
+def test_guesses_of_another_drafter_are_seen_at_temperature_0(tables: Any, number_text: str, monkeypatch: Any) -> None:
+    records = decoded(tables, number_text, sampling=GREEDY, rows=4)
+    found = judge(records, facts(greedy=True))
+    assert found["passed"] and found["details"]["q"]["within"] and found["details"]["q"]["positions"] > 0
+    guess = ModelDrafter.guess
+
+    def other(self: Any, logits: Any, bits: Any, *more: Any) -> Any:
+        return guess(self, -logits, bits, *more)
+
+    monkeypatch.setattr(ModelDrafter, "guess", other)
+    found = judge(decoded(tables, number_text, sampling=GREEDY, rows=4), facts(greedy=True))
+    assert found["passed"] and not found["details"]["q"]["within"] and found["notes"]
