@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.decoding.transfers import _kept, counts
-from specbench.models import pretrained
+from specbench.models import load
 from specbench.stats.test_statistics import classes
 
 aten = torch.ops.aten
@@ -277,13 +277,13 @@ def cuda_on_cpu(any_shapes: bool = False) -> Iterator[Device]:
 def answer_for_a_machine(patch: Any) -> None:
     """With pytest's `monkeypatch`: checkpoints are loaded onto the device of `cuda_on_cpu`, and PyTorch says that the
     machine has it, and 100 GB of memory."""
-    load = pretrained.load_module
+    read = load.load_module
 
     def loaded(settings: Any, role: Any, device: Any, dtype: Any, seed: int) -> Any:
-        return to_cuda(load(settings, role, CPU, dtype, seed))
+        return to_cuda(read(settings, role, CPU, dtype, seed))
 
-    patch.setattr(pretrained, "load_module", loaded)
-    patch.setattr(pretrained.checks, "reads_trees", lambda model, key: True)  # which compares numbers
+    patch.setattr(load, "load_module", loaded)
+    patch.setattr(load, "reads_trees", lambda model, key: True)  # which compares numbers
     answers = {"is_available": True, "device_count": 1, "set_device": None, "get_device_name": "fake",
                "mem_get_info": (10**11, 10**11), "reset_peak_memory_stats": None, "max_memory_allocated": 1,
                "empty_cache": None}  # fmt: skip

@@ -1,12 +1,13 @@
 """A tabular pair with known law, every drafter, verifier and cache for it, and for the shipped pair."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cache, partial
 from types import SimpleNamespace
 
 import torch
 from tabular import TabularMarkov, by_class, random_table
+from torch import Tensor
 
 from specbench.cache.dynamic import DynamicCache
 from specbench.cache.paged import PagedCache
@@ -21,7 +22,7 @@ from specbench.decoding.executor import Executor
 from specbench.decoding.noise import PROPOSAL, node_bits, uniforms
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
-from specbench.decoding.token_tree import MISSING, ROOT, branching_tree
+from specbench.decoding.token_tree import MISSING, ROOT, branching_tree, tree_of
 from specbench.decoding.transfers import upload
 from specbench.drafters.base import Drafter
 from specbench.drafters.blockwise import BlockwiseDrafter, MedusaDrafter
@@ -39,11 +40,10 @@ from specbench.drafters.suffix import SuffixDrafter
 from specbench.drafters.tree import TreeDrafter
 from specbench.drafters.tree_shapes import CHILDREN, DynamicTree, FixedTree, SampledTree, widths
 from specbench.executors.eager import EagerExecutor
+from specbench.models.heads import Heads, LookAhead, load_part
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import MtpModel, PairInput
-from specbench.models.published_heads import PublishedHeads
 from specbench.models.shared_cache import BorrowedCache, first_layers
-from specbench.models.trained_parts import Heads, HeadsConfig, LookAhead, load_part
 from specbench.settings import BaseSettings
 from specbench.verifiers.base import Verifier
 from specbench.verifiers.block import BlockVerifier
@@ -269,8 +269,6 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
         if kind == "medusa":
             return MedusaDrafter(target, heads, target.sampling, size=6, gamma=4)
         return BlockwiseDrafter(target, heads, target.sampling)
-    if kind == "truncated_heads":  # of others, for the first ten tokens
-        return BlockwiseDrafter(target, truncated_heads(), target.sampling)
     if kind == "early_exit":
         short = drafter_model.module if tabular else first_layers(target.module, 1)
         return EarlyExitDrafter(BorrowedCache(short, target, "exit", target.sampling), target.vocab_size, 5)
@@ -359,15 +357,6 @@ LAYER = SimpleNamespace(num_hidden_layers=1, num_key_value_heads=1, head_dim=1, 
 BLOCKS = SimpleNamespace(longest=4, options=SimpleNamespace(block_size=5, mask_token_id=0), layers=LAYER)
 
 
-def truncated_heads() -> PublishedHeads:
-    """Heads on the hidden state [B, 1] of a tabular target, which guess every third token alone."""
-    config, generator = HeadsConfig(1, 4), torch.Generator().manual_seed(2)
-    heads = PublishedHeads(config, layers=1, bias=True, outputs=4, rows=6, vocab_size=V)
-    weights = {name: torch.randn(w.shape, generator=generator) / 64 for name, w in heads.state_dict().items()}
-    heads.load_state_dict(weights | {"token_map": torch.arange(0, V, 3)}, assign=True)
-    return heads.requires_grad_(False)
-
-
 class PairNumbers(torch.nn.Module):
     """The pair input of a tabular module: a token that depends on the next token, and on the hidden state before it."""
 
@@ -402,3 +391,10 @@ class PairAhead(torch.nn.Module):
         super().__init__()
         self.embeddings = torch.tensor([[3.0], [9.0], [5.0]])
         self.config = SimpleNamespace(count=3, hidden_size=1)
+
+
+def logits_of(model: LanguageModel, tokens: Tensor, starts: Sequence[int], draft: Draft | None = None) -> Tensor:
+    """Logits [B, N, V] of tokens [B, N], of which the first is at position starts[b] in row b, after a rollback."""
+    visible = model.rollback_to(starts, tokens.shape[1])
+    tree = None if draft is None or draft.parent is None else tree_of(draft.levels, draft.parent)
+    return model.forward(tokens, torch.tensor(starts, device=model.device), visible, tree=tree)

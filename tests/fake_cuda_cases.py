@@ -31,8 +31,8 @@ from specbench.decoding.timer import Timer
 from specbench.executors.auto import AutoExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.models.float_logits import with_float_logits
+from specbench.models.heads import Heads, HeadsConfig, LookAhead, LookAheadConfig
 from specbench.models.language_model import LanguageModel
-from specbench.models.trained_parts import Heads, HeadsConfig, LookAhead, LookAheadConfig
 from specbench.models.vocabulary import VocabMap
 from specbench.policies.adaptive import AdaptiveGamma
 from specbench.policies.confidence import ConfidenceGamma

@@ -10,10 +10,10 @@ import copy
 import transformers
 
 from specbench.data.sources import SHIPPED
-from specbench.models import checkpoint_checks, pretrained
+from specbench.models import load
 
 make_tokenizer = transformers.AutoTokenizer.from_pretrained
-read_weights, ask_for_trees = pretrained._read_weights, checkpoint_checks.reads_trees
+read_weights, ask_for_trees = load._read_weights, load.reads_trees
 tokenizers, modules, answers = {}, {}, {}
 
 
@@ -30,11 +30,11 @@ def tokenizer_of(pretrained_model_name_or_path, *given, **options):
     return copy.copy(tokenizers[key])
 
 
-def weights_of(settings, config, loader, options, key):
+def weights_of(settings, config, options, device, key):
     if not is_shipped(key) or settings.divided():
-        return read_weights(settings, config, loader, options, key)
-    if (wanted := (settings.path, loader, repr(options))) not in modules:
-        modules[wanted] = read_weights(settings, config, loader, options, key)
+        return read_weights(settings, config, options, device, key)
+    if (wanted := (settings.path, repr(options), str(device))) not in modules:
+        modules[wanted] = read_weights(settings, config, options, device, key)
     return copy.deepcopy(modules[wanted])
 
 
@@ -48,4 +48,4 @@ def reads_trees(model, key):
 
 def install() -> None:
     transformers.AutoTokenizer.from_pretrained = tokenizer_of
-    pretrained._read_weights, checkpoint_checks.reads_trees = weights_of, reads_trees
+    load._read_weights, load.reads_trees = weights_of, reads_trees

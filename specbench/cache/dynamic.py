@@ -37,10 +37,10 @@ class DynamicCache(SlotCache):
     def tensors(self) -> list[Tensor]:
         return [t for layer in self.layers for t in (layer.keys, layer.values)]
 
-    def hold(self, tensors: Sequence[Tensor]) -> None:
+    def use(self, tensors: Sequence[Tensor]) -> None:
         for index, layer in enumerate(self.layers):
             layer.keys, layer.values = tensors[2 * index : 2 * index + 2]
 
     def commit(self, path: Tensor, base: Tensor) -> None:
-        self.hold([torch.clone(t) for t in self.tensors()])  # a cropped tensor is a view of a longer one
+        self.use([torch.clone(t) for t in self.tensors()])  # a cropped tensor is a view of a longer one
         super().commit(path, base)

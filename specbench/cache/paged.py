@@ -211,7 +211,7 @@ class PagedCache(SlotCache):
     def tensors(self) -> list[Tensor]:
         return [*self.pools, self.table] if self.pools else []
 
-    def hold(self, tensors: Sequence[Tensor]) -> None:
+    def use(self, tensors: Sequence[Tensor]) -> None:
         *self.pools, self.table = tensors
 
     def commit(self, path: Tensor, base: Tensor) -> None:

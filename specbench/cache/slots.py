@@ -97,7 +97,7 @@ class SlotCache(Component, Cache):
         """Every tensor that a forward reads or writes, in a fixed order, in the backend's own shapes."""
         return list(self.pools)
 
-    def hold(self, tensors: Sequence[Tensor]) -> None:
+    def use(self, tensors: Sequence[Tensor]) -> None:
         """Uses these tensors, with the order and shapes of `tensors()`, in place of the present ones."""
         self.pools = list(tensors)
 

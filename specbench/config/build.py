@@ -23,7 +23,7 @@ from specbench.errors import ConfigError, first_line
 from specbench.executors.machine import free_bytes
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.models.pretrained import load_tokenizer
+from specbench.models.load import load_tokenizer
 from specbench.run_config import Role, RunConfig, with_role
 from specbench.verifiers.base import Verifier
 

@@ -6,7 +6,7 @@ from typing import Any
 from specbench.config.compose import compose
 from specbench.config.validate import check, choose
 from specbench.errors import ConfigError
-from specbench.models.pretrained import load_tokenizer
+from specbench.models.load import load_tokenizer
 
 # They need no second checkpoint.
 UNTRAINED = ("suffix", "prompt_lookup", "mtp")

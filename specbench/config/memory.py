@@ -10,7 +10,7 @@ import torch
 
 from specbench.errors import ConfigError
 from specbench.executors.machine import free_bytes
-from specbench.models.architecture import ModelSize
+from specbench.models.sizes import ModelSize
 
 LOGIT_COPIES = 4  # float32 or wider: logits, probabilities, their differences, the exponential race
 LAW_COPIES = 12  # float64: p, q and what betas along a text are computed from

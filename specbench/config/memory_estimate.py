@@ -13,9 +13,9 @@ from specbench.data.prompts import Data, Prompt, Request, render
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
 from specbench.executors.machine import free_bytes
-from specbench.models.architecture import ModelSize
 from specbench.models.context import Context
-from specbench.models.pretrained import footprint, load_tokenizer, uses_template
+from specbench.models.load import footprint, load_tokenizer, uses_template
+from specbench.models.sizes import ModelSize
 from specbench.run_config import RunConfig
 from specbench.stats.position_stats import CHUNK
 from specbench.stats.verdict_records import LAW_BYTES
@@ -95,13 +95,36 @@ def checked_sizes(checked: ValidatedConfig, context: Context, data: Data) -> lis
     chosen = checked.choices
     models = [(role, model) for role in ("target", "drafter") for model in chosen[role].settings.models()]
     footprints = [footprint(model, role, context.dtype) for role, model in models]
-    for family in dict.fromkeys(model.family for model in footprints):
-        family.refuse(chosen, footprints)
+    refuse_states(chosen, footprints)
     refuse_encoders(checked, footprints)
     if any(model.recurrent for model in footprints):
         context.executor.run_eagerly("a model has a recurrent state")
     refuse_more_than_the_target_has(checked, context.gamma, footprints[0])
     return footprints
+
+
+def refuse_states(chosen: Selections, models: Sequence[ModelSize]) -> None:
+    """Raises ConfigError if one of the models, the target's first, has a recurrent state that another choice cannot
+    use."""
+    named = [f"{role}.path={s.path}" for role in ("target", "drafter") for s in chosen[role].settings.models()]
+    whose = [name for name, model in zip(named, models, strict=True) if model.recurrent]
+    if not whose:
+        return
+    drafter, executor, attention = chosen["drafter"], chosen["executor"], chosen.scalars["attention"]
+    fits = (drafter.kind.with_states or not models[0].recurrent) and (
+        drafter.kind.searches or not any(model.recurrent for model in models[1:])
+    )
+    for key, value, possible, others in (
+        ("drafter", drafter.name, fits and not drafter.kind.trees, "model, ngram or prompt_lookup"),
+        ("executor", executor.name, executor.kind.runs_recurrent, "auto or eager"),
+        ("attention", attention, attention != "triton", "sdpa"),
+        ("decoding", chosen["decoding"].name, chosen["decoding"].name != "beam", "sampling"),
+    ):
+        if not possible:
+            raise ConfigError(
+                f"{key}={value} is not possible with {whose[0]}, a model with a recurrent state, which cannot branch "
+                f"and is kept and restored as a whole: choose {key}={others}"
+            )
 
 
 def longest_text(checked: ValidatedConfig, prompts: Sequence[Prompt], rendered: dict[Prompt, Request]) -> int:

@@ -19,9 +19,8 @@ from specbench.drafters.non_autoregressive import ParallelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
 from specbench.models.context import Context
+from specbench.models.heads import Heads, MedusaHeads, PartSettings, load_heads, refuse_heads
 from specbench.models.language_model import LanguageModel
-from specbench.models.published_heads import PublishedHeads, load_heads, refuse_heads
-from specbench.models.trained_parts import Heads, PartSettings
 from specbench.policies.base import GammaPolicy
 
 HEADS = "heads of python -m specbench.train or of others, which must be a hub id or a folder with a config.json"
@@ -44,7 +43,7 @@ class BlockwiseDrafter(ParallelDrafter):
         refuse_heads(settings.path, "drafter.path", run)
         return None
 
-    def __init__(self, target: LanguageModel, heads: Heads | PublishedHeads, sampling: Sampling):
+    def __init__(self, target: LanguageModel, heads: Heads | MedusaHeads, sampling: Sampling):
         self.target, self.heads, self.sampling = target, heads, sampling
         self.vocab_size, self.longest = target.vocab_size, heads.config.heads
         stored = target.executor.stored(heads)
@@ -96,7 +95,7 @@ class MedusaDrafter(BlockwiseDrafter):
     def nodes(cls, settings: Settings, gamma: int) -> int:
         return settings.size
 
-    def __init__(self, target: LanguageModel, heads: Heads | PublishedHeads, sampling: Sampling, size: int, gamma: int):
+    def __init__(self, target: LanguageModel, heads: Heads | MedusaHeads, sampling: Sampling, size: int, gamma: int):
         """`gamma` is the usual depth of a draft. The heads' config must hold their accuracy."""
         super().__init__(target, heads, sampling)
         accuracy = heads.config.accuracy

@@ -8,9 +8,9 @@ from specbench.drafters.model import ModelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
 from specbench.models.context import Context
+from specbench.models.heads import ExitHead, Heads, PartSettings, load_part
 from specbench.models.language_model import LanguageModel
 from specbench.models.shared_cache import BorrowedCache, first_layers
-from specbench.models.trained_parts import ExitHead, Heads, PartSettings, load_part
 
 
 class EarlyExitDrafter(ModelDrafter):

@@ -17,7 +17,7 @@ from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.models.pretrained import PretrainedModel
+from specbench.models.load import PretrainedModel
 from specbench.models.shared_cache import BorrowedCache
 from specbench.models.vocabulary import intersection
 from specbench.policies.base import GammaPolicy, Signal
@@ -106,7 +106,7 @@ class ModelDrafter(Drafter):
         """Makes the cache ready for so many steps; returns what `first_read` is given, and the columns to attend to."""
         width = self.catch_up(state)
         starts = [length - width for length in state.lengths]
-        return (width,), self.model.make_room(starts, width + steps - 1, state.active)
+        return (width,), self.model.rollback_to(starts, width + steps - 1, state.active)
 
     def _draft(self, rows: Rows, given: tuple[Any, ...], steps: int, visible: int) -> tuple[Tensor, Tensor | None]:
         """Guesses x_1 .. x_steps [B, steps] and their q [B, steps, V], None at temperature 0 (Algorithm 1)."""

@@ -17,10 +17,10 @@ from specbench.drafters.tree import TreeDrafter
 from specbench.drafters.tree_shapes import Shape, TreeSettings
 from specbench.models.checkpoint import MODEL
 from specbench.models.context import Context
+from specbench.models.heads import PartSettings
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import MtpModel
 from specbench.models.mtp_weights import load_mtp, missing_in, numbers_of
-from specbench.models.trained_parts import PartSettings
 
 
 class MtpDrafter(TreeDrafter):

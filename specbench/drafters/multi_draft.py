@@ -25,7 +25,7 @@ from specbench.drafters.tree_shapes import FixedTree
 from specbench.errors import ConfigError, shown
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.models.pretrained import PretrainedModel
+from specbench.models.load import PretrainedModel
 from specbench.policies.base import GammaPolicy
 
 MOST_MODELS = 16

@@ -17,9 +17,9 @@ from specbench.drafters.base import Drafter
 from specbench.drafters.model import ModelSettings, load_drafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.models.context import Context
+from specbench.models.heads import LookAhead, PartSettings, load_part
 from specbench.models.language_model import LanguageModel
 from specbench.models.shared_cache import BorrowedCache
-from specbench.models.trained_parts import LookAhead, PartSettings, load_part
 from specbench.policies.base import GammaPolicy
 
 
@@ -102,7 +102,7 @@ class NonAutoregressiveDrafter(ParallelDrafter):
         width = self.text_width
         self.model.catch_up(state, width)
         starts = [length - width for length in state.lengths]
-        visible = self.model.make_room(starts, width + steps - 1, state.active)
+        visible = self.model.rollback_to(starts, width + steps - 1, state.active)
         # Behind the text the cache will hold embeddings, which a row beside a short one may not overwrite at once.
         self.model.cached = [min(c, n) for c, n in zip(self.model.cached, state.lengths, strict=True)]
         ahead = self.lookahead.embeddings[: steps - 1]

@@ -110,4 +110,4 @@ class TreeDrafter(ModelDrafter):
         """Keeps the accepted path in the drafter's cache too, but for its last node, which may not be there, and is
         read again."""
         if verdict.path is not None and not draft.is_chain and draft.depth > 1:
-            self.model.keep_path(verdict.path[:, :-1], root, self.place)
+            self.model.commit_path(verdict.path[:, :-1], root, self.place)

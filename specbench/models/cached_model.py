@@ -1,4 +1,4 @@
-"""A Hugging Face model whose rows each have their own length: its cache, and one forward.
+"""A model of transformers whose rows each have their own length: its cache, and one forward.
 
 Ragged rows, exact rollback and token trees come from explicit positions, cache columns and a 4-D attention mask. The
 modelling code of transformers runs unmodified. B rows (b of them in a forward), N new tokens, T columns, V vocabulary,
@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -21,24 +21,16 @@ from specbench.decoding.model import Target
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job
 from specbench.decoding.token_tree import Tree
-from specbench.models.architecture import context_of, family_of, stops_of
 from specbench.models.attention_mask import AttentionMask, TokenPlaces, refuse_unknown_kinds
 from specbench.models.encoder_decoder import Encoder, not_applied
 from specbench.models.float_logits import with_float_logits
-from specbench.models.flops import chosen_by_token, expert_layers, per_token
-from specbench.models.positions import Decoder
+from specbench.models.flops import per_token
+from specbench.models.hidden_states import HiddenReader
+from specbench.models.positions import CausalCall
+from specbench.models.recurrent import recurrence_of
+from specbench.models.recurrent_cache import RecurrentCache
+from specbench.models.sizes import context_of, stops_of
 from specbench.models.vocabulary import VocabMap
-
-
-class Listener(Protocol):
-    """Hears of the hidden states of prompts when a target reads them: the inputs of its output matrix or, if it has
-    `feature_layers`, those in front of these layers, joined."""
-
-    def hear(self, row: int | None, begin: int, hidden: Tensor) -> None:
-        """Hidden states [b, n, H] of the tokens from position `begin` on, of one row or of all (None)."""
-
-    def forget(self) -> None:
-        """The target's cache was emptied: no prompt that was heard of is read on."""
 
 
 class CachedModel(Target):
@@ -49,10 +41,10 @@ class CachedModel(Target):
     def __init__(
         self, module: PreTrainedModel, tokenizer: Any, *, name: str, sampling: Sampling,
         new_cache: Callable[[int, int], SlotCache], executor: Executor, chat_template: bool = False,
-        vocab_size: int | None = None, exact: bool = True, attention: str = "auto",
+        vocab_size: int | None = None, attention: str = "auto",
     ):  # fmt: skip
-        """`vocab_size` is V if it is not the module's: the target's, for a drafter's model. `exact` is that of
-        `Executor.load`, `attention` one of `kernel_attention.CHOICES`."""
+        """`vocab_size` is V if it is not the module's: the target's, for a drafter's model. `attention` is one of
+        `kernel_attention.CHOICES`."""
         self.tokenizer, self.name = tokenizer, name
         self.sampling, self.new_cache, self.chat_template = sampling, new_cache, chat_template
         self.config: PretrainedConfig = module.config.get_text_config()
@@ -62,15 +54,14 @@ class CachedModel(Target):
         self.device, self.dtype = weight.device, weight.dtype
         refuse_unknown_kinds(module.config, name)
         self.mask = AttentionMask(self.config, self.dtype)
-        self.executor, self._stock, self.module = executor, module, executor.load(module, exact)
+        self.executor, self._stock, self.module = executor, module, executor.load(module)
         if self.device.type == "cuda":
             self.module = with_float_logits(self.module)
-        self.attention = attention
         self.encoder = Encoder(self.module, name) if module.config.is_encoder_decoder else None
-        self.recurrence = family_of(module.config).state(self.module, self.mask, name)
-        self.state_bytes = 0 if self.recurrence is None else self.recurrence.state_bytes
-        self.one_by_one = self.recurrence is not None and self.recurrence.one_by_one
-        self.decoder = Decoder(module, self.module, self.recurrence is None)
+        self.recurrence = recurrence_of(self.module, self.mask, name)
+        self.state_bytes = 0.0 if self.recurrence is None else self.recurrence.state_bytes
+        self.decoder = CausalCall(module, self.module, self.recurrence is not None)
+        self.attention = attention
         self.kernel_errors: list[Tensor] | None = None  # what each layer adds to when the kernel is checked
         self.kernel = False  # else the kernel attends, not SDPA
         # Launched one by one, the kernel takes the host longer than SDPA.
@@ -82,63 +73,24 @@ class CachedModel(Target):
         self.weight_bytes = executor.stored(self.module).held
         self.weight_count = sum(1 for each in (self.module.parameters(), self.module.buffers()) for _ in each)
         self.operations_per_token, self.step_bytes = per_token(self.module, executor)
-        self.expert_layers = expert_layers(self.module)  # of a mixture of experts
-        self.experts_by_token = chosen_by_token(self.config)  # of a layer; None without experts
         self.cached: list[int] = []
-        self.listener: Listener | None = None
+        self.hidden_reader: HiddenReader | None = None
         self.feature_layers: tuple[int, ...] = ()  # whose hidden states a drafter reads; see `hidden_states`
 
-    @property
-    def kernel_lengths(self) -> list[int]:
-        """Lengths of prompts with which all kernels of attention run once; empty without the Triton kernel."""
-        if not self.kernel:
-            return []
-        from specbench.models.kernel_attention import lengths_of_kernels
+    # -- What the model is ----------------------------------------------------------------------
 
-        return lengths_of_kernels(self)
-
-    @property
-    def description(self) -> tuple[Any, ...]:
-        """See `HasCache.description`."""
-        return self.name, self.sampling, self.vocabulary.description, str(self.dtype), self.kernel
-
-    def cache_tensors(self) -> list[Tensor]:
-        """See `HasCache.cache_tensors`."""
-        own = self.cache.tensors()
-        return own if self.encoder is None or not own else own + self.encoder.inputs.tensors()
-
-    @contextmanager
-    def on_cache(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """See `HasCache.on_cache`."""
-        own = self.cache_tensors()
-        self._hold(tensors)
-        try:
-            yield
-        finally:
-            self._hold(own)
-
-    def _hold(self, tensors: Sequence[Tensor]) -> None:
-        count = len(self.cache.tensors())
-        self.cache.hold(tensors[:count])
-        if self.encoder is not None:
-            self.encoder.inputs.hold(tensors[count:])
+    def stock_module(self) -> PreTrainedModel:
+        """The module as transformers made it."""
+        return self._stock
 
     def shared(self, sampling: Sampling, new_cache: Callable[[int, int], SlotCache], executor: Executor) -> Self:
         """A model of the same weights with its own sampling and cache, run by an `executor` that shares them."""
         model = copy.copy(self)
         model.sampling, model.new_cache, model.executor = sampling, new_cache, executor
         model.free()
-        model.listener, model.feature_layers = None, ()
+        model.hidden_reader, model.feature_layers = None, ()
         model.encoder = None if self.encoder is None else self.encoder.shared()
         return model
-
-    def stock_module(self) -> PreTrainedModel:
-        """The module as transformers made it."""
-        return self._stock
-
-    def own_module(self) -> PreTrainedModel:
-        """Another module with the same weights, to be changed."""
-        return copy.deepcopy(self.stock_module())
 
     @property
     def vocab_size(self) -> int:
@@ -152,6 +104,10 @@ class CachedModel(Target):
     def context(self) -> int:
         own = context_of(self.config, "decoder") - self.decoder.first
         return own if self.encoder is None else min(own, self.encoder.positions.most)
+
+    @property
+    def input_context(self) -> int:
+        return 0 if self.encoder is None else self.encoder.context
 
     @property
     def start_tokens(self) -> list[int] | None:
@@ -168,23 +124,24 @@ class CachedModel(Target):
 
     @property
     def unlike_generate(self) -> list[str]:
-        return not_applied(self.module)
-
-    @property
-    def input_context(self) -> int:
-        return 0 if self.encoder is None else self.encoder.context
+        return not_applied(self.module) if self.module.can_generate() else []
 
     @cached_property
     def stop_tokens(self) -> list[int]:
         """End-of-sequence ids of the generation config, the config and the tokenizer."""
-        sources = (getattr(self.module, "generation_config", None), self.config, self.tokenizer)
+        sources = (self.module.generation_config, self.config, self.tokenizer)
         return sorted({token for source in sources for token in stops_of(source)})
 
-    def cache_bytes(self) -> int:
-        return self.cache.bytes() + (0 if self.encoder is None else self.encoder.inputs.bytes())
+    @property
+    def kernel_lengths(self) -> list[int]:
+        """Lengths of prompts with which all kernels of attention run once; empty without the Triton kernel."""
+        if not self.kernel:
+            return []
+        from specbench.models.kernel_attention import lengths_of_kernels
 
-    def column_bytes(self) -> float:
-        return self.cache.column_bytes()
+        return lengths_of_kernels(self)
+
+    # -- Rows of the cache ----------------------------------------------------------------------
 
     def allocate(self, rows: int, columns: int) -> None:
         self._open(rows, columns, again=False)
@@ -194,20 +151,20 @@ class CachedModel(Target):
 
     def _open(self, rows: int, columns: int, again: bool) -> None:
         """A present cache that fits is emptied and used again, at the same addresses."""
-        cache = getattr(self, "cache", None)
+        cache = vars(self).get("cache")
         if cache is None or cache.rows != rows or cache.capacity < columns or not cache.fixed_shapes:
             cache = None
             self.free()  # its memory, before the next one is made
             made = self.new_cache(rows, self.executor.columns(columns))
             made.contiguous = self.decoder.contiguous
-            self.cache = made if self.recurrence is None else self.recurrence.cache(made)
+            self.cache = made if self.recurrence is None else RecurrentCache(made)
         elif again:
             cache.reopen()
         else:
             cache.clear()
         self.cached = [0] * rows
-        if self.listener is not None:
-            self.listener.forget()
+        if self.hidden_reader is not None:
+            self.hidden_reader.clear_hidden()
         if self.encoder is not None:
             self.encoder.allocate(rows, self.executor.columns, self.executor.fixed_shapes)
 
@@ -224,8 +181,8 @@ class CachedModel(Target):
 
     def _sharable(self, prompt: Sequence[int]) -> Sequence[int]:
         """The tokens of a prompt whose keys and values other rows may use too. Those of a decoder depend on the
-        encoder's input, and a listener has to hear of every token."""
-        return prompt if self.encoder is None and self.listener is None else prompt[:1]
+        encoder's input, and a reader of hidden states has to be given those of every token."""
+        return prompt if self.encoder is None and self.hidden_reader is None else prompt[:1]
 
     def encode(self, row: int, job: Job) -> bool:
         if self.encoder is None:
@@ -243,25 +200,60 @@ class CachedModel(Target):
         if self.encoder is not None:
             self.encoder.inputs.release(row)
 
-    def make_room(self, starts: Sequence[int], width: int, active: Sequence[bool] | None = None) -> int:
-        """Rolls back to `starts`, so that `width` tokens can follow in active rows; returns the columns seen."""
+    def cache_bytes(self) -> int:
+        return self.cache.bytes() + (0 if self.encoder is None else self.encoder.inputs.bytes())
+
+    def column_bytes(self) -> float:
+        return self.cache.column_bytes()
+
+    @property
+    def description(self) -> tuple[Any, ...]:
+        """See `HasCache.description`."""
+        return self.name, self.sampling, self.vocabulary.description, str(self.dtype), self.kernel
+
+    def cache_tensors(self) -> list[Tensor]:
+        """See `HasCache.cache_tensors`."""
+        own = self.cache.tensors()
+        return own if self.encoder is None or not own else own + self.encoder.inputs.tensors()
+
+    @contextmanager
+    def on_cache(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """See `HasCache.on_cache`."""
+        own = self.cache_tensors()
+        self._use(tensors)
+        try:
+            yield
+        finally:
+            self._use(own)
+
+    def _use(self, tensors: Sequence[Tensor]) -> None:
+        count = len(self.cache.tensors())
+        self.cache.use(tensors[:count])
+        if self.encoder is not None:
+            self.encoder.inputs.use(tensors[count:])
+
+    # -- A forward ------------------------------------------------------------------------------
+
+    def rollback_to(self, starts: Sequence[int], width: int, active: Sequence[bool] | None = None) -> int:
+        """Forgets everything at and beyond starts[b] in each active row, and reserves columns for `width` tokens from
+        there on. Returns the number of columns that these will see."""
         on = active or [True] * len(starts)
         self.cached = [max(0, s) if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
         self.cache.truncate(self.cached)
         self.cache.reserve([s + width if a else 0 for s, a in zip(starts, on, strict=True)])
         self.cache.keep(every=True)
         self.cached = [s + width if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
-        return self.columns_seen(max(starts) + width)
+        return self.visible_columns(max(starts) + width)
 
-    def make_row(self, row: int, begin: int, end: int) -> int:
-        """Rolls one row back to `begin`, so that tokens up to end - 1 can follow; returns the columns that are seen."""
+    def rollback_row(self, row: int, begin: int, end: int) -> int:
+        """As `rollback_to`, of one row, which will read tokens begin .. end - 1."""
         self.cached[row] = begin
         self.cache.truncate(self.cached)
         self.cache.reserve([end if other == row else 0 for other in range(self.cache.rows)])
-        return self.columns_seen(end)
+        return self.visible_columns(end)
 
-    def columns_seen(self, needed: int) -> int:
-        """The number of leading columns that a forward is told of, if `needed` are filled: all, for the kernel, which
+    def visible_columns(self, needed: int) -> int:
+        """The number of leading columns that a forward is given, if `needed` are filled: all, for the kernel, which
         reads on the device how many there are, so that one shape serves every length."""
         if self.kernel and self.cache.fixed_shapes:
             return self.cache.capacity

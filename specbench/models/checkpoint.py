@@ -1,61 +1,45 @@
-"""The files of a checkpoint: where they are, what is wrong with them, and one sentence for any error in reading them.
+"""Where the files of a checkpoint are, one sentence for any error in reading them, and what every loaded module has:
+all tensors, and finite ones."""
 
-Libraries raise errors of a dozen classes for a damaged file. `reading` is the one place where they become ConfigError.
-"""
-
-import functools
 import hashlib
 import json
-import logging
 import os
-import re
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.utils._validators import validate_repo_id
-from safetensors import safe_open
+from torch import nn
+from transformers.utils.hub import cached_file
 
 from specbench.data.sources import place_of
+from specbench.decoding.executor import plain_parts
 from specbench.errors import ConfigError, shown
 from specbench.executors.machine import cache_dir, out_of_memory
 
-log = logging.getLogger(__name__)
 LONGEST_REASON = 240  # characters of a library's message
 INDEX = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}
-JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json",
-              "added_tokens.json", "preprocessor_config.json", "processor_config.json", *INDEX.values())  # fmt: skip
-FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")  # dtypes of weights, as safetensors names them
 MODEL = "a model, which must be a hub id or a folder with a config.json"
 TRAINED = "what python -m specbench.train makes, which must be a hub id or a folder with a config.json"
 # Tensors that do not fit are told to us, and refused by name.
 WHOLE = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-PICKLES = (".bin", ".pt")
 GGUF, CONVERSION = ".gguf", 2  # the version of what models/gguf.py writes
-LFS_POINTER = b"version https://git-lfs"
-HUB_SECONDS = 10.0  # that the hub may take to say how large files are
+NAMED = 3  # tensors that an error names
 
 
 def local_path(path: str) -> Path:
     """The path of a folder; `shipped:NAME` is a model that comes with specbench, FILE.gguf the folder that it is
     converted to."""
     place = Path(os.path.expanduser(place_of(path)))
-    return conversion_of(place) if path.endswith(GGUF) else place
-
-
-def conversion_of(file: Path) -> Path:
-    """Where the conversion of a GGUF file lies: it depends on the file's path, size and time of change."""
-    try:
-        found = file.stat()
-    except (OSError, ValueError):
-        return file
-    known = f"{CONVERSION} {file.resolve()} {found.st_size} {found.st_mtime_ns}"
-    return cache_dir() / "gguf" / f"{file.stem}-{hashlib.sha256(known.encode()).hexdigest()[:12]}"
+    if not path.endswith(GGUF) or not place.is_file():
+        return place
+    found = place.stat()
+    known = f"{CONVERSION} {place.resolve()} {found.st_size} {found.st_mtime_ns}"
+    return cache_dir() / "gguf" / f"{place.stem}-{hashlib.sha256(known.encode()).hexdigest()[:12]}"
 
 
 def source_of(path: str) -> str:
@@ -68,33 +52,27 @@ def check_path(key: str, path: str, revision: str | None = None, must: str = MOD
     """Raises ConfigError, before anything loads, if the path can be neither a folder with a config.json nor a hub id,
     or if a folder is given with a revision. `must` says what is wanted."""
     folder, why = local_path(path), None
-    looks_local = path.startswith((".", "/", "~", "shipped:")) or path.count("/") > 1
-    try:
-        if path and folder.is_dir():
-            if not (folder / "config.json").is_file():
-                why = f"it has no config.json, only {found}" if (found := names_in(folder)) else "it is empty"
-        elif folder.is_file():
-            why = "it is a file, give its folder"
-        elif looks_local:
-            why = "there is no such folder"
-        else:
+    if path and folder.is_dir():
+        if not (folder / "config.json").is_file():
+            why = "it has no config.json"
+        elif revision is not None:
+            why = f"it is a folder, which has no {key.rpartition('.')[0]}.revision={shown(revision)}"
+    elif path.startswith((".", "/", "~", "shipped:")) or path.count("/") > 1:
+        why = "there is no such folder"
+    else:
+        try:
             validate_repo_id(path)
-    except (OSError, ValueError) as error:  # no name of a file, or no hub id
-        why = short_message(error)
+        except ValueError as error:
+            why = short_message(error)
     if why is not None:
         raise ConfigError(f"{key}={shown(path)} is not {must}: {why}")
-    if revision is not None and folder.is_dir():
-        setting = f"{key.rpartition('.')[0]}.revision"
-        raise ConfigError(
-            f"{setting}={shown(revision)} is not possible: {key}={shown(path)} is a folder, which has no revisions"
-        )
 
 
 @contextmanager
-def reading(key: str, path: str, what: str, advice: str | None = None, trusts: bool = False) -> Iterator[None]:
+def reading(key: str, path: str, what: str, advice: str | None = None) -> Iterator[None]:
     """Turns whatever a library raises inside this context into a ConfigError that names the key, the path, `what` is
-    read of it and the reason, and ends with `advice`. `trusts` says whether the checkpoint's own code may run. What
-    the libraries warn of is refused or harmless, and not shown."""
+    read of it and the reason, and ends with `advice`. What the libraries warn of is refused or harmless, and not
+    shown."""
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
     try:
@@ -104,26 +82,22 @@ def reading(key: str, path: str, what: str, advice: str | None = None, trusts: b
     except (ConfigError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # the panics of tokenizers are no Exception
-        raise ConfigError(_sentence(error, key, path, what, advice, trusts)) from error
+        role = key.rpartition(".")[0]
+        if out_of_memory(error):
+            advice = "use a smaller model, dtype=bfloat16 or a GPU"
+        elif "trust_remote_code" in str(error):
+            advice = f"{role}.trust_remote_code=true runs its own code, if you trust its authors"
+        elif advice is None and local_path(path).is_dir():
+            advice = f"repair the files in that folder, or give another {key}"
+        elif advice is None:
+            advice = (
+                "log in with `hf auth login` to an account that has been granted access, or download the model and "
+                f"give {key}=FOLDER, or time its shape without weights with {role}.weights=random"
+            )
+        reason = short_message(error)
+        raise ConfigError(f"{key}={path} could not be loaded ({what}: {reason}): {advice}") from error
     finally:
         transformers.utils.logging.set_verbosity(verbosity)
-
-
-def _sentence(error: BaseException, key: str, path: str, what: str, advice: str | None, trusts: bool) -> str:
-    reason = short_message(error)
-    if out_of_memory(error):
-        return f"{key}={path} does not fit into memory ({reason}): use a smaller model, dtype=bfloat16 or a GPU"
-    if "trust_remote_code" in str(error) and not trusts:
-        setting = f"{key.rpartition('.')[0]}.trust_remote_code"
-        return f"{key}={path} needs Python code of its own: {setting}=true runs it, if you trust its authors"
-    role = key.rpartition(".")[0]
-    if advice is None and local_path(path).is_dir():
-        advice = f"repair the files in that folder, or give another {key}"
-    advice = advice or (
-        f"either log in with `hf auth login` to an account that has been granted access, or download the model and "
-        f"give {key}=FOLDER, or time its real shape without weights with {role}.weights=random"
-    )
-    return f"{key}={path} could not be loaded ({what}: {reason}): {advice}"
 
 
 def short_message(error: BaseException) -> str:
@@ -136,21 +110,8 @@ def short_message(error: BaseException) -> str:
     return text.rstrip(".:")
 
 
-def has_tokenizer(folder: Path) -> bool:
-    """Whether a file of a folder may be that of a tokenizer: tokenizer.json, vocab.txt, spiece.model, ..."""
-    return any(part in entry.name for entry in folder.iterdir() for part in ("token", "vocab", ".model", "tekken"))
-
-
-def names_in(folder: Path) -> str:
-    """The names of a folder's files, as text; "" if it is empty."""
-    names = sorted(entry.name for entry in folder.iterdir())
-    return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-
-
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ValueError that names the file."""
-    if file.exists() and not file.is_file():
-        raise ValueError(f"{file.name} is not a file")
+    """The object in a JSON file. Raises ValueError that names the file, or OSError."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -160,90 +121,51 @@ def read_json(file: Path) -> dict[str, Any]:
     return found
 
 
-def check_files(folder: Path) -> None:
-    """Reads the JSON files of a local checkpoint. Raises ValueError or OSError that names the first bad one."""
-    found = {name: read_json(folder / name) for name in JSON_FILES if (folder / name).exists()}
-    if not isinstance(found["config.json"].get("model_type"), str):
-        raise ValueError("config.json names no model_type")
-    if (folder / "adapter_config.json").exists():
-        raise ValueError("adapter_config.json says that it is an adapter: merge it into its model first")
+def weight_files(source: str, revision: str | None = None, first: Iterable[str] = ()) -> list[str]:
+    """The paths of the files of a folder or hub id that hold weights: the first of the names `first` that is there,
+    else those that transformers reads. Raises OSError if there are none."""
+    options: dict[str, Any] = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
+    for name in (*first, *INDEX):
+        if (file := cached_file(source, name, **options)) is not None:
+            return [file]
+        if name in INDEX and (index := cached_file(source, INDEX[name], **options)) is not None:
+            shards = set(read_json(Path(index))["weight_map"].values())
+            return [str(cached_file(source, shard, revision=revision)) for shard in sorted(shards)]
+    raise OSError(f"it has no weights, {' or '.join(INDEX)}")
 
 
-def check_weights(folder: Path, quantized: bool, files: Sequence[str] = ()) -> None:
-    """Reads the headers of a local checkpoint's weight files, or of `files`. Raises ValueError or OSError that names
-    the first bad one, or a weight of whole numbers without scales in a checkpoint that is not `quantized`."""
-    for name in files or weight_files(folder):
-        file = folder / name
-        if not file.is_file():
-            raise ValueError(f"{name} is not there, but the index names it")
-        with file.open("rb") as opened:
-            start = opened.read(len(LFS_POINTER))
-        if not start:
-            raise ValueError(f"{name} is empty")
-        if start == LFS_POINTER:
-            raise ValueError(f"{name} is a pointer of Git LFS: fetch the weights with git lfs pull")
-        try:
-            floats = _are_floats(file)
-        except Exception as error:  # what torch says of a pickle advises to run it
-            pickled = "it is no pickle of tensors alone, and was not run"
-            why = pickled if name.endswith(PICKLES) else short_message(error)
-            raise ValueError(f"{name} is damaged: {why}") from error
-        whole = [name for name, is_float in floats.items() if name.endswith("weight") and not is_float]
-        if whole and not quantized:
-            raise ValueError(f"{whole[0]} in {name} is not of floating point, but config.json has no quantization")
+def refuse_incomplete(info: Mapping[str, Any], key: str) -> None:
+    """Raises ConfigError if tensors are missing, unexpected or of another shape, by transformers' loading info."""
+    others = [f"{name} {list(stored)} for {list(wanted)}" for name, stored, wanted in info["mismatched_keys"]]
+    wrong = {
+        "lacks": info["missing_keys"],
+        "holds what its config has no place for:": info["unexpected_keys"],
+        "has other shapes than its config says:": others,
+    }
+    found = [f"{what} {few(names)}" for what, names in wrong.items() if names]
+    found += [str(message) for message in info["error_msgs"]]
+    if found:
+        raise ConfigError(f"{key} {'; it '.join(found)}: its weights and its config.json must agree")
 
 
-def weight_files(folder: Path) -> list[str]:
-    """The names of the files that transformers reads weights from. Raises ValueError if there are none."""
-    for whole, index in INDEX.items():
-        if (folder / whole).exists():
-            return [whole]
-        if (folder / index).exists():
-            shards = read_json(folder / index).get("weight_map")
-            if not isinstance(shards, dict) or not shards or not all(isinstance(s, str) for s in shards.values()):
-                raise ValueError(f"{index} has no weight_map from tensors to files")
-            return sorted(set(shards.values()))
-    raise ValueError(f"it has no weights, {' or '.join(INDEX)}: it holds {names_in(folder)}")
+def few(names: Iterable[str]) -> str:
+    """The first names and the number of the others: "a, b, c and 5 more"."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - NAMED} more" if len(ordered) > NAMED else ""
+    return ", ".join(ordered[:NAMED]) + more
 
 
-def weight_bytes(source: str, revision: str | None) -> int | None:
-    """Bytes of the files that transformers reads weights from: of a folder, or of a hub id, in the local cache or as
-    the hub says; None if nobody can tell. Raises ValueError for a folder without weights."""
-    if Path(source).is_dir():
-        return _bytes_in(Path(source))
-    config = try_to_load_from_cache(source, "config.json", revision=revision)
-    with suppress(OSError, ValueError):  # they are not there yet
-        if isinstance(config, str):
-            return _bytes_in(Path(config).parent)
-    return hub_bytes(source, revision)
-
-
-@functools.cache
-def hub_bytes(source: str, revision: str | None) -> int | None:
-    """`weight_bytes` of a hub id, as the hub says: asked once, whatever number of ways is estimated."""
-    try:
-        info = HfApi().model_info(source, revision=revision, files_metadata=True, timeout=HUB_SECONDS)
-    except Exception as error:  # without a network, say
-        log.info("the hub does not say how large %s is: %s", source, short_message(error))
-        return None
-    sizes = {file.rfilename: file.size for file in info.siblings or ()}
-    for whole in INDEX:
-        stem, _, kind = whole.partition(".")
-        shards = [name for name in sizes if re.fullmatch(rf"{stem}-\d+-of-\d+\.{kind}", name)]
-        found = [sizes[name] for name in ([whole] if whole in sizes else shards)]
-        if found and None not in found:
-            return sum(size for size in found if size)
-    return None
-
-
-def _bytes_in(folder: Path) -> int:
-    return sum((folder / name).stat().st_size for name in weight_files(folder))
-
-
-def _are_floats(file: Path) -> dict[str, bool]:
-    """Whether each tensor of a file is of floating point; reads no values, and runs nothing of a pickle."""
-    if file.suffix in PICKLES:
-        state = torch.load(file, map_location="meta", weights_only=True)
-        return {name: tensor.is_floating_point() for name, tensor in state.items()}
-    with safe_open(file, framework="pt") as tensors:
-        return {name: tensors.get_slice(name).get_dtype() in FLOATS for name in tensors.keys()}  # noqa: SIM118
+def refuse_not_finite(module: nn.Module, key: str, dtype: torch.dtype) -> None:
+    """Raises ConfigError if a weight is NaN or infinite in the run's dtype. A device is waited for once."""
+    finite = {}
+    for name, weight in module.state_dict(keep_vars=True).items():
+        parts = [x for x in plain_parts(weight.detach()) if x.is_floating_point() and x.numel()]
+        ends = [torch.stack((x.float() if x.element_size() == 1 else x).aminmax()) for x in parts]  # these carry NaN
+        if ends:
+            finite[name] = torch.stack([both.isfinite().all() for both in ends]).all()
+    first = next(iter(finite.values()), torch.tensor(True))
+    good = torch.stack([whole.to(first.device) for whole in finite.values()] or [first]).tolist()
+    if bad := [name for name, whole in zip(finite, good, strict=False) if not whole]:
+        advice = "repair it" if dtype == torch.float32 else "use dtype=float32, or repair it"
+        kind = str(dtype).removeprefix("torch.")
+        raise ConfigError(f"{key} has weights that are not finite in {kind}, in {few(bad)}: {advice}")

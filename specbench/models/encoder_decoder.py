@@ -16,18 +16,14 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedMod
 from transformers.modeling_outputs import BaseModelOutput
 
 from specbench.cache.encoder_inputs import EncoderInputs
-from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.executor import cache_argument
 from specbench.errors import ConfigError
-from specbench.models.architecture import context_of
 from specbench.models.attention_mask import AttentionMask, TokenPlaces
 from specbench.models.positions import Positions
+from specbench.models.sizes import context_of
 
-SIZES = ("vocab_size", "d_model", "num_heads", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "encoder_layers",
-         "decoder_layers", "encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim",
-         "max_position_embeddings", "max_encoder_position_embeddings", "max_decoder_position_embeddings")  # fmt: skip
 KINDS = "such as t5, bart, pegasus, marian or m2m_100"
-# Settings of generate() that change the law of a token by the text before it, and the values that leave it as it is.
+# Settings of generate() that change the distribution of a token by the text before it, and the values that do not.
 OTHER_LAWS: dict[str, tuple[Any, ...]] = {
     "min_length": (0, None), "min_new_tokens": (None, 0), "no_repeat_ngram_size": (0, None),
     "encoder_no_repeat_ngram_size": (0, None), "encoder_repetition_penalty": (1.0, None),
@@ -61,12 +57,12 @@ class Encoder:
 
     def allocate(self, rows: int, columns: Callable[[int], int], fixed_shapes: bool) -> None:
         """Makes room for inputs, and forgets those that were read. `columns` rounds up how many are stored."""
-        inputs = getattr(self, "inputs", None)  # an executor that compiles after its warm-up fixes shapes then
+        inputs = vars(self).get("inputs")  # an executor that compiles after its warm-up fixes shapes then
         if inputs is None or inputs.rows != rows or not fixed_shapes or not inputs.fixed_shapes:
             self.inputs = inputs = EncoderInputs(rows, columns, fixed_shapes, self.module.device)
         inputs.clear()
 
-    def read(self, row: int, given: EncoderInput) -> None:
+    def read(self, row: int, given: Sequence[int]) -> None:
         """Runs the encoder on an input, and stores the keys and values of its outputs for a row. The decoder makes them
         when it reads its first token, which is done here with a cache of its own."""
         words = encoder_words(self.module, given)
@@ -99,29 +95,24 @@ class Encoder:
         return found
 
 
-def encoder_words(module: PreTrainedModel, read: EncoderInput, rows: int = 1) -> dict[str, Tensor]:
+def encoder_words(module: PreTrainedModel, read: Sequence[int], rows: int = 1) -> dict[str, Tensor]:
     """What an encoder is called with to read an input in `rows` rows: ids [rows, S]."""
     return {"input_ids": torch.tensor([list(read)], device=module.device).expand(rows, -1)}
 
 
 def refuse_decoder(module: Any, name: str) -> None:
-    """Raises ConfigError if a token's law depends on more than text and input, or positions cannot be set by row."""
+    """Raises ConfigError if a token's distribution depends on more than text and input, or positions cannot be set by
+    row."""
     config = module.config
+    why = None
     if getattr(config, "expert_capacity", None) is not None:
-        raise ConfigError(
-            f"{name} has expert_capacity={config.expert_capacity} in its config: which tokens an expert takes depends "
-            f"on the other tokens of a forward, give an encoder-decoder without experts, {KINDS}"
-        )
-    if getattr(config, "attention_type", "original_full") != "original_full":
-        raise ConfigError(
-            f"{name} has attention_type={config.attention_type} in its config: after a short input its encoder reads "
-            "every later one with full attention, give attention_type=original_full"
-        )
-    if len(Positions(module.get_decoder()).patches) != 1:
-        raise ConfigError(
-            f"{name} has a decoder whose positions cannot be set for each row: give an encoder-decoder with learned or "
-            f"sinusoidal positions, or T5's bias by distance, {KINDS}"
-        )
+        why = "expert_capacity in its config: which tokens an expert takes depends on the others of a forward"
+    elif getattr(config, "attention_type", "original_full") != "original_full":
+        why = "an attention_type in its config that changes with the input's length"
+    elif not Positions(module.get_decoder()).known:
+        why = "a decoder whose positions cannot be set for each row"
+    if why is not None:
+        raise ConfigError(f"{name} has {why}, give another encoder-decoder, {KINDS}")
 
 
 @dataclass(frozen=True)
@@ -153,10 +144,7 @@ def start_of(module: Any, name: str) -> list[int]:
     forced = options.forced_bos_token_id
     found = [start] if forced is None else [start, forced]
     if not all(isinstance(token, int) and 0 <= token < module.config.vocab_size for token in found):
-        raise ConfigError(
-            f"{name} has decoder_start_token_id={start} and forced_bos_token_id={forced} in its configuration: the "
-            "first must be a token id, the second one or null"
-        )
+        raise ConfigError(f"{name} has decoder_start_token_id={start} and forced_bos_token_id={forced}: no token ids")
     return found
 
 
@@ -170,9 +158,10 @@ def suppressed_by(module: Any, begin: int) -> Suppressed:
 
 
 def not_applied(module: Any) -> list[str]:
-    """Settings of generation_config that ask for another law than the model's own, as "min_length=56"."""
-    options = getattr(module, "generation_config", None)
-    values = {key: getattr(options, key, None) for key in OTHER_LAWS}
-    found = [f"{key}={value}" for key, value in values.items() if value not in OTHER_LAWS[key]]
-    longer = [words for words in getattr(options, "bad_words_ids", None) or [] if len(words) > 1]
+    """Settings of generation_config that ask for another distribution than the model's own, as "min_length=56"."""
+    options = module.generation_config
+    found = [
+        f"{key}={value}" for key, plain in OTHER_LAWS.items() if (value := getattr(options, key, None)) not in plain
+    ]
+    longer = [words for words in options.bad_words_ids or [] if len(words) > 1]
     return found + [f"bad_words_ids={longer}"] * bool(longer)

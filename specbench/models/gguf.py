@@ -15,8 +15,7 @@ from filelock import FileLock
 
 from specbench.data.sources import place_of
 from specbench.errors import ConfigError
-from specbench.models.checkpoint import WHOLE, local_path, reading
-from specbench.models.checkpoint_checks import refuse_incomplete
+from specbench.models.checkpoint import WHOLE, local_path, reading, refuse_incomplete
 
 NEEDED = ("gguf", "accelerate", "psutil")  # accelerate needs the last one
 ROPE = "rope_freqs.weight"  # Llama 3's scaling of rotary frequencies, which transformers does not read
@@ -62,7 +61,8 @@ def _write(file: Path, folder: Path, named: str) -> None:
     whole: dict[str, Any] = {"dtype": dtype, **options, **WHOLE}
     if "GgufConfig" in dir(transformers):  # else it may keep the file's own blocks, for kernels of another package
         whole["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    module, info = transformers.AutoModelForCausalLM.from_pretrained(str(file.parent), **whole)
+    kind: Any = transformers.AutoModelForCausalLM
+    module, info = kind.from_pretrained(str(file.parent), **whole)
     refuse_incomplete(info, named)
     module.hf_quantizer = None
     vars(module.config).pop("quantization_config", None)

@@ -1,91 +1,28 @@
-"""The adapter between the decoder and any Hugging Face causal language model or encoder-decoder: reads and scores.
-
-B rows, N new tokens, D levels, T columns, V vocabulary, H hidden.
+"""The adapter between the decoder and any causal language model or encoder-decoder of transformers: it reads texts and
+scores drafts (section 2.2). B rows, b of them in a forward, N new tokens, D levels, T columns, V vocabulary, H hidden.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
 from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.model import READ_CHUNK, Scores
 from specbench.decoding.rows import Rows, all_rows, seen_tokens
 from specbench.decoding.state import Job, State
 from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_of
-from specbench.decoding.transfers import constant, upload
+from specbench.decoding.transfers import constant
 from specbench.models.cached_model import CachedModel
-
-
-@contextmanager
-def head_inputs(module: PreTrainedModel, select: Callable[[Tensor], Tensor] | None = None) -> Iterator[list[Tensor]]:
-    """Yields a list to which each forward inside this context appends the inputs [B, N, H] of the model's output
-    matrix: its last hidden states. With `select` the matrix multiplies only what it returns of them, [B, K, H], unless
-    the executor computes all logits in one program."""
-    found: list[Tensor] = []
-
-    def note(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor] | None:
-        found.append(given[0])
-        return None if select is None else (select(given[0]),)
-
-    head: Any = module.get_output_embeddings()
-    hook = head.register_forward_pre_hook(note)
-    try:
-        yield found
-    finally:
-        hook.remove()
-
-
-@contextmanager
-def hidden_states(
-    module: PreTrainedModel, layers: Sequence[int], select: Callable[[Tensor], Tensor] | None = None
-) -> Iterator[list[Tensor]]:
-    """As `head_inputs`, but each forward appends the hidden states [B, N, A * H] in front of each of A `layers`, joined
-    in this order. Layer 0 reads the embeddings; the number of all layers stands for what the last one returns, before
-    the model's last norm. Without layers it is `head_inputs`."""
-    if not layers:
-        with head_inputs(module, select) as found:
-            yield found
-        return
-    held: dict[int, Tensor] = {}
-    joined: list[Tensor] = []
-
-    def join(last: Tensor) -> Tensor:  # the output matrix is called behind all layers
-        joined.append(torch.cat([held[layer].to(last.device) for layer in layers], -1))
-        return last if select is None else select(last)
-
-    def before(layer: int) -> Callable[..., None]:
-        return lambda _, given: held.update({layer: given[0]})
-
-    def after(_: Any, given: Any, result: Any) -> None:
-        held[len(parts)] = result[0] if isinstance(result, tuple) else result
-
-    parts = decoder_layers(module)
-    with ExitStack() as hooks, head_inputs(module, join):
-        for layer in set(layers):
-            hook = (parts[layer].register_forward_pre_hook(before(layer)) if layer < len(parts)
-                    else parts[-1].register_forward_hook(after))  # fmt: skip
-            hooks.callback(hook.remove)
-        yield joined
-
-
-def decoder_layers(module: PreTrainedModel) -> nn.ModuleList:
-    """The decoder layers of a causal module. Raises ValueError if it has no list of them."""
-    total = module.config.get_text_config().num_hidden_layers
-    lists = (part for part in module.get_decoder().modules() if isinstance(part, nn.ModuleList))
-    found = next((part for part in lists if len(part) == total), None)
-    if found is None:
-        raise ValueError(f"{type(module).__name__} has no list of its layers")
-    return found
+from specbench.models.hidden_states import hidden_states
 
 
 class LanguageModel(CachedModel):
-    """A `CachedModel` that reads texts and, as the target, scores drafts (section 2.2)."""
+    """A `CachedModel` that reads texts and, as the target, scores drafts."""
+
+    # -- Reading texts --------------------------------------------------------------------------
 
     def prefill(self, state: State, upto: int | None = None, start: int = 0, chunk: int = READ_CHUNK) -> None:
         """See `Model.prefill`. Rows are padded on the right: what a shorter row writes beyond its length is overwritten
@@ -97,13 +34,34 @@ class LanguageModel(CachedModel):
             return
         for begin in range(start, end, chunk):
             tokens = state.tokens[:, begin : min(begin + chunk, end)]
-            visible = self.make_room([begin] * len(self.cached), tokens.shape[1])
-            with self._heard(None, begin) as keep_logits:
+            visible = self.rollback_to([begin] * len(self.cached), tokens.shape[1])
+            with self._given_hidden(None, begin) as keep_logits:
                 self.forward(tokens, torch.full_like(state.length, begin), visible, keep_logits=keep_logits)
         self.cached = [min(end, length - 1) for length in state.lengths]
 
-    def read_again(self, state: State) -> int:
-        return 0 if self.recurrence is None else self.recurrence.recover(self, state, 1)
+    def read(self, state: State, row: int, begin: int, end: int) -> None:
+        with self._given_hidden(row, begin) as keep_logits:
+            self.read_row(state.tokens[row : row + 1], row, begin, end, keep_logits=keep_logits)
+
+    @contextmanager
+    def _given_hidden(self, row: int | None, begin: int) -> Iterator[int]:
+        """Inside this context one forward reads prompt tokens, the first at position `begin`, of a row or of all
+        (None), whose hidden states the reader is given. Yields the number of logits that the forward should keep."""
+        if self.hidden_reader is None:
+            yield 1
+            return
+        with hidden_states(self.module, self.feature_layers, lambda hidden: hidden[:, -1:]) as found:
+            yield 0
+        self.hidden_reader.take_hidden(row, begin, found[0])
+
+    def read_row(self, text: Tensor, row: int, begin: int, end: int, keep_logits: int = 0) -> Tensor:
+        """Reads the tokens begin .. end - 1 of a text [1, T] into one row of the cache. Returns logits
+        [1, end - begin, V], or only the last `keep_logits` of them."""
+        visible = self.rollback_row(row, begin, end)
+        first = torch.full((1,), begin, device=self.device)
+        logits = self.forward(text[:, begin:end], first, visible, row=row, keep_logits=keep_logits)
+        self.cached[row] = end
+        return logits
 
     def catch_up(self, state: State, width: int) -> None:
         """Reads committed tokens of active rows until at most `width` of each are missing in the cache."""
@@ -120,31 +78,7 @@ class LanguageModel(CachedModel):
             for row in behind:
                 self.read(state, row, self.cached[row], state.lengths[row] - 1)
 
-    def read(self, state: State, row: int, begin: int, end: int) -> None:
-        with self._heard(row, begin) as keep_logits:
-            self.read_row(state.tokens[row : row + 1], row, begin, end, keep_logits=keep_logits)
-
-    @contextmanager
-    def _heard(self, row: int | None, begin: int) -> Iterator[int]:
-        """Inside this context one forward reads prompt tokens, the first at position `begin`, of a row or of all
-        (None); the listener hears of their hidden states. Yields the number of logits that the forward should keep."""
-        if self.listener is None:
-            yield 1
-            return
-        with hidden_states(self.module, self.feature_layers, lambda hidden: hidden[:, -1:]) as found:
-            yield 0
-        self.listener.hear(row, begin, found[0])
-
-    def read_row(self, text: Tensor, row: int, begin: int, end: int, keep_logits: int = 0) -> Tensor:
-        """Reads the tokens begin .. end - 1 of a text [1, T] into one row of the cache. Returns logits
-        [1, end - begin, V], or only the last `keep_logits` of them."""
-        visible = self.make_row(row, begin, end)
-        first = torch.full((1,), begin, device=self.device)
-        logits = self.forward(text[:, begin:end], first, visible, row=row, keep_logits=keep_logits)
-        self.cached[row] = end
-        return logits
-
-    def open_text(self, text: Tensor, begin: int, end: int, encoder_input: EncoderInput | None = None) -> None:
+    def open_text(self, text: Tensor, begin: int, end: int, encoder_input: Sequence[int] | None = None) -> None:
         self.allocate(self.cache.rows, self.cache.capacity)
         job = Job(text[0, :begin].tolist(), end, 0, encoder_input)
         self.admit(0, job, min(end, self.cache.capacity))
@@ -157,14 +91,10 @@ class LanguageModel(CachedModel):
     def read_text(self, text: Tensor, begin: int, end: int) -> Tensor:
         return self.read_row(text, 0, begin - 1, end - 1)
 
-    def logits(self, tokens: Tensor, starts: Sequence[int], draft: Draft | None = None) -> Tensor:
-        """Logits [B, N, V] of tokens [B, N], of which the first is at position starts[b] in row b.
+    # -- Scoring drafts -------------------------------------------------------------------------
 
-        Everything in the cache at and beyond `starts` is forgotten first: this is the rollback.
-        """
-        visible = self.make_room(starts, tokens.shape[1])
-        tree = None if draft is None or draft.parent is None else tree_of(draft.levels, draft.parent)
-        return self.forward(tokens, upload(list(starts), self.device), visible, tree=tree)
+    def read_again(self, state: State) -> int:
+        return 0 if self.recurrence is None else self.recurrence.recover(self, state, 1)
 
     def score(self, state: State, draft: Draft, keep_hidden: bool = False) -> Scores:
         """See `Target.score`. Guesses that spell the same text are read once, unless shapes are fixed."""
@@ -172,13 +102,13 @@ class LanguageModel(CachedModel):
         if draft.most is not None or (draft.repeats and not self.executor.fixed_shapes):
             packed = pack(draft.tokens, draft.levels, draft.parents, draft.exists(), draft.most)
             width = packed.tokens.shape[1] + 1
-            visible = self.make_room(lengths, width, state.active)
+            visible = self.rollback_to(lengths, width, state.active)
             leaf = self.executor.leaf(self._score, self)
             p, hidden, logits = leaf(state.rows, packed.tokens, visible, packed.tree, layers)
             at = torch.arange(len(p), device=p.device)[:, None], packed.place
             return Scores(p[at], width, hidden, packed.place, None if logits is None else logits[at])
         width = draft.tokens.shape[1] + 1
-        visible = self.make_room(lengths, width, state.active)
+        visible = self.rollback_to(lengths, width, state.active)
         leaf, used, B = self.executor.leaf(self._score_draft, self), self.rows_of(state), state.batch_size
         b, parent = len(used.length), draft.parent
         parent = parent if parent is None or len(parent) == 1 else parent[:b]
@@ -210,7 +140,7 @@ class LanguageModel(CachedModel):
         if layers is not None:
             with hidden_states(self.module, layers) as found:
                 logits = self.forward(x, length - 1, visible, tree=tree)
-            hidden = torch.cat(found, 1 if len(found[0]) == len(x) else 0)  # of tokens, or rows, read one by one
+            hidden = torch.cat(found, 1)  # of tokens that were read one by one
         else:
             logits = self.forward(x, length - 1, visible, tree=tree)
         penalised = self.sampling.repetition_penalty != 1
@@ -222,15 +152,15 @@ class LanguageModel(CachedModel):
         """Moves keys and values of a tree's accepted path to the columns of a chain."""
         if verdict.path is not None and not draft.is_chain:
             # Nodes that a row has not got are not read: the path of accepted guesses ends before them.
-            self.keep_path(verdict.path[:, : scores.width], root, scores.place)
+            self.commit_path(verdict.path[:, : scores.width], root, scores.place)
 
-    def keep_path(self, path: Tensor, root: Tensor, place: Tensor | None = None) -> None:
+    def commit_path(self, path: Tensor, root: Tensor, place: Tensor | None = None) -> None:
         """Moves the keys and values of the nodes path [B, D] to consecutive columns from root [B] on, the column of
         node 0. place [B, N + 1] says where each node was read, if guesses shared places."""
         read = path if place is None else place.gather(1, path)
-        self.executor.leaf(self._keep_path, self)(read, root)
+        self.executor.leaf(self._commit, self)(read, root)
 
-    def _keep_path(self, read: Tensor, root: Tensor) -> None:
+    def _commit(self, read: Tensor, root: Tensor) -> None:
         """Moves the packed nodes read [B, D] to consecutive columns from root [B] on."""
         self.cache.commit(read, root)
 

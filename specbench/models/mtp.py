@@ -19,7 +19,8 @@ from specbench.decoding.rows import Rows
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
 from specbench.decoding.token_tree import Tree
-from specbench.models.language_model import LanguageModel, hidden_states
+from specbench.models.hidden_states import hidden_states
+from specbench.models.language_model import LanguageModel
 
 
 class PairInput(nn.Module):
@@ -58,7 +59,7 @@ class MtpModel(LanguageModel):
         self.width = gamma + 1  # pending pairs of a row, at most
         self.heard: dict[int | None, list[Tensor]] = {}  # hidden states [b, n, H] of a row's prompt, or of all rows'
         self.pending, self.behind = torch.empty(0), torch.empty(0)
-        target.listener = self
+        target.hidden_reader = self
 
     def _sharable(self, prompt: Sequence[int]) -> Sequence[int]:
         return prompt[:1]  # as the target's
@@ -85,11 +86,11 @@ class MtpModel(LanguageModel):
         super().admit(row, job, columns)
         self.behind[row] = 0  # what a draft reads of a row that waits stands behind its prompt
 
-    def hear(self, row: int | None, begin: int, hidden: Tensor) -> None:
-        """See `Listener.hear`: keeps them until the pairs are read. hidden [b, n, H]."""
+    def take_hidden(self, row: int | None, begin: int, hidden: Tensor) -> None:
+        """See `HiddenReader.take_hidden`: keeps them until the pairs are read. hidden [b, n, H]."""
         self.heard.setdefault(row, []).append(hidden)
 
-    def forget(self) -> None:
+    def clear_hidden(self) -> None:
         self.heard = {}
 
     def prefill(self, state: State, upto: int | None = None, start: int = 0, chunk: int = READ_CHUNK) -> None:
@@ -120,7 +121,7 @@ class MtpModel(LanguageModel):
         """Reads the pairs of hidden states [b, n, H] of the tokens of text [b, T] from position `begin` on."""
         width, end = hidden.shape[1], begin + hidden.shape[1]
         starts = [begin] * len(self.cached)
-        visible = self.make_room(starts, width) if row is None else self.make_row(row, begin, end)
+        visible = self.rollback_to(starts, width) if row is None else self.rollback_row(row, begin, end)
         first = torch.full((len(hidden),), begin, device=self.device)
         x = self.join(text[:, begin + 1 : end + 1], self.project(hidden))
         self.forward(x, first, visible, row=row, keep_logits=1)
@@ -134,7 +135,7 @@ class MtpModel(LanguageModel):
         self.cache.truncate(self.cached)
         self.cache.reserve([end if on else 0 for end, on in zip(ends, state.active, strict=True)])
         self.cached = [n - 1 if on else c for c, n, on in rows]
-        return self.columns_seen(max(ends))
+        return self.visible_columns(max(ends))
 
     def first_pairs(self, rows: Rows, behind: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """The tokens [b, width] of the pending pairs, of which each row has behind[b] + 1, and the position [b] of the

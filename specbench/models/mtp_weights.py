@@ -22,14 +22,13 @@ from specbench.errors import ConfigError
 from specbench.models.checkpoint import (
     INDEX,
     WHOLE,
-    check_files,
     local_path,
     read_json,
     reading,
+    refuse_incomplete,
+    refuse_not_finite,
     source_of,
-    weight_files,
 )
-from specbench.models.checkpoint_checks import refuse_incomplete, refuse_not_finite
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import PairInput
 from specbench.models.published import read_config
@@ -106,8 +105,6 @@ def load_mtp(path: str, key: str, target: LanguageModel) -> PreTrainedModel:
     named = f"{key}={path}"
     with reading(key, path, PART):
         source = source_of(path)
-        if Path(source).is_dir():
-            weight_files(Path(source))  # an error if there are none
         config = _config(read_config(path, key), source, target)
         parts, before_norm = _read(source, config.num_hidden_layers)
         if not parts:
@@ -137,8 +134,6 @@ def _config(given: Mapping[str, Any], source: str, target: LanguageModel) -> Pre
             raise ValueError(f"its config.json has speculators_model_type={kind} and {LAYERS} of another model: they "
                              f"must be mtp and {own}")  # fmt: skip
         return type(target.config)(**layers)
-    if Path(source).is_dir():
-        check_files(Path(source))
     found: PretrainedConfig = type(target.module.config).from_pretrained(source).get_text_config()
     return found
 

@@ -16,15 +16,14 @@ from specbench.component import Selections
 from specbench.decoding.executor import Executor, Module
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import (
-    INDEX,
-    check_weights,
     local_path,
     read_json,
     reading,
+    refuse_incomplete,
+    refuse_not_finite,
     source_of,
     weight_files,
 )
-from specbench.models.checkpoint_checks import refuse_incomplete, refuse_not_finite
 from specbench.models.language_model import LanguageModel
 from specbench.settings import Schema, validate
 
@@ -32,10 +31,6 @@ from specbench.settings import Schema, validate
 UNUSED = {*PretrainedConfig().to_dict(), "auto_map", "torch_dtype", "use_cache", "tie_word_embeddings", "pad_token_id",
           "bos_token_id", "eos_token_id", "base_model_name_or_path", "version", "max_paths", "topk", "max_seq_len",
           "medusa_fc_bias", "proj_dim", "num_lookahead_tokens", "top_k_tokens_per_head", "n_candidates"}  # fmt: skip
-
-
-FILES = ("medusa_lm_head.pt", "medusa_lm_head.safetensors")  # of Medusa heads
-MERGED = "medusa_head."  # begins the names of heads in a checkpoint that holds their target too
 
 
 def read_config(path: str, key: str) -> dict[str, Any]:
@@ -52,24 +47,18 @@ def checked(schema: type[Schema], config: Mapping[str, Any], named: str) -> Sche
     return validate(schema, OmegaConf.create(own), f"{named}: config.json ")
 
 
-def read_tensors(path: str, key: str, own: Sequence[str] = ()) -> dict[str, Tensor]:
-    """The tensors of a folder or hub id: of the first file of `own` that is there, else of the usual ones. Files are
-    mapped: values are read where they are used. Nothing of a pickle runs. Raises ConfigError."""
+def read_tensors(path: str, key: str, first: Sequence[str] = ()) -> dict[str, Tensor]:
+    """The tensors of a folder or hub id: of the file of the names `first` that is there, else of the usual ones. Files
+    are mapped: values are read where they are used. Nothing of a pickle runs. Raises ConfigError."""
     with reading(key, path, "weights"):
-        source, names = source_of(path), (*own, *INDEX, *INDEX.values())
-        there = (cached_file(source, name, _raise_exceptions_for_missing_entries=False) for name in names)
-        first = next((Path(file) for file in there if file), local_path(path) / "weights")
-        files = [first.name] if first.suffix not in ("", ".json") else weight_files(first.parent)
-        files = [str(cached_file(source, name)) for name in files]
-        check_weights(first.parent, quantized=False, files=files)
+        files = weight_files(source_of(path), first=first)
         return {name: tensor for file in files for name, tensor in load_state_dict(file).items()}
 
 
 def numbers_in(path: str, key: str) -> int:
-    """How many numbers the network in a local folder has, its target's not counted; 0 for a hub id. Raises
-    ConfigError."""
-    found = read_tensors(path, key, FILES) if local_path(path).is_dir() else {}
-    return sum(t.numel() for t in ({n: t for n, t in found.items() if n.startswith(MERGED)} or found).values())
+    """How many numbers the network in a local folder has; 0 for a hub id. Raises ConfigError."""
+    found = read_tensors(path, key, ("medusa_lm_head.pt",)) if local_path(path).is_dir() else {}
+    return sum(tensor.numel() for tensor in found.values())
 
 
 def fill_module(module: nn.Module, tensors: Mapping[str, Tensor], named: str) -> None:

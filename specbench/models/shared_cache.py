@@ -13,18 +13,17 @@ from transformers import PreTrainedModel
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
 from specbench.errors import ConfigError
-from specbench.models.language_model import LanguageModel, decoder_layers
+from specbench.models.hidden_states import decoder_layers
+from specbench.models.language_model import LanguageModel
 
 
 class BorrowedCache(LanguageModel):
     """A model that uses its owner's layers and cache, and so reads no prompt of its own."""
 
-    def __init__(
-        self, module: PreTrainedModel, owner: LanguageModel, name: str, sampling: Sampling, exact: bool = True,
-    ):  # fmt: skip
+    def __init__(self, module: PreTrainedModel, owner: LanguageModel, name: str, sampling: Sampling):
         super().__init__(
             module, owner.tokenizer, name=name, sampling=sampling, new_cache=owner.new_cache, executor=owner.executor,
-            exact=exact, attention=owner.attention if owner.kernel else "sdpa",
+            attention=owner.attention if owner.kernel else "sdpa",
         )  # fmt: skip
         self.owner = owner
 

@@ -12,6 +12,7 @@ from specbench.decoding.speculative import RoundHook, decode_speculative
 from specbench.decoding.state import Job, State, StopStrings
 from specbench.decoding.timer import READING, Lap, Timer
 from specbench.errors import ConfigError
+from specbench.models.flops import expert_layers
 from specbench.policies.base import GammaPolicy
 from specbench.run.recorder import Recorder, round_numbers
 from specbench.stats.costs import CostTable
@@ -26,7 +27,7 @@ class Session:
     def __init__(self, parts: Components):
         self.parts, self.rows = parts, parts.batch_size
         self.costs = CostTable()
-        self.experts = ExpertCounter(parts.target.expert_layers)
+        self.experts = ExpertCounter(expert_layers(parts.target.module))
         self.text_tokens = 0  # generated tokens so far of the texts that `_read_texts` has met
         self.to_read = parts.verdict_tokens  # tokens that may still be read again for the verdict
         self._state: State | None = None
@@ -52,7 +53,7 @@ class Session:
             chosen = (policy or parts.policy) if speculative else None
             searched: DecodeResult = parts.decoding.decode(parts, jobs, columns, chosen)
             return searched
-        target, drafter, listener = parts.target, parts.drafter, parts.target.listener
+        target, drafter, listener = parts.target, parts.drafter, parts.target.hidden_reader
         policy, verifier = policy or parts.policy, verifier or parts.verifier
         state = self._idle_state(columns)
         state.rehearsal = again
@@ -62,7 +63,7 @@ class Session:
         evidence, greedy = evidence and speculative, target.sampling.greedy
         laws, evidence = (evidence, False) if greedy else (laws, evidence)
         recorder = Recorder(verifier, parts.metrics, target.executor.leaf(round_numbers), evidence, laws)
-        target.listener = listener if speculative else None  # plain decoding keeps no hidden states for a drafter
+        target.hidden_reader = listener if speculative else None  # plain decoding keeps no hidden states for a drafter
         (target.reopen if again else target.allocate)(self.rows, columns)
         record = untimed(target.executor, recorder, self.experts.count)
         try:
@@ -74,7 +75,7 @@ class Session:
         except CacheTooSmallError as error:
             raise ConfigError(str(error)) from error
         finally:
-            target.listener = listener
+            target.hidden_reader = listener
         decoded = self._decoded(queue, clock, recorder, models)
         decoded.woken = self.experts.woken
         if evidence or laws:

@@ -15,8 +15,8 @@ from specbench.config.memory import size
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.sampling import Sampling
 from specbench.executors.machine import free_bytes
-from specbench.models.architecture import size_of
 from specbench.models.language_model import LanguageModel
+from specbench.models.sizes import size_of
 from specbench.stats.draw_sums import add_draws, add_guesses
 from specbench.stats.estimates import Floats
 from specbench.stats.losslessness import first_difference

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from specbench.models.flops import chosen_by_token, expert_layers
 from specbench.stats.estimates import Experts, WokenExperts
 from specbench.stats.records import Group
 from specbench.theory import distinct_experts
@@ -54,10 +55,10 @@ class ExpertCounter:
 def woken_experts(target: Any, groups: Sequence[Group]) -> Experts | None:
     """What calls of plain decoding by `target`, a `LanguageModel`, and the target calls of rounds woke; None if nothing
     was heard, or a round has several target calls, because a recurrent state is moved on token by token."""
-    layers, chosen = target.expert_layers, target.experts_by_token
+    layers, chosen = expert_layers(target.module), chosen_by_token(target.config)
     ways = {name: _together([getattr(group, way).woken for group in groups])
             for name, way in (("plain", "baseline"), ("verify", "speculative"))}  # fmt: skip
-    if chosen is None or target.one_by_one or not all(ways.values()):
+    if chosen is None or (target.recurrence is not None and target.recurrence.one_by_one) or not all(ways.values()):
         return None
     experts: Any = layers[0].num_experts
     held = sum(p.nbytes for layer in layers for p in layer.parameters(recurse=False)) / experts  # one of every layer

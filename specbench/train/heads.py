@@ -7,8 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from specbench.models.heads import Heads, HeadsConfig
 from specbench.models.shared_cache import first_layers
-from specbench.models.trained_parts import Heads, HeadsConfig
 from specbench.train.student import Student, StudentSettings, head_input, quoted
 
 

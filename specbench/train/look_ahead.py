@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specbench.models.trained_parts import LookAhead, LookAheadConfig
+from specbench.models.heads import LookAhead, LookAheadConfig
 from specbench.train.student import Student, StudentSettings, quoted
 
 

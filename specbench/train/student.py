@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from specbench.decoding.component import Component
-from specbench.models.language_model import head_inputs
+from specbench.models.hidden_states import head_inputs
 from specbench.settings import BaseSettings
 
 BEST = 10  # tokens of each guess whose accuracy is measured

@@ -16,7 +16,7 @@ from torch import Tensor
 from specbench.component import chosen_class
 from specbench.config.devices import pick_device
 from specbench.errors import ConfigError, first_line, installing
-from specbench.models.pretrained import PretrainedModel, load_config, load_module, load_tokenizer
+from specbench.models.load import PretrainedModel, load_config, load_module, load_tokenizer
 from specbench.settings import LARGEST_SEED, BaseSettings, validate
 from specbench.train.data import training_rows
 from specbench.train.student import Student

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from decoder_cases import CACHES, V
+from decoder_cases import CACHES, V, logits_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench.cache.paged import Blocks, PagedCache
@@ -40,8 +40,8 @@ def test_rollback_to_every_length(cache):
     for first in range(12):
         for second in (0, 5, 11):
             model.allocate(2, 20)
-            model.logits(text, [0, 0])
-            logits = model.logits(other, [first, second])
+            logits_of(model, text, [0, 0])
+            logits = logits_of(model, other, [first, second])
             for row, length in enumerate((first, second)):
                 whole = torch.cat([text[row, :length], other[row]])[None]
                 expected = fresh_logits(model, whole)[0, length:]
@@ -56,8 +56,8 @@ def test_a_token_tree_scores_each_branch_as_if_it_stood_alone(cache):
     tree = Draft.tree(nodes, (0, 0, 1, 2, 2), None, torch.tensor([5, 5]))
     assert not tree.is_chain
     model.allocate(2, 16)
-    model.logits(text[:, :-1], [0, 0])
-    logits = model.logits(torch.cat([text[:, -1:], nodes], 1), [5, 5], tree)
+    logits_of(model, text[:, :-1], [0, 0])
+    logits = logits_of(model, torch.cat([text[:, -1:], nodes], 1), [5, 5], tree)
     for path in ([0], [0, 2], [1], [1, 3], [1, 4]):
         expected = fresh_logits(model, torch.cat([text, nodes[:, path]], 1))[:, -1]
         assert torch.allclose(logits[:, path[-1] + 1], expected, atol=1e-4)
@@ -65,7 +65,7 @@ def test_a_token_tree_scores_each_branch_as_if_it_stood_alone(cache):
     model.cache.commit(torch.tensor([[0, 2, 5], [0, 2, 5]]), torch.tensor([5, 5]))
     more = torch.tensor([[1], [2]])
     expected = fresh_logits(model, torch.cat([text, nodes[:, [1, 4]], more], 1))[:, -1]
-    assert torch.allclose(model.logits(more, [8, 8])[:, 0], expected, atol=1e-4)
+    assert torch.allclose(logits_of(model, more, [8, 8])[:, 0], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -203,7 +203,7 @@ def test_writing_into_a_shared_block_takes_a_copy():
     model.cached[1] = cache.admit(1, prompt, 20)
     assert model.cached[1] == 8
     other = torch.tensor([[8, 1, 2], [9, 9, 9]])
-    logits = model.logits(other, [8, 6])
+    logits = logits_of(model, other, [8, 6])
     whole = torch.cat([torch.tensor([prompt[:8]]), other[:1]], 1)
     assert torch.allclose(logits[0], fresh_logits(model, whole)[0, 8:], atol=1e-4)
     whole = torch.cat([torch.tensor([prompt[:6]]), other[1:]], 1)

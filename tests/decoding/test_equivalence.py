@@ -27,7 +27,7 @@ from specbench.executors.auto import AutoExecutor, CompiledExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.models.pretrained import PretrainedModel
+from specbench.models.load import PretrainedModel
 from specbench.policies.fixed import FixedGamma
 from specbench.verifiers.base import Verifier
 

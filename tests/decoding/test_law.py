@@ -232,7 +232,7 @@ def test_what_is_wrong_is_caught(name, tables, number_text):
 
 
 @pytest.mark.parametrize(("kind", "owner", "name", "wrong", "trials"), [
-    ("tree_distinct", LanguageModel, "keep_path", lambda *arguments: None, 1_000),  # a path that is left where it was
+    ("tree_distinct", LanguageModel, "commit_path", lambda *arguments: None, 1_000),  # a path that is left where it was
     slow_unless(False, "multi_draft_two", noise_module, "STREAM", 0, TRIALS),  # guesses by the same numbers
 ])  # fmt: skip
 def test_a_part_that_is_wrong_is_caught(kind, owner, name, wrong, trials, tables, number_text, monkeypatch):

@@ -225,7 +225,7 @@ def test_logits_are_those_of_speculators(tmp_path):
     model = own.drafter.pairs
     for change, close in ((0, True), (0.01, False)):  # the second is a control
         model.allocate(1, 16)
-        visible = model.make_room([0], len(TOKENS))
+        visible = model.rollback_to([0], len(TOKENS))
         pairs = model.join(torch.tensor([TOKENS]), numbers("features", len(TOKENS), D)[None] + change)
         logits = model.forward(pairs, torch.zeros(1, dtype=torch.long), visible)[0, [0, -1], :4]
         assert torch.allclose(logits, torch.tensor(STORED), atol=1e-5, rtol=0) == close

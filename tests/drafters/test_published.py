@@ -67,9 +67,9 @@ NO_MODULE = "holds no multi-token-prediction module"
 FAULTS = {  # what is wrong: what the sentence says, by drafter; another text for those that have their own
     "a folder of something else": {
         "eagle": "lacks fc.bias", "eagle3": "lacks", "dflash": "is no DFlash checkpoint",
-        "medusa": "is not a setting", "mtp": NO_MODULE,
+        "medusa": "holds no Medusa heads", "mtp": NO_MODULE,
     },
-    "an empty folder": dict.fromkeys(CHECKPOINTS, "it is empty"),
+    "an empty folder": dict.fromkeys(CHECKPOINTS, "it has no config.json"),
     "no weights": dict.fromkeys(CHECKPOINTS, "no weights|holds no"),
     "half of the tensors": dict.fromkeys(CHECKPOINTS, "lacks ") | {"dflash": "it has no d2t"},
     "half of the file": dict.fromkeys(CHECKPOINTS, "damaged|could not be loaded"),

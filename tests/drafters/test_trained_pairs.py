@@ -145,7 +145,7 @@ def test_training_refuses_an_encoder_decoder(tmp_path):
     from specbench.train.trainer import checked_settings
 
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
-    target = {"_target_": "specbench.models.pretrained.PretrainedModel", "path": str(tmp_path), "revision": None,
+    target = {"_target_": "specbench.models.load.PretrainedModel", "path": str(tmp_path), "revision": None,
               "trust_remote_code": False, "weights": "pretrained", "chat_template": "never",
               "shape": {}}  # fmt: skip
     method = OmegaConf.load(Path(__file__).parents[2] / "conf" / "method" / "medusa.yaml")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from choosing import in_turn
-from decoder_cases import TREES, tabular_model, verifier_of
+from decoder_cases import TREES, logits_of, tabular_model, verifier_of
 from graph_memory import SimulatedGraphs
 from law_cases import learning_policy
 from queue_cases import decode, jobs
@@ -131,8 +131,8 @@ def columns_after_a_move(executor, tables):
     """The cache after the nodes of a path moved to the front of their tree."""
     model = tabular_model(tables.target, Sampling(), executor=executor)
     model.allocate(1, 20)
-    model.logits(torch.arange(12)[None], [0])
-    model.keep_path(torch.tensor([[2, 5, 8]]), torch.tensor([2]))
+    logits_of(model, torch.arange(12)[None], [0])
+    model.commit_path(torch.tensor([[2, 5, 8]]), torch.tensor([2]))
     return model.cache_tensors()[0][0, 0, :12, 0].tolist()
 
 
@@ -158,7 +158,7 @@ def test_a_function_that_cannot_be_captured_runs_eagerly_and_its_whole_error_is_
     executor = model.executor = SimulatedGraphs()
     executor.forgives = True
     model.allocate(1, 20)
-    model.logits(torch.tensor([[1, 2]]), [0])
+    logits_of(model, torch.tensor([[1, 2]]), [0])
     for _ in range(2):
         assert executor.phase(plus_its_sum, model)(torch.ones(3)).tolist() == [4] * 3
         assert executor.phase(torch.neg, model)(torch.ones(3)).tolist() == [-1] * 3  # others are captured still

@@ -20,7 +20,7 @@ from specbench.executors.auto import AutoExecutor
 from specbench.executors.autotune import ROWS, ProductTable, choice, time_products
 from specbench.executors.linear_kernels import KINDS, HalfPairs, HalfWeight, HalfWeightSerial, OneDnn, Plain, scale_of
 from specbench.executors.packed_linear import PackedLinear, linear_groups
-from specbench.models.pretrained import PretrainedModel
+from specbench.models.load import PretrainedModel
 
 OUT, IN = 48, 96
 

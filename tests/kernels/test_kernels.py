@@ -263,7 +263,7 @@ def test_one_shape_serves_every_length():
     for how, expected in (("triton", {64}), ("sdpa", {9, 20, 33})):
         model = language_model(tiny_llama(), how)
         model.allocate(1, 64)
-        assert {model.make_room([start], 3) for start in (6, 17, 30)} == expected
+        assert {model.rollback_to([start], 3) for start in (6, 17, 30)} == expected
 
 
 # -- Which models use it ----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import decoder_cases
 import pytest
 import torch
 from choosing import in_turn, only, slow_unless
-from decoder_cases import CACHES, VERIFIERS, make_drafter
+from decoder_cases import CACHES, VERIFIERS, logits_of, make_drafter
 from encoder_decoder_cases import (
     HOT,
     INPUTS,
@@ -138,7 +138,7 @@ def ragged(target: LanguageModel) -> tuple[torch.Tensor, torch.Tensor]:
         target.encode(row, Job([], 0, 0, INPUTS[row]))
         target.read_row(torch.tensor([text]), row, 0, start)
     new = torch.tensor([text[start:] for text, start in zip(texts, starts, strict=True)])
-    ours = target.logits(new, starts)[:, -1]
+    ours = logits_of(target, new, starts)[:, -1]
     padded = [torch.tensor([[*text, 0]]) for text in texts]  # the last token is predicted
     stock = [stock_logits(target, text, text.shape[1] - 1, INPUTS[row])[0] for row, text in enumerate(padded)]
     return ours, torch.stack(stock)
@@ -305,7 +305,7 @@ def test_a_whole_run_is_compiled(pair, tmp_path):
 
 @pytest.mark.parametrize("choice", ["drafter=early_exit", "drafter=medusa", "attention=triton"])
 def test_what_is_not_possible_is_said_before_a_model_loads(choice, pair, monkeypatch):
-    monkeypatch.setattr("specbench.models.pretrained.load_module", partial(pytest.fail, "a model was loaded"))
+    monkeypatch.setattr("specbench.models.load.load_module", partial(pytest.fail, "a model was loaded"))
     others = ("drafter=ngram",) if choice.startswith("attention") else ()
     with pytest.raises(ConfigError, match=f"{choice} is not possible with target.path"):
         parts_of("target=model", f"target.path={pair[0]}", choice, *others)

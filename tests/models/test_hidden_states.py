@@ -12,7 +12,8 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import Job, State
 from specbench.executors.auto import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
-from specbench.models.language_model import LanguageModel, hidden_states
+from specbench.models.hidden_states import hidden_states
+from specbench.models.language_model import LanguageModel
 
 LAYERS = 3
 TEXTS = ([5, 9, 2, 7, 11, 3, 8], [4, 1, 6])
@@ -49,10 +50,10 @@ class Heard:
     def __init__(self):
         self.found = {}
 
-    def hear(self, row, begin, hidden):
+    def take_hidden(self, row, begin, hidden):
         self.found.setdefault(row, []).append(hidden)
 
-    def forget(self):
+    def clear_hidden(self):
         self.found = {}
 
 
@@ -60,7 +61,7 @@ def target(cache_name: str, executor=None) -> tuple[LanguageModel, State, Heard]
     model = LanguageModel(
         module(), None, name="", sampling=Sampling(), new_cache=CACHES[cache_name], executor=executor or EagerExecutor()
     )
-    model.listener = heard = Heard()
+    model.hidden_reader = heard = Heard()
     model.feature_layers = (0, 2, LAYERS)
     state = State.start([Job(text, len(text) + 8, 7) for text in TEXTS], [], 6, torch.device("cpu"))
     model.allocate(2, 32)

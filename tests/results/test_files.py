@@ -20,7 +20,7 @@ from choosing import slow_unless
 from small_runs import call as typed
 from small_runs import composed, parts_of, small, steady
 
-import specbench.models.pretrained
+import specbench.models.load
 import specbench.results.report.command as report
 import specbench.run.run
 from specbench.config.validate import check
@@ -365,9 +365,9 @@ def test_a_run_without_finite_numbers_is_written_read_and_failed(monkeypatch, tm
 def test_a_checkpoint_that_arrives_during_a_sweep_counts_as_it_is_then(monkeypatch, tmp_path):
     """Of the hub a commit is known only when it has been loaded."""
     loaded = []
-    load = specbench.models.pretrained.load_module
-    monkeypatch.setattr(specbench.models.pretrained, "load_module", lambda *a: (loaded.append(1), load(*a))[1])
-    monkeypatch.setattr(specbench.models.pretrained, "of_checkpoint", lambda *a: "commit" if loaded else "main")
+    load = specbench.models.load.load_module
+    monkeypatch.setattr(specbench.models.load, "load_module", lambda *a: (loaded.append(1), load(*a))[1])
+    monkeypatch.setattr(specbench.models.load, "of_checkpoint", lambda *a: "commit" if loaded else "main")
     assert call(["-m", "name=s", "gamma=1"], monkeypatch, tmp_path) == 0
     assert "no result" not in (tmp_path / "outputs" / "s" / "summary.csv").read_text()
 

@@ -10,7 +10,7 @@ import pytest
 from choosing import only
 from small_runs import composed, fail_where, interrupt_the_second_group, small
 
-import specbench.models.pretrained as pretrained
+import specbench.models.load as pretrained
 import specbench.run.compare_command as command
 from specbench.config.build import Targets, build
 from specbench.config.validate import check

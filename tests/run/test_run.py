@@ -16,7 +16,7 @@ from specbench.config.memory import Budget, give_back, size
 from specbench.config.validate import check
 from specbench.decoding.noise import prompt_key
 from specbench.errors import ConfigError
-from specbench.models.architecture import ModelSize
+from specbench.models.sizes import ModelSize
 from specbench.results.loggers.wandb_records import summary
 from specbench.results.reader import load_runs
 from specbench.results.recommendation import verdict_sentence

@@ -14,8 +14,8 @@ from specbench.config.build import build
 from specbench.config.validate import check
 from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
 from specbench.errors import ConfigError
-from specbench.models.pretrained import PretrainedModel, load_module
-from specbench.models.trained_parts import Heads, HeadsConfig
+from specbench.models.heads import Heads, HeadsConfig
+from specbench.models.load import PretrainedModel, load_module
 from specbench.run.run import run
 from specbench.settings import validate
 from specbench.train.data import text_rows

@@ -18,7 +18,7 @@ from specbench.decoding.state import Job
 from specbench.errors import ConfigError
 from specbench.models.attention_mask import sliding_window
 from specbench.models.language_model import LanguageModel
-from specbench.models.pretrained import PretrainedModel, load_config
+from specbench.models.load import PretrainedModel, load_config
 from specbench.results.schema import BeamNumbers
 from specbench.settings import MOST_BEAMS, BaseSettings
 from specbench.stats.estimates import Lossless

@@ -58,7 +58,7 @@ class TreeReader:
             self.place[node] = len(self.columns)
             self.columns.append(node)
         device, start = self.model.device, self.begin + first
-        visible = self.model.make_room([start], len(nodes))
+        visible = self.model.rollback_to([start], len(nodes))
         depth = torch.tensor([[node.depth - self.trunk for node in nodes]], device=device)
         tree = Tree(depth, torch.from_numpy(self._sees(nodes))[None].to(device))
         tokens = torch.tensor([[node.token for node in nodes]], device=device)
@@ -108,7 +108,7 @@ class TreeReader:
         entries: list[Node] = [node for node in self.columns[self.trunk :] if node is not None]
         entries.sort(key=lambda node: node.depth)  # a node that was read late may be less deep
         path = torch.tensor([[self.place[node] - self.trunk for node in entries]], device=self.model.device)
-        self.model.keep_path(path, torch.tensor([self.begin + self.trunk], device=self.model.device))
+        self.model.commit_path(path, torch.tensor([self.begin + self.trunk], device=self.model.device))
         self.columns[self.trunk :] = entries
         self.paths = {}
         self.place = {node: column for column, node in enumerate(self.columns) if node is not None}

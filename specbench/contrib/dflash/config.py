@@ -8,8 +8,7 @@ from pydantic import Field
 from transformers import Qwen3Config
 
 from specbench.errors import ConfigError
-from specbench.models.checkpoint import reading
-from specbench.models.checkpoint_checks import few, refuse_bad_sizes
+from specbench.models.checkpoint import few, reading
 from specbench.models.published import UNUSED, checked, read_config
 from specbench.settings import BaseSettings
 
@@ -98,7 +97,6 @@ def _shape(own: dict[str, Any], ids: str, layers: Mapping[str, Any], named: str,
     if other := [name for name in layers if name not in LAYER]:
         raise ConfigError(f"{named} has {few(other)} in its config.json, which no Qwen3 layer has")
     made = Qwen3Config(**{name: value for name, value in layers.items() if name != "model_type"})
-    refuse_bad_sizes(made, f"{named} has ")
     if (made.head_dim or 0) > LARGEST_HEAD:  # angles have memory before a tensor is compared with it
         raise ConfigError(f"{named} has head_dim={made.head_dim} in its config.json: it must be <= {LARGEST_HEAD}")
     if options.use_swa:

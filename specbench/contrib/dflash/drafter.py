@@ -19,12 +19,12 @@ from specbench.decoding.state import State
 from specbench.decoding.transfers import counts
 from specbench.drafters.non_autoregressive import ParallelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
-from specbench.models.architecture import column_bytes
 from specbench.models.checkpoint import MODEL, local_path
 from specbench.models.context import Context
+from specbench.models.heads import PartSettings
 from specbench.models.language_model import LanguageModel
-from specbench.models.pretrained import load_config
-from specbench.models.trained_parts import PartSettings
+from specbench.models.load import load_config
+from specbench.models.sizes import column_bytes
 from specbench.policies.base import GammaPolicy
 
 

@@ -34,7 +34,7 @@ class DFlashModel:
         self.weights = sum(stored.numbers for name, stored in own.items() if name not in ("embed_tokens", "lm_head"))
         self.context = torch.empty(0)
         self.heard: list[tuple[int | None, int, Tensor]] = []
-        target.listener = self
+        target.hidden_reader = self
 
     # -- What executors ask of a model with a cache ----------------------------------------------
 
@@ -56,11 +56,11 @@ class DFlashModel:
 
     # -- The target's hidden states ---------------------------------------------------------------
 
-    def hear(self, row: int | None, begin: int, hidden: Tensor) -> None:
-        """See `Listener.hear`: keeps them until the next draft. hidden [b, n, F]."""
+    def take_hidden(self, row: int | None, begin: int, hidden: Tensor) -> None:
+        """See `HiddenReader.take_hidden`: keeps them until the next draft. hidden [b, n, F]."""
         self.heard.append((row, begin, hidden))
 
-    def forget(self) -> None:
+    def clear_hidden(self) -> None:
         self.heard = []
 
     def allocate(self, rows: int, columns: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
-from specbench.models.checkpoint_checks import few
+from specbench.models.checkpoint import few
 
 LAYERS: dict[str, Any] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 IDS = "eagle_aux_hidden_state_layer_ids"

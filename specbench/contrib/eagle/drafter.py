@@ -20,12 +20,12 @@ from specbench.drafters.mtp import MtpDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.drafters.tree_shapes import TreeSettings
 from specbench.errors import ConfigError, shown
-from specbench.models.architecture import column_bytes
 from specbench.models.checkpoint import MODEL, local_path
 from specbench.models.context import Context
+from specbench.models.heads import PartSettings
 from specbench.models.language_model import LanguageModel
-from specbench.models.pretrained import load_config
-from specbench.models.trained_parts import PartSettings
+from specbench.models.load import load_config
+from specbench.models.sizes import column_bytes
 
 log = logging.getLogger(__name__)
 TEXTS, TEXT_TOKENS = 4, 256  # prompts, and tokens of each, on which two readings of a checkpoint are compared

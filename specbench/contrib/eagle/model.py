@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from specbench.decoding.sampling import Sampling
-from specbench.models.language_model import LanguageModel, hidden_states
+from specbench.models.hidden_states import hidden_states
+from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import MtpModel
 from specbench.models.vocabulary import DraftVocabulary
 
@@ -59,7 +60,7 @@ class EagleModel(MtpModel):
             with hidden_states(target.module, self.layers) as found:
                 p = target.module(input_ids=tokens, use_cache=False).logits
             self.allocate(1, len(text))
-            visible = self.make_room([0], len(text) - 1)
+            visible = self.rollback_to([0], len(text) - 1)
             pairs = self.join(tokens[:, 1:], self.project(found[0][:, :-1]))
             q = self.forward(pairs, torch.zeros(1, dtype=torch.long, device=self.device), visible)
             equal += int((q.argmax(-1) == p[:, 1:].argmax(-1)).sum())

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specbench.contrib.eagle.config import EagleConfig, eagle_config
-from specbench.models.checkpoint import reading
-from specbench.models.checkpoint_checks import refuse_bad_sizes, refuse_not_finite
+from specbench.models.checkpoint import reading, refuse_not_finite
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import PairInput
 from specbench.models.published import read_config, read_tensors, refuse_others, targets_of
@@ -125,7 +124,6 @@ def inspect(key: str, path: str, version: int, wanted: list[int] | None) -> tupl
         found = {known_name(name): tensor for name, tensor in read_tensors(path, key).items()}
         if not all(tensor.dtype in FLOATS for name, tensor in found.items() if name not in MAPS):
             raise ValueError("it has weights of 8 bits or of whole numbers, and only 16 and 32 bits can be read")
-        refuse_bad_sizes(config.layers, f"{key}={path} has ")
         with torch.device("meta"):
             module = skeleton(config, found, features_of(config, wanted))
         own = {own_name(name): tensor for name, tensor in module.state_dict().items()}

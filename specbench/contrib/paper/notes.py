@@ -14,8 +14,8 @@ from specbench import theory
 from specbench.config.memory import Budget
 from specbench.config.paths import conf_dir
 from specbench.contrib.paper.published import AKUNU_CHAPTER, mean_accepted
-from specbench.models.architecture import ModelSize
-from specbench.models.pretrained import PretrainedModel, footprint
+from specbench.models.load import PretrainedModel, footprint
+from specbench.models.sizes import ModelSize
 from specbench.stats.position_stats import CHUNK
 
 Row = dict[str, str]

@@ -181,8 +181,8 @@ def test_a_prompt_that_no_draft_followed_overwrites_nothing():
     for before in (True, False):
         model.allocate(1, 32)
         if before:
-            model.hear(0, 0, hidden[0])
-        model.hear(0, 0, hidden[1, :, :3])
+            model.take_hidden(0, 0, hidden[0])
+        model.take_hidden(0, 0, hidden[1, :, :3])
         model.take(hidden[1, :, 3:], torch.tensor([3]))
         model.read_prompts()
         found.append(model.context[..., :12, :].clone())

@@ -167,7 +167,7 @@ def draft_logits(q: torch.Tensor, width: int) -> torch.Tensor:
 def forward(model: EagleModel, features: torch.Tensor, tokens: list[int]) -> torch.Tensor:
     """Logits [N, V] behind pairs of the target's hidden states [N, A * D] and tokens."""
     model.allocate(1, 16)
-    visible = model.make_room([0], len(tokens))
+    visible = model.rollback_to([0], len(tokens))
     pairs = model.join(torch.tensor([tokens]), model.project(features[None]))
     return model.forward(pairs, torch.zeros(1, dtype=torch.long), visible)[0]
 
@@ -197,7 +197,7 @@ def test_logits_behind_masks_are_those_of_speculators():
     model, features = own_model("parallel"), numbers("features", len(TOKENS), 3 * D)[None]
     for behind, close in ((len(TOKENS) - 1, True), (len(TOKENS) - 2, False)):  # the second is a control
         model.allocate(1, 16)
-        visible, first = model.make_room([0], len(TOKENS) + 3), torch.zeros(1, dtype=torch.long)
+        visible, first = model.rollback_to([0], len(TOKENS) + 3), torch.zeros(1, dtype=torch.long)
         logits = model.block(torch.tensor([TOKENS]), features, first, torch.tensor([behind]), visible)[0]
         found = draft_logits(logits, DRAFT_V)[:, :4]
         assert torch.allclose(found, torch.tensor(MASKED), atol=1e-5, rtol=0) == close

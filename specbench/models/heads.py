@@ -1,24 +1,39 @@
-"""Parts that are trained for a model: heads on its last hidden states (Medusa, blockwise parallel decoding, early
-exits), whose outputs its own output matrix turns into logits, and look-ahead embeddings. K heads, H hidden, V
-vocabulary."""
+"""Heads on a model's last hidden states (Medusa, blockwise parallel decoding, early exits), and look-ahead embeddings
+(PaSS). K heads, H hidden, V vocabulary."""
 
-from collections.abc import Mapping
-from pathlib import Path
+import re
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from specbench.data.sources import of_checkpoint
+from specbench.component import Selections
 from specbench.errors import ConfigError
-from specbench.models import checkpoint
-from specbench.models.checkpoint import TRAINED, local_path
-from specbench.models.checkpoint_checks import refuse_incomplete, refuse_not_finite
+from specbench.models.checkpoint import (
+    TRAINED,
+    WHOLE,
+    check_path,
+    few,
+    local_path,
+    reading,
+    refuse_incomplete,
+    refuse_not_finite,
+    source_of,
+)
 from specbench.models.language_model import LanguageModel
-from specbench.models.published import numbers_in
+from specbench.models.published import (
+    fill_module,
+    load_network,
+    numbers_in,
+    read_config,
+    read_tensors,
+    refuse_network,
+)
 from specbench.settings import BaseSettings
 
+FILES = ("medusa_lm_head.pt", "medusa_lm_head.safetensors")  # of Medusa heads
+RANKS = 10  # guesses of a head that may stand in a tree
 _Part = TypeVar("_Part", bound=PreTrainedModel)
 
 
@@ -32,16 +47,11 @@ class PartSettings(BaseSettings):
         super().check(prefix)
         path = getattr(self, self.part)
         if path is not None:
-            checkpoint.check_path(f"{prefix}{self.part}", path, must=self.must)
+            check_path(f"{prefix}{self.part}", path, must=self.must)
 
     def own_bytes(self, target: Any, size: Any, itemsize: int) -> tuple[int, int, int]:
         path = getattr(self, self.part)
         return (0 if path is None else numbers_in(path, f"drafter.{self.part}") * itemsize), 0, 0
-
-    def sources(self) -> Mapping[str, str]:
-        path = getattr(self, self.part)
-        own = {} if path is None else {self.part: of_checkpoint(local_path(path), path, None)}
-        return {**super().sources(), **own}
 
 
 class PartConfig(PretrainedConfig):
@@ -155,19 +165,78 @@ class LookAhead(PreTrainedModel):
         nn.init.normal_(self.embeddings, std=0.02)
 
 
+class MedusaHeads(nn.Module):
+    """Heads as FasterDecoding publishes them (Cai et al. 2024): logits W_k x_L of each head k, where x_0 is the hidden
+    state and x_{j+1} = x_j + silu(L_kj x_j + b_kj)."""
+
+    own_outputs = True
+
+    def __init__(self, config: HeadsConfig, layers: int, vocab_size: int):
+        super().__init__()
+        self.config, self.hidden_size, self.vocab_size = config, config.hidden_size, vocab_size
+        hidden = config.hidden_size
+        with torch.device("meta"):
+            blocks = [[nn.Linear(hidden, hidden) for _ in range(layers)] for _ in range(config.heads)]
+            self.blocks = nn.ModuleList(nn.ModuleList(block) for block in blocks)
+            self.outputs = nn.ModuleList(nn.Linear(hidden, vocab_size, bias=False) for _ in range(config.heads))
+
+    def logits(self, hidden: Tensor, steps: int, output: nn.Module) -> Tensor:
+        """Logits [B, steps, V] of the first heads on hidden [B, H]."""
+        found = []
+        for block, own in list(zip(self.blocks, self.outputs, strict=True))[:steps]:
+            x = hidden
+            for layer in block.children():
+                x = x + nn.functional.silu(layer(x))
+            found.append(own(x))
+        return torch.stack(found, 1)
+
+
+def read_heads(path: str, key: str) -> MedusaHeads:
+    """Heads of others in a folder or hub id. Head k has k.j.linear.weight and .bias of its layers j, and W_k is
+    k.LAYERS.weight. Configurations state other numbers of heads than there are. Raises ConfigError."""
+    given, tensors, outputs = read_tensors(path, key, FILES), {}, {}
+    for name, tensor in given.items():
+        if found := re.fullmatch(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)", name):
+            head, layer, linear, kind = found.groups()
+            if linear is None:
+                outputs[int(head)] = tensor
+            tensors[f"blocks.{head}.{layer}.{kind}" if linear else f"outputs.{head}.{kind}"] = tensor
+    if not outputs:
+        raise ConfigError(f"{key}={path} holds no Medusa heads: its tensors are {few(given)}")
+    vocabulary, hidden = outputs[max(outputs)].shape
+    count, layers = max(outputs) + 1, sum(name.startswith("blocks.0.") and name.endswith("weight") for name in tensors)
+    accuracy = [[0.6 ** (head + 1) * 0.4**rank for rank in range(RANKS)] for head in range(count)]  # a guess
+    heads = MedusaHeads(HeadsConfig(hidden, count, accuracy=accuracy), layers, vocabulary)
+    fill_module(heads, tensors, f"{key}={path}, by layer and head,")
+    return heads
+
+
+def load_heads(path: str, key: str, target: LanguageModel) -> Heads | MedusaHeads:
+    """Heads of ours, or of others, for a target. Raises ConfigError."""
+    found: Heads | MedusaHeads
+    if read_config(path, key).get("model_type") == HeadsConfig.model_type:
+        found = load_part(Heads, path, key, target)
+    else:
+        found = load_network(read_heads, path, key, target)
+    return found
+
+
+def refuse_heads(path: str, key: str, run: Selections) -> None:
+    """Raises ConfigError if heads of others in a local folder cannot be read or do not fit the run's target."""
+    if local_path(path).is_dir() and read_config(path, key).get("model_type") != HeadsConfig.model_type:
+        refuse_network(read_heads, path, key, run)
+
+
 def load_part(kind: type[_Part], path: str, key: str, model: LanguageModel) -> _Part:
     """Heads or embeddings trained for a model. Raises ConfigError if broken or for another hidden size."""
-    source = checkpoint.source_of(path)
-    with checkpoint.reading(key, path, "weights", advice="train it with python -m specbench.train and give its folder"):
-        if Path(source).is_dir():
-            checkpoint.check_files(Path(source))
-            checkpoint.check_weights(Path(source), quantized=False)
+    source = source_of(path)
+    with reading(key, path, "weights", advice="train it with python -m specbench.train and give its folder"):
         loader: Any = kind
         config = loader.config_class.from_pretrained(source)
         if config.model_type != loader.config_class.model_type:
             raise ValueError(f"its model_type is {config.model_type}, not {loader.config_class.model_type}")
         config.check()
-        part, info = loader.from_pretrained(source, config=config, dtype=model.dtype, **checkpoint.WHOLE)
+        part, info = loader.from_pretrained(source, config=config, dtype=model.dtype, **WHOLE)
         refuse_incomplete(info, f"{key}={path}")
         loaded: _Part = part.to(model.device).eval()
         refuse_not_finite(loaded, f"{key}={path}", model.dtype)

@@ -28,10 +28,9 @@ class RecurrentCache(SlotCache):
 
     fixed_shapes = False
 
-    def __init__(self, columns: SlotCache, initial: Mapping[str, float] | None = None):
-        """`initial` has the values of a state that has read nothing, by name; 0 unless given."""
+    def __init__(self, columns: SlotCache):
         super().__init__(columns.rows, columns.capacity)
-        self.columns, self.initial = columns, initial or {}
+        self.columns = columns
         self.now = Kept([0] * columns.rows, {})
         self.kept: list[Kept] = []
         self.keeps_all = False  # whether the state after each forward is kept
@@ -69,7 +68,7 @@ class RecurrentCache(SlotCache):
         for row in changed:
             read[row] += tokens
         if len(changed) < self.rows:
-            found = self._copies(self.now.states or self._nothing(states, self.rows))
+            found = _copies(self.now.states or _zeros(states, self.rows))
             _replace(found, changed, states, [row - rows.start for row in changed])
             states = found
         self.now = Kept(read, states)
@@ -86,21 +85,13 @@ class RecurrentCache(SlotCache):
     def _rows_of_forward(self) -> range:
         return range(self.span.start, self.span.stop)
 
-    def _nothing(self, like: States, rows: int) -> dict[str, Tensor]:
-        """A state of so many rows that has read nothing, with the shapes of `like` [b, ...]."""
-        return {name: s.new_full((rows, *s.shape[1:]), self.initial.get(name, 0)) for name, s in like.items()}
-
-    @staticmethod
-    def _copies(states: States) -> dict[str, Tensor]:
-        return {name: state.clone() for name, state in states.items()}
-
     def _restore(self, lengths: Mapping[int, int]) -> None:
         """Has rows go back to what they were after lengths[row] tokens. Raises RuntimeError if that was not kept."""
         read, left = list(self.now.read), dict(lengths)
-        found = self._copies(self.now.states) if lengths else self.now.states
+        found = _copies(self.now.states) if lengths else self.now.states
         for row, length in lengths.items():
             read[row] = length
-        blank = Kept([0] * self.rows, self._nothing(found, 1))
+        blank = Kept([0] * self.rows, _zeros(found, 1))
         for kept in (blank, *reversed(self.kept)):
             rows = [row for row, length in left.items() if kept.read[row] == length]
             if rows and found:
@@ -175,13 +166,22 @@ class RecurrentCache(SlotCache):
     def tensors(self) -> list[Tensor]:
         return [*self.columns.tensors(), *self.now.states.values()]
 
-    def hold(self, tensors: Sequence[Tensor]) -> None:
+    def use(self, tensors: Sequence[Tensor]) -> None:
         """Raises RuntimeError: no program runs on this cache."""
         raise RuntimeError("a recurrent state has no fixed place that a program could be given")
 
     def commit(self, path: Tensor, base: Tensor) -> None:
         """Raises RuntimeError: the branches of a tree would need a state each."""
         raise RuntimeError("a recurrent state cannot follow the branches of a tree")
+
+
+def _copies(states: States) -> dict[str, Tensor]:
+    return {name: state.clone() for name, state in states.items()}
+
+
+def _zeros(like: States, rows: int) -> dict[str, Tensor]:
+    """A state of so many rows that has read nothing, with the shapes of `like` [b, ...]."""
+    return {name: state.new_zeros(rows, *state.shape[1:]) for name, state in like.items()}
 
 
 def _replace(states: States, rows: Sequence[int], others: States, places: Sequence[int]) -> None:

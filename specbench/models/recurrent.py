@@ -1,0 +1,252 @@
+"""Recurrent and hybrid models (Mamba, Jamba, Qwen3-Next and others), whose layers carry a state from token to token.
+
+Such a model reads chains only. Some cannot read several tokens behind a state: theirs are read one by one, which is
+found out by trying when a model is loaded. B rows, b of them in a forward, N new tokens, V vocabulary.
+"""
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache as StockCache
+from transformers import PretrainedConfig, PreTrainedModel
+
+from specbench.cache.dynamic import DynamicCache
+from specbench.decoding.executor import cache_argument
+from specbench.decoding.model import READ_CHUNK
+from specbench.decoding.rows import window
+from specbench.decoding.state import State
+from specbench.decoding.transfers import upload
+from specbench.errors import ConfigError, first_line
+from specbench.models.attention_mask import ATTENTION, RECURRENT, AttentionMask
+from specbench.models.recurrent_cache import RecurrentCache, States
+
+FIRST, MORE = 5, 4  # tokens of the text that shows whether several can be read behind a state
+SAME, SAME_16_BIT = 1e-4, 3e-2  # of a tensor's norm: what two ways of reading may differ by
+PLACED, PLACED_16_BIT = 1e-3, 0.1  # of the largest logit: what reading behind a state and a whole text may differ by
+WITHOUT_MASK = {"linear_attention", "conv", "moe", "mlp"}  # kinds of layers that see no column of the cache
+
+
+def has_state(config: PretrainedConfig) -> bool:
+    """Whether models of this configuration have layers of a kind that carries a state."""
+    text = config.get_text_config()
+    return not config.is_encoder_decoder and bool(RECURRENT.intersection(getattr(text, "layer_types", None) or ()))
+
+
+def attending_layers(text: PretrainedConfig) -> int:
+    """How many layers of a model with a state also attend to earlier tokens."""
+    return sum(kind not in WITHOUT_MASK for kind in getattr(text, "layer_types", None) or [])
+
+
+def recurrence_of(module: PreTrainedModel, mask: AttentionMask, name: str) -> "Recurrence | None":
+    """The state of a module's layers; None if they have none. Raises ConfigError if it cannot be followed."""
+    parameters = inspect.signature(module.forward).parameters
+    if has_state(module.config) and "state" not in parameters:
+        try:
+            return Recurrence(module, mask, name)
+        except (TypeError, ValueError, AttributeError, KeyError) as error:  # of a module with a cache of its own
+            why = f"which takes no cache ({first_line(error)})"
+            raise ConfigError(f"{name} is a {type(module).__name__}, {why}") from error
+    kinds = set(getattr(mask.config, "layer_types", None) or [])
+    attends_alone = bool(kinds) and kinds <= ATTENTION  # as some models of architectures that may have a state
+    if not attends_alone and (getattr(module, "_is_stateful", False) or "cache_params" in parameters):
+        raise ConfigError(
+            f"{name} is a {type(module).__name__}, whose recurrent state is kept in a way that is not known: give "
+            "another model"
+        )
+    return None
+
+
+# -- Where modules of transformers keep a state -----------------------------------------------------
+
+
+class InCache:
+    """In the layers of transformers' cache, as its linear-attention layers: most models."""
+
+    NAMES = ("conv_states", "recurrent_states")  # of a layer's dictionaries from numbers to tensors
+
+    def __init__(self, config: PretrainedConfig):
+        self.blank: list[Any] = StockCache(config=config).layers
+        self.used: list[Any] = self.blank
+
+    def give(self, cache: RecurrentCache, states: States | None) -> None:
+        """Prepares a forward that begins with these states [b, ...] (None: it begins its texts)."""
+        if states is None:
+            cache.layers = copy.deepcopy(self.blank)
+            return
+        cache.layers = [copy.copy(layer) for layer in self.used]  # with its marks of being initialised
+        for index, layer in enumerate(cache.layers):
+            for name in self.NAMES:
+                if name in vars(layer):
+                    numbers = vars(layer)[name]
+                    setattr(layer, name, {number: states.get(f"{index} {name} {number}") for number in numbers})
+
+    def take(self, cache: RecurrentCache) -> dict[str, Tensor]:
+        """The states [b, ...] after the forward, which it may overwrite in the next."""
+        self.used = cache.layers
+        return {
+            f"{index} {name} {number}": state
+            for index, layer in enumerate(cache.layers)
+            for name in self.NAMES
+            for number, state in vars(layer).get(name, {}).items()
+            if state is not None
+        }
+
+
+class InModules:
+    """In attributes of the layers themselves, beside a cache of keys and values: RecurrentGemma."""
+
+    NAMES = ("conv1d_state", "recurrent_states")
+
+    def __init__(self, module: PreTrainedModel):
+        parts = ((path, part, name) for path, part in module.named_modules() for name in self.NAMES)
+        self.places = [(f"{path}.{name}", part, name) for path, part, name in parts if name in vars(part)]
+
+    def give(self, cache: RecurrentCache, states: States | None) -> None:
+        for key, part, name in self.places:
+            setattr(part, name, None if states is None else states[key])
+
+    def take(self, cache: RecurrentCache) -> dict[str, Tensor]:
+        return {key: getattr(part, name) for key, part, name in self.places}
+
+
+# -- Reading ----------------------------------------------------------------------------------------
+
+
+class CachedModule(NamedTuple):
+    """A module with a cache of its own."""
+
+    module: PreTrainedModel
+    cache: RecurrentCache
+
+
+class Reader(Protocol):
+    """A `LanguageModel`, as far as its recurrence calls it."""
+
+    cache: Any
+    cached: list[int]
+
+    def read(self, state: State, row: int, begin: int, end: int) -> None: ...
+
+    def forward(self, tokens: Tensor, first: Tensor, visible: int, *, keep_logits: int = 0) -> Tensor: ...
+
+    def visible_columns(self, needed: int) -> int: ...
+
+
+class Recurrence:
+    """The recurrent part of a model: its state, its masks, and whether tokens must be read one by one."""
+
+    def __init__(self, module: PreTrainedModel, mask: AttentionMask, name: str):
+        """Raises ConfigError if reading behind a state has other logits than reading the whole text."""
+        in_modules = InModules(module)
+        self.keeper = in_modules if in_modules.places else InCache(mask.config)
+        self.mask, self.argument = mask, cache_argument(module.forward)
+        parameters = inspect.signature(module.forward).parameters
+        self.with_positions = "position_ids" in parameters
+        self.skips_logits = "logits_to_keep" in parameters
+        self.hybrid = attending_layers(mask.config) > 0
+        self.one_by_one, self.state_bytes = False, 0.0  # bytes of one row
+        self.one_by_one = self._differs(module, name)
+
+    def logits(
+        self, model: Any, words: dict[str, Tensor], slots: Tensor, positions: Tensor, visible: int, row: int | None,
+        keep_logits: int = 0,
+    ) -> Tensor:  # fmt: skip
+        """Logits [b, N, V] (only the last `keep_logits` if not 0) of new tokens, `words` being their ids or embeddings,
+        at positions [b, N], in columns slots [b, N], of which attention sees `visible`. `row` is the only row of the
+        forward, None for the first b. `model` has a module and a cache."""
+        cache, count = model.cache, slots.shape[1]
+        cache.place(slots, visible, row)
+        one_by_one = self.one_by_one and not cache.begins
+        found = []
+        for part in [slice(i, i + 1) for i in range(count)] if one_by_one else [slice(0, count)]:
+            cache.place(slots[:, part], visible, row)
+            self.keeper.give(cache, cache.before())
+            given: dict[str, Any] = {self.argument: cache}
+            if self.hybrid:
+                given["attention_mask"] = self.mask.by_kind(slots[:, part], visible) | dict.fromkeys(WITHOUT_MASK)
+            if self.with_positions:
+                given["position_ids"] = positions[:, part]
+            if self.skips_logits:
+                given["logits_to_keep"] = keep_logits
+            output = model.module(**{name: word[:, part] for name, word in words.items()}, use_cache=True, **given)
+            cache.after(self.keeper.take(cache), part.stop - part.start)
+            found.append(output.logits)
+        return found[-1] if keep_logits == 1 else torch.cat(found, 1)
+
+    def recover(self, model: Reader, state: State, width: int) -> int:
+        """Rolls a model back to where at most `width` committed tokens of each active row are missing in its state, and
+        has it read those that no kept state has read. Returns how many tokens these are, in all rows."""
+        rows = list(zip(state.lengths, model.cached, state.active, strict=True))
+        ends = [max(0, length - width) if on else cached for length, cached, on in rows]
+        points = [model.cache.point_before(row, end) for row, end in enumerate(ends)]
+        model.cached = [point if on else end for point, end, on in zip(points, ends, state.active, strict=True)]
+        model.cache.truncate(model.cached)
+        model.cache.keep(every=False)  # states of rejected guesses are as long as texts to come
+        missing = sum(end - begin for begin, end in zip(model.cached, ends, strict=True))
+        self.read_rows(model, state, model.cached, ends, READ_CHUNK)
+        return missing
+
+    def read_rows(self, model: Reader, state: State, begins: Sequence[int], ends: Sequence[int], chunk: int) -> None:
+        """Has a model read tokens begins[b] .. ends[b] - 1 of each row b, `chunk` at a time if possible. Nothing is
+        padded: rows are read together as far as all of them go."""
+        left = {row: (begin, end) for row, (begin, end) in enumerate(zip(begins, ends, strict=True)) if begin < end}
+        prompts: dict[int, list[int]] = {}  # rows by the length of what they begin with
+        for row, (begin, end) in list(left.items()):
+            if begin == 0:
+                prompts.setdefault(end, []).append(row)
+                del left[row]
+        for end, rows in prompts.items():
+            size = end if self.one_by_one else chunk
+            for first in range(0, end, size):
+                _read(model, state, dict.fromkeys(rows, first), min(size, end - first))
+        while left:
+            count = min(chunk, *(end - begin for begin, end in left.values()))
+            _read(model, state, {row: begin for row, (begin, _) in left.items()}, count)
+            left = {row: (begin + count, end) for row, (begin, end) in left.items() if begin + count < end}
+
+    @torch.no_grad()
+    def _differs(self, module: PreTrainedModel, name: str) -> bool:
+        """Whether several tokens that are read together behind a state leave another state, or have other logits, than
+        read one by one. Raises ConfigError if these have others than the whole text."""
+        weight = next(module.parameters())
+        device, vocabulary, wide = weight.device, int(self.mask.config.vocab_size), weight.element_size() >= 4
+        text = (torch.arange(FIRST + MORE, device=device) * 7 + 3)[None] % vocabulary
+        ends = []
+        for one_by_one in (False, True):
+            self.one_by_one = one_by_one
+            trial = CachedModule(module, RecurrentCache(DynamicCache(1, FIRST + MORE)))
+            for begin, end in ((0, FIRST), (FIRST, FIRST + MORE)):
+                slots = torch.arange(begin, end, device=device)[None]
+                logits = self.logits(trial, {"input_ids": text[:, begin:end]}, slots, slots, end, None)
+            ends.append([*trial.cache.now.states.values(), logits])
+        self.state_bytes = trial.cache.state_bytes()
+        stock = module(input_ids=text, use_cache=False).logits[:, FIRST:]
+        error = float((ends[-1][-1] - stock).abs().max() / stock.abs().max())
+        if not error <= (PLACED if wide else PLACED_16_BIT):
+            raise ConfigError(
+                f"{name} is a {type(module).__name__}, whose layers do not follow the state that they are given "
+                f"(logits differ by {error:.1g}): give another model"
+            )
+        same = SAME if wide else SAME_16_BIT
+        pairs = [(together.double(), alone.double()) for together, alone in zip(*ends, strict=True)]
+        return any(bool((a - b).norm() > same * b.norm()) for a, b in pairs)
+
+
+def _read(model: Any, state: State, begins: Mapping[int, int], count: int) -> None:
+    """Has a recurrent model read `count` committed tokens of several rows from begins[row] on. All rows of the batch
+    take part in a forward of several, so prompts of a minority are read each by itself."""
+    starts = [begins.get(row, length) for row, length in enumerate(model.cached)]
+    alone = len(begins) == 1 or (0 in begins.values() and 2 * len(begins) <= len(starts))
+    if alone or max(starts) + count > state.tokens.shape[1]:
+        for row, begin in begins.items():
+            model.read(state, row, begin, begin + count)
+        return
+    model.cache.reserve([begins[row] + count if row in begins else 0 for row in range(len(starts))])
+    first = upload(starts, model.device)
+    tokens = window(state.tokens, first, count)
+    model.forward(tokens, first, model.visible_columns(max(starts) + count), keep_logits=1)
+    model.cached = [begins[row] + count if row in begins else length for row, length in enumerate(model.cached)]
