@@ -15,7 +15,7 @@ from specbench.config.devices import pick_device, pick_dtype
 from specbench.config.memory import size
 from specbench.config.memory_estimate import memory_budget
 from specbench.config.validate import ValidatedConfig
-from specbench.data.prompts import Prompt, Request, load, looks_random
+from specbench.data.prompts import Prompt, Request, load
 from specbench.decoding.model import Model
 from specbench.decoding.sampling import Sampling
 from specbench.drafters.base import Drafter
@@ -29,7 +29,6 @@ from specbench.verifiers.base import Verifier
 
 log = logging.getLogger(__name__)
 TARGET, DRAFTER = "shipped:target", "shipped:drafter"  # if none is chosen
-RANDOM = "the prompts look like random tokens, not like text: alpha and speed say nothing of other prompts"
 # Scalars that components hold.
 FROM_ROOT = ("name", "max_new_tokens", "batch_size", "prefill_chunk", "seed", "verdict_tokens", "stop_strings")
 
@@ -111,10 +110,7 @@ def build(
         spare=spare,
         acceptance_law=verifier.law_of(chosen["drafter"].kind, chosen["drafter"].settings) if decoding.samples else "",
         metrics={name: choice.kind.from_settings(choice.settings) for name, choice in checked.metrics.items()},
-        notes=[
-            *notes_on_models(target, drafter, verifier, decoding.generate_settings),
-            *([RANDOM] if looks_random((request.tokens for request in rendered.values()), target.vocab_size) else []),
-        ],
+        notes=notes_on_models(target, drafter, verifier, decoding.generate_settings),
     )
 
 

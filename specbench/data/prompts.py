@@ -1,22 +1,18 @@
 """Base class of data sources, and the way from a prompt to tokens."""
 
 import functools
-import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from specbench.data.chat_template import RENDERER
 from specbench.decoding.component import Component
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.errors import ConfigError, shown
 
 log = logging.getLogger(__name__)
-FEWEST_COUNTED, MOST_COUNTED = 500, 4096  # tokens that tell random ids from text
-VARIED = 0.75  # of the different tokens that an even draw has
 
 
 @dataclass(frozen=True)
@@ -84,25 +80,21 @@ class StoredData(Data):
 
 
 def load(data: Data) -> list[Prompt]:
-    """The prompts that `data.limit` leaves. Raises ConfigError if there are none, or if two of them, or two of their
-    turns, have the same id, which would give them the same noise."""
-    prompts: dict[str, Prompt] = {}
-    requests: dict[str, str] = {}
+    """The prompts that `data.limit` leaves. Raises ConfigError if there are none, or if two of their turns have the
+    same id, which would give them the same noise."""
+    found: list[Prompt] = []
+    known: set[str] = set()
     for prompt in data.prompts():
-        if data.limit is not None and len(prompts) == data.limit and not data.stratified:
+        if data.limit is not None and len(found) == data.limit and not data.stratified:
             break
-        if prompt.id in prompts:
-            raise ConfigError(f"data has two prompts with the id {shown(prompt.id)}: each must have its own")
-        prompts[prompt.id] = prompt
-        for name in map(prompt.request_id, range(len(prompt.turns))):
-            if requests.setdefault(name, prompt.id) != prompt.id:
-                raise ConfigError(
-                    f"data has prompts with the ids {requests[name]} and {prompt.id}, and a turn of each is called "
-                    f"{name}: give one of them another id"
-                )
-    if not prompts:
+        names = {prompt.id, *map(prompt.request_id, range(len(prompt.turns)))}
+        if names & known:
+            raise ConfigError(f"data has two prompts, or turns, with the id {shown(min(names & known))}: each must "
+                              "have its own")  # fmt: skip
+        known |= names
+        found.append(prompt)
+    if not found:
         raise ConfigError("data has no prompts: the source is empty, or no record passes its filter")
-    found = list(prompts.values())
     if data.limit is None:
         return found
     if len(found) < data.limit:
@@ -139,7 +131,7 @@ def render(
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         messages.append({"role": "user", "content": prompt.turns[turn]})
         with _fails(prompt, "target.chat_template", "its template fails: use target.chat_template=never"):
-            text = chat_text(tokenizer, messages)
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     else:
         parts = [part for pair in zip(prompt.turns, answers, strict=False) for part in pair]
         text = "\n\n".join([*parts, prompt.turns[turn]])
@@ -152,17 +144,6 @@ def render(
     return Request(prompt.request_id(turn), prompt.id, text, tokens, prompt.category)
 
 
-def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
-    """The messages by the tokenizer's chat template. Raises TemplateError, or what a tokenizer with a way of its own
-    raises."""
-    from transformers import PreTrainedTokenizerBase
-
-    if type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return text
-    return RENDERER.render(tokenizer.get_chat_template(), messages, tokenizer.special_tokens_map)
-
-
 @contextmanager
 def _fails(prompt: Prompt, key: str, what: str) -> Iterator[None]:
     """Turns any error of a tokenizer into a ConfigError: a chat template is a program, and may raise anything."""
@@ -171,12 +152,3 @@ def _fails(prompt: Prompt, key: str, what: str) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ConfigError(f"{key} is not possible with prompt {prompt.id} ({reason}), {what}") from error
-
-
-def looks_random(texts: Iterable[Sequence[int]], vocabulary: int) -> bool:
-    """Whether tokens of these texts are as varied as those that are drawn evenly from the vocabulary: text repeats its
-    frequent tokens. False of few tokens."""
-    most = min(vocabulary // 2, MOST_COUNTED)
-    tokens = list(itertools.islice(itertools.chain.from_iterable(texts), most))
-    expected = vocabulary * (1 - (1 - 1 / vocabulary) ** len(tokens))
-    return len(tokens) >= FEWEST_COUNTED and len({*tokens}) > VARIED * expected

@@ -1,8 +1,8 @@
-"""Prompts from records: local or published files of JSON lines, question files, and data sets of the hub."""
+"""Prompts from records: files of JSON lines, question files, and data sets of the hub."""
 
 import functools
+import hashlib
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,56 +12,31 @@ from pydantic import Field
 
 from specbench.data.json_lines import need_file, read_json_lines
 from specbench.data.prompts import Prompt, StoredData
-from specbench.data.sources import of_folder, of_hub
 from specbench.data.template import check_template, fill
 from specbench.errors import ConfigError, first_line, shown, visible
-from specbench.settings import BaseSettings, file_hash
+from specbench.settings import BaseSettings
 
 log = logging.getLogger(__name__)
 LONGEST_NAME = 200  # characters of an id or a category
-SHA256 = re.compile("[0-9a-fA-F]{64}")
-PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # in turns of SPEED-Bench that its own script has to fill
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+KINDS = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}
 
 
 class FileSettings(BaseSettings):
-    """A file of JSON lines. With a `url` it is a local copy of a published one: a copy with another sha256 is a warning
-    or, with `verify`, refused."""
+    """A file of JSON lines. With a `url` it is a local copy of a published one: another sha256 is a warning."""
 
     path: str | None = Field(description="a file of JSON lines, or a question file")
     limit: int | None = Field(ge=1)
     url: str | None = None
     sha256: str | None = None  # None: not known
-    verify: bool = False
 
     def check(self, prefix: str) -> None:
-        if self.url is not None:
-            self._check_address(prefix)
-        need_file(self.file, f"{prefix}path")
-        if self.url is not None:
-            self._compare(prefix, file_hash(self.file))
-
-    def _check_address(self, prefix: str) -> None:
-        if not str(self.url).startswith("https://"):
-            raise ConfigError(f"{prefix}url={shown(self.url)} is not allowed: it must be an address, https://...")
-        if self.sha256 is not None and not SHA256.fullmatch(self.sha256):
-            raise ConfigError(
-                f"{prefix}sha256={shown(self.sha256)} is not allowed: it must be 64 hexadecimal digits, or null"
-            )
-        if self.path is None or not Path(self.path).exists():
+        if self.url is not None and (self.path is None or not Path(self.path).exists()):
             said = f"{prefix}path is not set" if self.path is None else f"{prefix}path={shown(self.path)} is not there"
             raise ConfigError(f"{said}: fetch {self.url} and give its place with {prefix}path=FILE")
-
-    def _compare(self, prefix: str, found: str) -> None:
-        """Warns, or with `verify` raises ConfigError, if the file is another one than the published."""
-        if self.sha256 is None:
-            if self.verify:
-                raise ConfigError(f"{prefix}verify=true is not possible: set {prefix}sha256 to the hash that is wanted")
-        elif found != self.sha256.lower():
-            told = f"{prefix}path={self.path} has the sha256 {found}, and {self.url} had {self.sha256}"
-            if self.verify:
-                raise ConfigError(f"{told}: fetch it again, or use {prefix}verify=false")
-            _warn(f"{told}: numbers may not compare with those of others")
+        need_file(self.file, f"{prefix}path")
+        if self.sha256 is not None:
+            warn_of_another(self.file, self.sha256, str(self.url))
 
     @property
     def file(self) -> str:
@@ -70,21 +45,22 @@ class FileSettings(BaseSettings):
             raise ConfigError("data.path=null is not allowed: it must be a file")
         return self.path
 
-    def sources(self) -> Mapping[str, str]:
-        return {"path": file_hash(self.file)}
 
-
-@functools.cache
-def _warn(text: str) -> None:
-    """Once in a process: a configuration is checked more than once."""
-    log.warning("%s", text)
+@functools.cache  # once in a process: a configuration is checked more than once
+def warn_of_another(path: str, expected: str, url: str) -> None:
+    """Warns if a file has another hash than the published one."""
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected.lower():
+        log.warning("data.path=%s has the sha256 %s, and %s had %s: numbers may not compare with those of others",
+                    path, found, url, expected)  # fmt: skip
 
 
 def text_of(value: Any, what: str, blank: bool = False) -> str:
     """The value, if it is text (`blank`: blank text too). `what` names file, line and field. Raises ConfigError."""
     if not isinstance(value, str):
         hint = ", and data=questions reads lists of turns" if isinstance(value, list) else ""
-        raise ConfigError(f"{what} is {kind_of(value)}, not text: a prompt must be text{hint}")
+        raise ConfigError(f"{what} is {KINDS.get(type(value), 'null')}, not text: a prompt must be text{hint}")
     if not value.strip() and not blank:
         raise ConfigError(f"{what} is empty: a prompt must be text that is not blank")
     if any("\ud800" <= character <= "\udfff" for character in value):
@@ -97,42 +73,34 @@ def label_of(value: Any, what: str) -> str:
     name = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
     if not name.strip() or len(name) > LONGEST_NAME or visible(name) != name:
         raise ConfigError(
-            f"{what} is {shown(value) if isinstance(value, str | int) else kind_of(value)}: it must be an integer or a "
-            f"text of 1 to {LONGEST_NAME} characters, none of them a control character"
+            f"{what} is {shown(value)}: it must be an integer or a text of 1 to {LONGEST_NAME} characters, none of "
+            "them a control character"
         )
     return name
 
 
-def kind_of(value: Any) -> str:
-    """What a value of JSON is, in words."""
-    kinds = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}
-    return "null" if value is None else kinds.get(type(value), f"a {type(value).__name__}")
-
-
-def field_of(record: Mapping[str, Any], name: str, keys: str, where: str) -> Any:
-    """A field of a record. Raises ConfigError that names `where` the record is and the settings `keys`."""
-    if name not in record:
-        has = shown(", ".join(sorted(map(str, record))) or "none")
-        if isinstance(record.get("turns"), list):
-            raise ConfigError(
-                f"{where} has no field {name!r} but turns: data=questions reads such a file, data=spec_bench "
-                "Spec-Bench's; both take data.path"
-            )
-        raise ConfigError(f"{where} has no field {name!r}: set {keys} to what it has, {has}")
-    return record[name]
-
-
 def record_prompt(number: int, record: Mapping[str, Any], settings: Any) -> Prompt:
     """The prompt of a record: its `field`, or the `template` filled with its fields. Raises ConfigError."""
-    where, template, category = f"data.path={settings.path} record {number}", settings.template, settings.category_field
+    where = f"data.path={settings.path} record {number}"
 
-    def field(name: str) -> str:
-        value = field_of(record, name, "data.field or data.template", where)
-        return text_of(value, f"{where} field {name!r}", blank=template is not None)
+    def value_of(name: str) -> Any:
+        if name not in record:
+            has = shown(", ".join(sorted(map(str, record))))
+            hint = ", or data=questions for a file of turns" if "turns" in record else ""
+            keys = "data.field, data.template or data.category_field"
+            raise ConfigError(f"{where} has no field {name!r}: set {keys} to what it has ({has}){hint}")
+        return record[name]
 
-    text = field(settings.field) if template is None else text_of(fill(template, field), f"{where} as data.template")
-    own = None if category is None else field_of(record, category, "data.category_field", where)
-    return Prompt(str(number), (text,), "" if own is None else label_of(own, f"{where} field {category!r}"))
+    def text(name: str) -> str:
+        return text_of(value_of(name), f"{where} field {name!r}", blank=settings.template is not None)
+
+    if settings.template is None:
+        found = text(settings.field)
+    else:
+        found = text_of(fill(settings.template, text), f"{where} as data.template")
+    category = settings.category_field
+    label = "" if category is None else label_of(value_of(category), f"{where} field {category!r}")
+    return Prompt(str(number), (found,), label)
 
 
 class JsonlData(StoredData):
@@ -158,9 +126,8 @@ class JsonlData(StoredData):
 
 
 class QuestionsData(StoredData):
-    """Question files in the format of Spec-Bench, MT-bench and SPEED-Bench: `question_id`, `category`, `turns`, or as
-    aiperf has them `messages`, of which the user's are the turns. With `grouping:
-    spec_bench`, the eight categories of MT-bench are one, `mt_bench`, as in Spec-Bench's table."""
+    """Question files in the format of Spec-Bench, MT-bench and SPEED-Bench: `question_id`, `category`, `turns`. With
+    `grouping: spec_bench`, the eight categories of MT-bench are one, `mt_bench`, as in Spec-Bench's table."""
 
     stratified: ClassVar[bool] = True
 
@@ -172,10 +139,9 @@ class QuestionsData(StoredData):
     def prompts(self) -> Iterator[Prompt]:
         """The questions, those of one category if it is given, with their first `turns` turns."""
         s = self.settings
-        grouped = s.grouping == "spec_bench"
         seen: set[str] = set()
         for prompt in read_questions(s.file, s.turns):
-            if grouped and prompt.category in MT_BENCH:
+            if s.grouping == "spec_bench" and prompt.category in MT_BENCH:
                 prompt = replace(prompt, category="mt_bench")
             seen.add(prompt.category)
             if s.category in (None, prompt.category):
@@ -189,24 +155,13 @@ def read_questions(path: str, turns: int | None) -> Iterator[Prompt]:
     """The questions of a file, with their first `turns` turns. Raises ConfigError."""
     for number, record in read_json_lines(path):
         where = f"data.path={path} line {number}"
-        found = record.get("turns", _asked(record.get("messages")))
+        found = record.get("turns")
         if not isinstance(found, list) or not found:
-            raise ConfigError(f"{where} has no list of turns, nor of messages: it is not a question file")
-        if any(isinstance(turn, str) and PLACEHOLDER in turn.upper() for turn in found):
-            raise ConfigError(
-                f"{where} is a placeholder of SPEED-Bench: fill the file with its own prepare_data.py first"
-            )
+            raise ConfigError(f"{where} has no list of turns: it is not a question file")
         texts = tuple(text_of(turn, f"{where} turn {place}") for place, turn in enumerate(found, 1))
         name = label_of(record.get("question_id", number), f"{where} question_id")
         category = label_of(record["category"], f"{where} category") if "category" in record else ""
         yield Prompt(name, texts[:turns], category)
-
-
-def _asked(messages: Any) -> list[Any] | None:
-    """What the user says in a list of messages; None if it is none."""
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        return None
-    return [message.get("content") for message in messages if message.get("role") == "user"]
 
 
 class HubData(StoredData):
@@ -224,49 +179,18 @@ class HubData(StoredData):
         def check(self, prefix: str) -> None:
             check_template(self.template, f"{prefix}template")
 
-        def sources(self) -> Mapping[str, str]:
-            return {"path": version_of(self.path)}
-
     def prompts(self) -> Iterator[Prompt]:
+        import datasets
+
         s = self.settings
-        for number, record in numbered(load_rows(s.path, s.name, s.split, "data=jsonl"), s.path):
-            yield record_prompt(number, record, s)
-
-
-def version_of(path: str) -> str:
-    """What is known of the version of a data set: a hub id, or a local folder."""
-    folder = Path(path)
-    return of_folder(folder) if folder.is_dir() else of_hub(path, None, "dataset", "README.md")
-
-
-def load_rows(path: str, name: str | None, split: str, instead: str) -> Any:
-    """The split of a data set, as `datasets` loads it; option `instead` reads local files. Raises ConfigError."""
-    import datasets
-
-    try:
-        rows = datasets.load_dataset(path, name, split=split)
-        if not isinstance(rows, datasets.Dataset):
-            raise ValueError(f"data.split={split} is not one split")
-    except Exception as error:  # datasets passes on the errors of its backends
-        raise ConfigError(
-            f"data.path={path} could not be loaded ({first_line(error)}): check data.name and data.split, log in "
-            f"with `hf auth login` if it is gated, or use {instead} with a local file"
-        ) from error
-    return rows
-
-
-def numbered(rows: Any, path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The records of `load_rows`, from 0 on. Raises ConfigError if one cannot be decoded."""
-    number, records = 0, iter(rows)
-    while True:
         try:
-            record = next(records, None)
-        except Exception as error:  # of the backend
+            rows = datasets.load_dataset(s.path, s.name, split=s.split)
+            for number, record in enumerate(rows):
+                yield record_prompt(number, record, s)
+        except ConfigError:
+            raise
+        except Exception as error:  # datasets passes on the errors of its backends
             raise ConfigError(
-                f"data.path={path} record {number} could not be read ({first_line(error)}): mend the data set, or use "
-                "data=jsonl with a local file"
+                f"data.path={s.path} could not be loaded ({first_line(error)}): check data.name and data.split, log in "
+                "with `hf auth login` if it is gated, or use data=jsonl with a local file"
             ) from error
-        if not record:
-            return
-        yield number, record
-        number += 1

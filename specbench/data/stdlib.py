@@ -6,14 +6,12 @@ They come from modules that the shipped pair was not trained on, and are the sam
 import ast
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field
 
 from specbench.data.prompts import Data, Prompt
-from specbench.data.sources import of_python
 from specbench.data.stdlib_corpus import read_modules
 from specbench.errors import ConfigError
 from specbench.settings import BaseSettings
@@ -36,27 +34,6 @@ def documentation(text: str) -> Iterator[int]:
                 yield (begin + end) // 2 - 1
 
 
-def literals(text: str) -> Iterator[int]:
-    """Numbers of every fourth line of lists, tuples, sets and dictionaries of at least eight lines, counted from 0. Of
-    one inside another, the outer one's alone."""
-    inside = 0
-    for node in sorted(nodes_of(text, (ast.List, ast.Tuple, ast.Set, ast.Dict)), key=lambda node: node.lineno):
-        if node.lineno > inside and node.end_lineno - node.lineno >= 8:
-            inside = node.end_lineno
-            yield from range(node.lineno + 3, node.end_lineno - 3, 4)
-
-
-def sessions(text: str) -> Iterator[int]:
-    """Numbers of the lines that a person types into an interactive session (">>> "), counted from 0: those with another
-    such line in the eight before it, and at least four lines after the last of them."""
-    typed = [number for number, line in enumerate(text.splitlines()) if line.lstrip().startswith(">>> ")]
-    last = -4
-    for before, number in pairwise(typed):
-        if number - before <= 8 and number - last >= 4:
-            last = number
-            yield number
-
-
 def nodes_of(text: str, kinds: tuple[type, ...] = (ast.AST,)) -> list[Any]:
     """The nodes of these kinds in a module's syntax tree; none of the library's files that are broken on purpose."""
     try:
@@ -65,30 +42,24 @@ def nodes_of(text: str, kinds: tuple[type, ...] = (ast.AST,)) -> list[Any]:
         return []
 
 
-ENDS = {"python": functions, "prose": documentation, "lists": literals, "dialogue": sessions, "copied": functions}
-IN_TURN = {"mixed": ("python", "prose"), "content": ("python", "prose", "lists", "dialogue")}
+ENDS = {"python": functions, "prose": documentation, "copied": functions}
 
 
 class StdlibData(Data):
     """`count` prompts of 24 lines. Those of kind python end with the first line of a function, those of kind prose
-    inside a documentation string, those of kind lists inside a list, tuple, set or dictionary of many lines, those of
-    kind dialogue with what a person types into an interactive session; mixed alternates the first two, content takes
-    one of each of the four in turn. Those of kind copied are what follows from the first line of a function on, and
-    then its first two lines again: what comes is likely a copy."""
+    inside a documentation string; mixed alternates them. Those of kind copied are what follows from the first line of a
+    function on, and then its first two lines again: what comes is likely a copy."""
 
     class Settings(BaseSettings):
         limit: int | None = Field(ge=1, le=10**9)
         count: int = Field(ge=1, le=10**9)
-        kind: Literal["python", "prose", "lists", "dialogue", "copied", "mixed", "content"]
-
-        def sources(self) -> Mapping[str, str]:
-            return {"python": of_python()}
+        kind: Literal["python", "prose", "copied", "mixed"]
 
     def __init__(self, limit: int | None, count: int, kind: str):
         self.limit, self.count, self.kind = limit, count, kind
 
     def prompts(self) -> Iterator[Prompt]:
-        each = [take(kind) for kind in IN_TURN.get(self.kind, (self.kind,))]
+        each = [take(kind) for kind in (("python", "prose") if self.kind == "mixed" else (self.kind,))]
         found = [prompt for prompts in zip(*each, strict=False) for prompt in prompts]
         if self.count > len(found):
             raise ConfigError(

@@ -1,11 +1,9 @@
 """Wrong inputs of every kind, through the command line: one sentence that names them, exit code 2, nothing left behind;
 and text from outside, which never reaches a terminal, a log or a page as it is."""
 
-import gzip
 import json
 import logging
 import os
-import random
 from pathlib import Path
 
 import pytest
@@ -18,8 +16,7 @@ import specbench
 import specbench.results.report.command as report
 from specbench.config.components import timed_gammas
 from specbench.config.validate import check
-from specbench.data.prompts import Prompt, load, render
-from specbench.data.records import JsonlData
+from specbench.data.prompts import Prompt, render
 from specbench.errors import ConfigError, VisibleFormatter, first_line, shown, visible
 from specbench.policies.fixed import FixedGamma
 from specbench.results.reader import StoredRun
@@ -52,7 +49,7 @@ REFUSED = {  # overrides: what the sentence holds
     "data=jsonl data.path=missing.jsonl": "data.path=missing.jsonl is not a file",
     "data=jsonl data.path={empty.jsonl}": "empty.jsonl is empty: it must be a file of",
     "data=jsonl data.path={long.jsonl} data.field=text": "has no field 'text'",
-    "data=jsonl data.path={turns.jsonl} data.field=question": "has no field 'question' but turns: data=questions reads",
+    "data=jsonl data.path={turns.jsonl} data.field=question": "has no field 'question'",
     "data=jsonl data.path={long.jsonl} data.template='{q}'": "has no field 'q'",
     "data=questions data.path={turns.jsonl} data.category=art": "it has math",
     "data=questions data.path={long.jsonl}": "has no list of turns",
@@ -159,67 +156,6 @@ def test_one_sentence_names_the_key_and_the_value(overrides, files, monkeypatch,
     assert REFUSED[overrides] in told[0] and len(told[0]) < 2100
     assert os.listdir(tmp_path) == ["here"] and not (tmp_path / "here" / "esc").exists()
     assert set(os.listdir(folder)) <= {"outputs", "multirun"}
-
-
-def prompt(text) -> bytes:
-    return json.dumps({"prompt": text}).encode()
-
-
-FILES = {  # bytes of a data file: what the sentence holds
-    b"\xef\xbb\xbf" + prompt("a"): None,
-    gzip.compress(prompt("a"), mtime=0): None,
-    prompt("a").replace(b"a", b"\xe9"): "line 1 is not UTF-8",
-    '{"prompt": "a"}'.encode("utf-16"): "line 1 is not UTF-8 (byte 1)",
-    random.Random(0).randbytes(64).replace(b"\n", b" ") + b"\xff": "line 1 is not",
-    gzip.compress(prompt("a" * 999), mtime=0)[:-9]: "cannot be read after line",
-    gzip.compress(prompt("a"), mtime=0)[:-8] + bytes(8): "CRC check failed",
-    b"\x1f\x8b": "cannot be read after line 0",
-    prompt("a") + b"\n" + b'{"n": ' + b"9" * 10000 + b"}": "line 2 is not allowed: an integer of 10000 digits",
-    b'{"prompt": ' + b"[" * 99999: "line 1 is not allowed: its values are nested too deeply",
-    b'{"prompt": "\\ud800"}': "record 1 field 'prompt' holds half of a surrogate pair",
-    b'{"prompt": NaN}': "line 1 is not allowed: NaN is not a number",
-    prompt("a") + b"\n\n" + prompt(None): "record 3 field 'prompt' is null, not text",
-    prompt(["a"]): "is a list, not text: a prompt must be text, and data=questions reads lists of turns",
-    prompt({"a": "b"}): "is an object, not text",
-    prompt(True): "is true or false, not text",
-    prompt(5): "is a number, not text",
-    prompt(" \n"): "is empty: a prompt must be text that is not blank",
-    b" \n\n": "holds only blank lines",
-    prompt("a") + b'\n{"prompt": \n': "line 2 is not JSON",
-    b"[1, 2]\n": "line 1 is not a JSON object",
-}
-
-
-@pytest.mark.parametrize("content", FILES, ids=lambda content: repr(content[:20]))
-def test_a_data_file_is_read_or_told_by_line(content, tmp_path):
-    path = tmp_path / "file.gz"
-    path.write_bytes(content)
-    settings = JsonlData.Settings(path=str(path), field="prompt", template=None, limit=None)
-    if FILES[content] is None:
-        assert [p.turns for p in load(JsonlData(settings))] == [("a",)]
-        return
-    with pytest.raises(ConfigError) as told:
-        load(JsonlData(settings))
-    assert FILES[content] in str(told.value) and str(path) in str(told.value)
-
-
-QUESTIONS = {
-    '{"question_id": null, "turns": ["a"]}': "line 1 question_id is null",
-    '{"question_id": "\\u001b[2J", "turns": ["a"]}': r"line 1 question_id is \x1b[2J",
-    '{"turns": ["a", ""]}': "line 1 turn 2 is empty",
-    '{"turns": [["a"]]}': "line 1 turn 1 is a list",
-    '{"turns": ["a"], "category": {}}': "line 1 category is an object",
-    '{"question_id": 1, "turns": ["a"]}\n{"question_id": "1", "turns": ["b"]}': "two prompts with the id 1",
-}
-
-
-@pytest.mark.parametrize("lines", QUESTIONS)
-def test_a_question_file_is_told_by_line(lines, tmp_path):
-    (tmp_path / "q.jsonl").write_text(lines)
-    data = check(composed("data=questions", f"data.path={tmp_path / 'q.jsonl'}")).choices["data"]
-    with pytest.raises(ConfigError) as told:
-        load(data.kind.from_settings(data.settings))
-    assert QUESTIONS[lines] in str(told.value)
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "dangling link", "too long a name"])

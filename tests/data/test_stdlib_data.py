@@ -42,20 +42,3 @@ def test_what_is_to_be_copied_stands_in_the_prompt():
         passage, _, again = prompt.turns[0].rpartition("\n\n")
         assert SIGNATURE.match(again.splitlines()[0]) and passage.startswith(again) and passage != again
         assert is_held_out(prompt.id.rsplit(":", 1)[0])
-
-
-@pytest.mark.slow
-def test_content_is_one_of_each_of_four_kinds_in_turn():
-    """Lists end inside a literal of many lines; dialogue ends with what a person types, after an answer."""
-    found = prompts("content", 40)
-    assert [p.category for p in found] == ["python", "prose", "lists", "dialogue"] * 10
-    assert found[::4] == prompts("python", 10) and len({p.id for p in found}) == 40
-    modules = read_modules(held_out=True)
-    for prompt in found[2::4]:
-        module, line = prompt.id.rsplit(":", 1)
-        tree = ast.walk(ast.parse(modules[module]))
-        nodes = [node for node in tree if isinstance(node, ast.List | ast.Tuple | ast.Dict | ast.Set)]
-        assert any(node.lineno < int(line) < node.end_lineno for node in nodes)
-    for prompt in found[3::4]:
-        lines = prompt.turns[0].splitlines()
-        assert lines[-1].lstrip().startswith(">>> ") and any(line.lstrip().startswith(">>> ") for line in lines[-9:-1])

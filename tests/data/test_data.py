@@ -4,21 +4,20 @@ import gzip
 import hashlib
 import json
 import logging
-import os
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from small_runs import composed, parts_of
+from small_runs import composed
+from transformers import AutoTokenizer
 
 from specbench.config.paths import conf_dir
 from specbench.config.validate import check
-from specbench.data.prompts import Prompt, load, stratify
+from specbench.data.prompts import Prompt, load, render, stratify
 from specbench.data.records import MT_BENCH
+from specbench.data.sources import SHIPPED
 from specbench.data.text import windows
 from specbench.errors import ConfigError
-from specbench.run.run import run
 
 NAMED = ("spec_bench", "mt_bench", "humaneval", "gsm8k")
 CATEGORIES = ["writing", "math", "qa", "rag"]
@@ -48,29 +47,17 @@ def test_a_missing_file_says_where_it_is_to_be_had(name):
         assert str(error.value).startswith(said) and url in str(error.value)
 
 
-@pytest.mark.parametrize("word", ["url=0", "url=ftp://a/b", "sha256=abc", f"sha256={'g' * 64}"])
-def test_an_address_and_a_hash_are_refused_by_their_names(word, questions):
-    for path in ([], [f"data.path={questions}"]):
-        with pytest.raises(ConfigError, match=f"^data.{word} is not allowed: it must be (an address|64 hexadecimal)"):
-            check(composed("data=mt_bench", f"data.{word}", *path))
-
-
-def test_another_file_is_a_warning_or_an_error_with_both_hashes(questions, caplog):
+def test_another_file_is_a_warning_with_both_hashes(questions, caplog):
     ours = hashlib.sha256(questions.read_bytes()).hexdigest()
-    theirs = check(composed("data=spec_bench", f"data.path={questions}", "data.sha256=null")).choices["data"]
-    assert theirs.settings.sha256 is None and not caplog.records  # not known: nothing to warn of
     words = ["data=mt_bench", f"data.path={questions}"]
+    check(composed(*words, "data.sha256=null"))
+    check(composed(*words, f"data.sha256={ours}"))
+    assert not caplog.records
     with caplog.at_level(logging.WARNING):
         check(composed(*words))
-        check(composed(*words))
+        known = check(composed(*words)).choices["data"].settings.sha256
     [record] = caplog.records  # once
-    known = check(composed(*words)).choices["data"].settings.sha256
     assert ours in record.message and known in record.message and known != ours
-    with pytest.raises(ConfigError, match=ours):
-        check(composed(*words, "data.verify=true"))
-    check(composed(*words, "data.verify=true", f"data.sha256={ours}"))
-    with pytest.raises(ConfigError, match=r"set data\.sha256"):
-        check(composed(*words, "data.verify=true", "data.sha256=null"))
 
 
 @pytest.mark.parametrize("words", ["data=questions", "data=spec_bench data.grouping=own", "data=mt_bench"])
@@ -97,13 +84,6 @@ def test_stratified_choices_are_those_of_a_count_by_hand():
     made = [Prompt(str(n), ("x",), category) for n, category in enumerate("aaaabbc")]
     for limit, wanted in {1: "a", 2: "ab", 3: "abc", 5: "aabbc", 6: "aaabbc", 7: "aaaabbc"}.items():
         assert "".join(prompt.category for prompt in stratify(made, limit)) == wanted
-
-
-def test_a_limit_of_many_categories_is_fast():
-    """A category for each of 20,000 prompts; with a search among them for each prompt it would take seconds."""
-    made, begin = [Prompt(str(n), ("x",), str(n)) for n in range(20000)], time.process_time()
-    assert [prompt.id for prompt in stratify(made, 3)] == ["0", "1", "2"]
-    assert time.process_time() - begin < 1
 
 
 def test_records_of_the_named_sets(tmp_path):
@@ -143,37 +123,9 @@ def test_text_comes_in_windows(tmp_path):
     both = prompts_of("data=text", f"data.path={tmp_path}")
     assert [(p.category, p.turns[0]) for p in both] == [("a.txt", "abcdefghij"), ("b.md", "\n\nstory\n\nmore of it\n")]
     assert [*windows(10, 4, 3)] == [(0, 4), (3, 7), (6, 10)] and [*windows(9, 4, 5)] == [(0, 4), (5, 9)]
-    (tmp_path / "a.md").write_text("x")  # files of one stem are two categories
-    assert [p.category for p in prompts_of("data=text", f"data.path={tmp_path}")] == ["a.md", "a.txt", "b.md"]
     (tmp_path / "none").mkdir()
     with pytest.raises(ConfigError, match="has no text files"):
         prompts_of("data=text", f"data.path={tmp_path / 'none'}")
-
-
-@pytest.mark.parametrize("name", [b"a\x1b[2J.txt", b"a\xff.txt", b"x" * 210 + b".txt"])
-def test_names_of_files_that_are_no_ids_are_refused_before_they_are_read(name, tmp_path):
-    (tmp_path / os.fsdecode(name)).write_text("text")
-    with pytest.raises(
-        ConfigError, match=r"^the name of a file of data\.path=.* must be .* 1 to 200 characters"
-    ) as error:
-        check(composed("data=text", f"data.path={tmp_path}"))
-    assert str(error.value).encode() and "\x1b" not in str(error.value)
-
-
-def test_windows_of_tokens_are_cut_where_tokens_end(tmp_path):
-    from transformers import AutoTokenizer
-
-    from specbench.data.sources import SHIPPED
-
-    path, tokenizer = tmp_path / "a.py", AutoTokenizer.from_pretrained(SHIPPED / "target")
-    path.write_text("def add(self, left, right):\n    return left + right\n" * 8)
-    found = prompts_of("data=text", f"data.path={path}", "data.unit=tokens", "data.window=16")
-    assert "".join(p.turns[0] for p in found) == path.read_text()[: sum(len(p.turns[0]) for p in found)]
-    ids = tokenizer(path.read_text(), add_special_tokens=False)["input_ids"]
-    assert len(found) == len(ids) // 16
-    assert [tokenizer.decode(ids[n * 16 : n * 16 + 16]) for n in range(len(found))] == [p.turns[0] for p in found]
-    with pytest.raises(ConfigError, match=r"data\.tokenizer=no/such"):
-        prompts_of("data=text", f"data.path={path}", "data.unit=tokens", "data.tokenizer=no/such")
 
 
 def test_aligned_text(tmp_path):
@@ -191,12 +143,38 @@ def test_aligned_text(tmp_path):
         prompts_of(*words)
 
 
-def test_prompts_that_do_not_fit_are_told_of_and_counted(good, tmp_path, caplog):
-    path = tmp_path / "p.jsonl"
-    path.write_text(json.dumps({"prompt": "x " * 5000}) + "\n" + json.dumps({"prompt": "x = 1"}))
-    words = ["data=jsonl", f"data.path={path}", f"target.path={good}", "drafter=random", "executor=eager"]
-    with caplog.at_level(logging.WARNING):
-        result, _ = run(parts_of(*words, "verdict_tokens=0", "max_new_tokens=4"), tmp_path)
-    assert (result.counts.prompts, result.counts.too_long) == (1, 1)
-    [told] = [record.getMessage() for record in caplog.records if "not fit" in record.getMessage()]
-    assert told.startswith("1 request does not fit the ")
+def test_a_chat_template_is_the_tokenizers(tokenizer):
+    told = render(Prompt("p", ("one", "two")), ["answer"], tokenizer, True)
+    assert told.text == "<user>one<assistant>answer<user>two<answer>" and told.id == "p/2"
+    plain = render(Prompt("p", ("one", "two")), ["answer"], tokenizer, False)
+    assert plain.text == "one\n\nanswer\n\ntwo" and plain.tokens == tokenizer(plain.text)["input_ids"]
+
+
+@pytest.mark.parametrize("template", ["{% for %}", "{{ ''.__class__.__mro__[1].__subclasses__() }}"])
+def test_a_template_that_fails_is_a_sentence(template, tokenizer):
+    tokenizer.chat_template = template
+    with pytest.raises(ConfigError, match=r"target\.chat_template is not possible with prompt p .*never"):
+        render(Prompt("p", ("x",)), [], tokenizer, True)
+
+
+@pytest.fixture
+def tokenizer():
+    found = AutoTokenizer.from_pretrained(SHIPPED / "drafter")
+    found.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>"
+    return found
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ("[1]", "line 1"), ("{", "line 1"), ("\xff", "line 1 is not UTF-8"), ('{"prompt": NaN}', "NaN"), ("", "is empty"),
+    (" ", "blank"), ('{"other": "x"}', "has no field 'prompt'"), ('{"prompt": ["x"]}', "a list, not text"),
+    ('{"prompt": " "}', "is empty"), ('{"prompt": "\\ud800"}', "surrogate"),
+])  # fmt: skip
+def test_a_file_that_is_damaged_is_one_sentence(line, said, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(line.encode("latin-1"))
+    with pytest.raises(ConfigError, match=said) as error:
+        prompts_of("data=jsonl", f"data.path={path}")
+    assert f"data.path={path}" in str(error.value)
+    path.write_bytes(gzip.compress(b'{"prompt": "x"}' * 99)[:-9])
+    with pytest.raises(ConfigError, match="cannot be read after line"):
+        prompts_of("data=jsonl", f"data.path={path}")
