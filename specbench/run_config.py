@@ -57,7 +57,7 @@ GROUPS = {
     "executor": SettingGroup("specbench.decoding.executor.Executor", Role.LOADED | Role.UNTRACED),
     "data": SettingGroup("specbench.data.prompts.Data", Role.TASK | Role.UNTRACED),
     "workload": SettingGroup("specbench.policies.workload.Workload", Role.TASK | Role.UNTRACED),
-    "baseline": SettingGroup("specbench.peers.base.Peers", Role.DRAFTING | Role.UNTRACED | Role.POOLED),
+    "peers": SettingGroup("specbench.peers.base.Peers", Role.DRAFTING | Role.UNTRACED | Role.POOLED),
     "logger": SettingGroup("specbench.results.loggers.base.Logger", Role.LABEL),
 }
 METRICS = "metrics"  # of the group `metric`, several may be chosen: metric=[a,b]

@@ -105,7 +105,7 @@ def build(
         decoding=decoding,
         prompts=prompts,
         rendered=rendered,
-        peers=_make(checked, "baseline", context, target, first_model, root.gamma).by_name(),
+        peers=_make(checked, "peers", context, target, first_model, root.gamma).by_name(),
         workload=workload,
         spare=spare,
         acceptance_law=verifier.law_of(chosen["drafter"].kind, chosen["drafter"].settings) if decoding.samples else "",

@@ -87,7 +87,7 @@ def memory_budget(
 def uses_stock(run: Selections) -> bool:
     """Whether a run also uses the models as transformers makes them: for its verdict, or another decoder."""
     judged = run.scalars["verdict_tokens"] > 0 and run["verifier"].kind.judged
-    return bool(judged or run["baseline"].kind.loads_models)
+    return bool(judged or run["peers"].kind.loads_models)
 
 
 def checked_sizes(checked: ValidatedConfig, context: Context, data: Data) -> list[ModelSize]:

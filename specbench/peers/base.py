@@ -1,4 +1,4 @@
-"""Base classes of peers: other engines that decode the same prompts, for comparison."""
+"""Base classes of peers: other engines that decode the same prompts in the same process, for comparison."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PeerOutput:
-    """One prompt, decoded by a peer. `decoded` and `decode_seconds` leave out the first step, which reads the
-    prompt."""
+    """One prompt, decoded by a peer."""
 
     tokens: list[int]  # all new tokens
-    decoded: int  # tokens after the first step
-    decode_seconds: float  # without the first step; of several that are decoded at once, its share
+    decoded: int  # tokens after the first step, which reads the prompt
+    decode_seconds: float  # without the first step
 
     @property
     def count(self) -> int:
@@ -36,7 +35,7 @@ class Peer(ABC):
         """Decodes one prompt. Raises RuntimeError if that fails."""
 
     def decode_all(self, jobs: "Sequence[Job]") -> list[PeerOutput | RuntimeError]:
-        """Decodes the prompts of a group: of each the output, or why there is none."""
+        """Decodes the prompts of a batch, one after another: of each the output, or why there is none."""
         return [self._output_or_error(job) for job in jobs]
 
     def _output_or_error(self, job: "Job") -> PeerOutput | RuntimeError:
@@ -45,13 +44,9 @@ class Peer(ABC):
         except RuntimeError as error:
             return error
 
-    def notes(self, name: str) -> list[str]:
-        """Sentences that a reader of its numbers must know."""
-        return []
-
 
 class Peers(Component, ABC):
-    """The group `baseline`: the peers that a run is compared with, besides its own plain decoding."""
+    """The group `peers`: what a run is compared with, besides its own plain decoding."""
 
     loads_models: ClassVar[bool] = False  # whether it may need the weights a second time
 
@@ -64,4 +59,15 @@ class Peers(Component, ABC):
 
     @abstractmethod
     def by_name(self) -> Mapping[str, Peer]:
-        """The peers by name, as in the fields of results.json."""
+        """The peers by name, as in results.json."""
+
+
+class NoPeers(Peers):
+    """The empty set of peers."""
+
+    @classmethod
+    def from_settings(cls, settings: Any, *built: Any) -> "NoPeers":
+        return cls()
+
+    def by_name(self) -> Mapping[str, Peer]:
+        return {}

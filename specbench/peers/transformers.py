@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class TransformersPeers(Peers):
-    """Peers `generate`, `assisted` (for a drafter that is a model) and `prompt_lookup`."""
+    """Peers `generate`, on CUDA `generate_static` (static cache and compiled forwards), `assisted` (for a drafter that
+    is a model) and `prompt_lookup`."""
 
     loads_models = True
 
@@ -45,21 +46,29 @@ class TransformersPeers(Peers):
             options |= {key: plain[0] for key, plain in OTHER_LAWS.items()}
         if not sampling.greedy:
             options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-        ways: dict[str, dict[str, Any]] = {"generate": {}}
-        if gamma > 0 and (target.recurrence or (drafter is not None and drafter.recurrence)):
-            log.warning("left out: assisted generation of transformers refuses models with a recurrent state")
-        elif gamma > 0:
-            if drafter is not None and drafter.shared_tokens is not None:
-                log.warning("left out: assisted generation of transformers, whose tokenizers are one here")
-            elif drafter is not None and drafter.own_vocab_size != target.vocab_size:
-                log.warning("left out: assisted generation of transformers needs output matrices of the same size")
-            elif drafter is not None:
-                ways["assisted"] = {"assistant_model": assistant(drafter.stock_module(), gamma)}
-            ways["prompt_lookup"] = {"prompt_lookup_num_tokens": gamma}
-        return cls({name: Generate(module, target.device, options | more) for name, more in ways.items()})
+        found: dict[str, dict[str, Any]] = {"generate": {}}
+        if target.device.type == "cuda" and target.start_tokens is None:
+            found["generate_static"] = {"cache_implementation": "static"}  # which transformers compiles by itself
+        if gamma > 0:
+            found |= speculative(target, drafter, gamma)
+        return cls({name: Generate(module, target.device, options | more) for name, more in found.items()})
 
     def by_name(self) -> Mapping[str, "Generate"]:
         return self.peers
+
+
+def speculative(target: LanguageModel, drafter: LanguageModel | None, gamma: int) -> dict[str, dict[str, Any]]:
+    """The options of transformers' speculative decoders that these models can take; a log line says why others not."""
+    if target.recurrence or (drafter is not None and drafter.recurrence):
+        log.warning("left out: assisted generation of transformers refuses models with a recurrent state")
+        return {}
+    lookup: dict[str, dict[str, Any]] = {"prompt_lookup": {"prompt_lookup_num_tokens": gamma}}
+    if drafter is None:
+        return lookup
+    if drafter.shared_tokens is not None or drafter.own_vocab_size != target.vocab_size:
+        log.warning("left out: assisted generation of transformers needs one tokenizer and logits of the same size")
+        return lookup
+    return {"assisted": {"assistant_model": assistant(drafter.stock_module(), gamma)}} | lookup
 
 
 def assistant(module: Any, gamma: int) -> Any:

@@ -82,7 +82,6 @@ def run_result(session: Session, record: RunRecord, status: str, provenance: dic
             *parts.target.executor.notes(),
             *in_sample(swept),
             *notes,
-            *(note for name, peer in parts.peers.items() for note in peer.notes(name)),
             *(note for name in parts.peers for note in unanswered(name, results, found)),
         ],
     )

@@ -290,7 +290,7 @@ def test_rows_of_a_calibration_read_different_prompts(tmp_path, monkeypatch):
 @pytest.mark.slow  # tests/peers/test_peers.py compares texts
 @pytest.mark.parametrize("drafter", ["stdlib", "prompt_lookup"])
 def test_transformers_decodes_the_same_prompts_beside_us(drafter, tmp_path):
-    parts = parts_of("baseline=transformers", "temperature=0", f"drafter={drafter}")
+    parts = parts_of("peers=transformers", "temperature=0", f"drafter={drafter}")
     result, record = run(parts, tmp_path)
     peers = {"generate", "prompt_lookup"} | ({"assisted"} if drafter == "stdlib" else set())
     assert set(result.speedup_over) == peers == set(parts.peers)
@@ -307,7 +307,7 @@ def test_transformers_decodes_the_same_prompts_beside_us(drafter, tmp_path):
 
 def test_peers_run_stock_modules(tmp_path):
     """Packed weights would make transformers faster than it is."""
-    parts = parts_of("baseline=transformers", "executor=prepacked")
+    parts = parts_of("peers=transformers", "executor=prepacked")
     stock = [type(m).__name__ for m in parts.peers["generate"].module.modules()]
     ours = [type(m).__name__ for m in parts.target.module.modules()]
     assert "PackedLinear" in ours and "PackedLinear" not in stock

@@ -27,7 +27,7 @@ from specbench.stats.records import DecodeResult, Result, RunRecord
 MOST_GUESSES = 256  # u
 OFF = {"temperature": 0, "top_k": 0, "top_p": 1, "repetition_penalty": 1, "batch_size": 1, "stop": [], "lenience": 1}
 NEEDED = {"verifier": "speculative", "lenience_policy": "fixed", "gamma_policy": "fixed", "workload": "all_at_once",
-          "baseline": "autoregressive"}  # fmt: skip
+          "peers": "none"}  # fmt: skip
 
 
 class BeamDecoding(Decoding):

@@ -221,7 +221,7 @@ REFUSED = {
     "gamma_policy=adaptive": "with gamma_policy=adaptive: use gamma_policy=fixed",
     "lenience_policy=load": "with lenience_policy=load",
     "workload=poisson": "with workload=poisson: use workload=all_at_once",
-    "baseline=transformers": "with baseline=transformers",
+    "peers=transformers": "with peers=transformers",
     "drafter=ngram": "with drafter=ngram, which has no beams",
     "drafter=tree": "with drafter=tree, which has no beams|with drafter=tree, which drafts trees|verifier=",
     "executor=compiled": "with executor=compiled, whose calls have few shapes",
