@@ -54,8 +54,6 @@ class MtpModel(LanguageModel):
         parts = zip(_ends(self.module), _ends(module), _ends(target.stock_module()), strict=True)
         shared = [weight for part, before, theirs in parts if before is theirs for weight in part.parameters()]
         self.weight_bytes -= sum({id(weight): weight.nbytes for weight in shared}.values())
-        if getattr(module, "before_norm", False):
-            self.own_states, target.feature_layers = (1,), (target.config.num_hidden_layers,)
         self.width = gamma + 1  # pending pairs of a row, at most
         self.heard: dict[int | None, list[Tensor]] = {}  # hidden states [b, n, H] of a row's prompt, or of all rows'
         self.pending, self.behind = torch.empty(0), torch.empty(0)

@@ -1,26 +1,23 @@
 """Multi-token-prediction modules in checkpoints: where their tensors are, and what their names mean.
 
 transformers leaves these tensors out when it loads a model. Known are names of a layer behind the last one
-(DeepSeek-V3, GLM-4.5), of a part of its own, `mtp` (Qwen3-Next, Qwen3.5) or `mtp_layers` (MiMo; a folder that
-speculators wrote), and of lists of parts (Ernie 4.5). All hold two norms, a projection, one decoder layer of the
-model's class, and a last norm; embedding and output matrix are the model's, and so is Ernie's last norm.
+(DeepSeek-V3, GLM-4.5), and of a part of its own: `mtp` (Qwen3-Next, Qwen3.5) or `mtp_layers` (MiMo; a folder that
+speculators wrote). All hold two norms, a projection, one decoder layer of the model's class, and a last norm; embedding
+and output matrix are the model's.
 """
 
 import copy
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.utils.hub import cached_file
 
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import (
-    INDEX,
     WHOLE,
     local_path,
     read_json,
@@ -28,23 +25,22 @@ from specbench.models.checkpoint import (
     refuse_incomplete,
     refuse_not_finite,
     source_of,
+    weight_files,
 )
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp import PairInput
 from specbench.models.published import read_config
 
-SINGLE, PART = "model.safetensors", "multi-token-prediction module"
+PART = "multi-token-prediction module"
 LAYERS = "transformer_layer_config"  # of a config.json of speculators
 PARTS = ("embedding_norm", "hidden_norm", "projection", "norm")
 LAYER = {"enorm": "embedding_norm", "hnorm": "hidden_norm", "eh_proj": "projection", "shared_head.norm": "norm",
          "token_layernorm": "embedding_norm", "hidden_layernorm": "hidden_norm", "input_proj": "projection",
-         "final_layernorm": "norm", "mtp_emb_norm": "embedding_norm", "mtp_hidden_norm": "hidden_norm",
-         "mtp_linear_proj": "projection"}  # fmt: skip
+         "final_layernorm": "norm"}  # fmt: skip
 OWN = {"pre_fc_norm_embedding": "embedding_norm", "pre_fc_norm_hidden": "hidden_norm", "fc": "projection",
        "norm": "norm"}  # fmt: skip
 SHARED = ("shared_head.head", "embed_tokens")  # copies of the target's matrices
 HIDDEN_FIRST = "model.mtp_layers."  # MiMo's projection reads the hidden state before the embedding
-BEFORE_NORM = "model.mtp_block."  # Ernie's module reads hidden states before the model's last norm, and passes them on
 ADVICE = "choose a target that has one (DeepSeek-V3, GLM-4.5)"
 
 
@@ -61,8 +57,6 @@ def mtp_place(name: str, layers: int) -> tuple[int, str] | None:
         return 0, _within(OWN, found[1])
     if found := re.fullmatch(r"(?:model\.)?mtp_layers\.(\d+)\.(.+)", name):
         return int(found[1]), _within(LAYER, found[2])
-    if found := re.fullmatch(r"model\.(mtp_\w+)\.(\d+)\.(.+)", name):
-        return int(found[2]), _within(LAYER, f"{found[1]}.{found[3]}".removeprefix("mtp_block."))
     return None
 
 
@@ -92,7 +86,7 @@ def numbers_of(path: str) -> tuple[int, int] | None:
     try:
         config = read_json(local_path(path) / "config.json")
         config = config.get("text_config") or config.get(LAYERS) or config
-        parts, _ = _read(source_of(path), config["num_hidden_layers"])
+        parts = _read(source_of(path), config["num_hidden_layers"])
         return sum(tensor.numel() for tensor in parts.values()), config["hidden_size"]
     except Exception:
         return None
@@ -104,22 +98,16 @@ def load_mtp(path: str, key: str, target: LanguageModel) -> PreTrainedModel:
     stock: Any = target.module
     named = f"{key}={path}"
     with reading(key, path, PART):
-        source = source_of(path)
-        config = _config(read_config(path, key), source, target)
-        parts, before_norm = _read(source, config.num_hidden_layers)
+        config = _config(read_config(path, key), source_of(path), target)
+        parts = _read(source_of(path), config.num_hidden_layers)
         if not parts:
             raise ConfigError(f"{named} holds no {PART}: {ADVICE}")
-        if before_norm:
-            parts["norm.weight"] = stock.get_decoder().norm.weight.detach().cpu()
         if config.hidden_size != target.config.hidden_size:
             sizes = f"{config.hidden_size}, but {target.name} has {target.config.hidden_size}"
             raise ConfigError(f"{named} has a {PART} for hidden states of {sizes}")
-        stored = {tensor.dtype for tensor in parts.values()}
-        if not all(dtype.is_floating_point and dtype.itemsize > 1 for dtype in stored):
-            names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in stored))
-            raise ConfigError(f"{named} holds its {PART} in {names}: only 16 and 32 bits can be read")
+        if not all(tensor.is_floating_point() and tensor.element_size() > 1 for tensor in parts.values()):
+            raise ConfigError(f"{named} holds its {PART} in 8 bits or less: only 16 and 32 bits can be read")
         module: Any = _built(parts, config, target, named)
-        module.before_norm = before_norm
     refuse_not_finite(module, named, target.dtype)
     module.set_input_embeddings(stock.get_input_embeddings())
     module.set_output_embeddings(stock.get_output_embeddings())
@@ -129,38 +117,27 @@ def load_mtp(path: str, key: str, target: LanguageModel) -> PreTrainedModel:
 def _config(given: Mapping[str, Any], source: str, target: LanguageModel) -> PretrainedConfig:
     """The shape of the model that a module is for, from the config.json that was given. Raises ValueError."""
     kind, layers, own = given.get("speculators_model_type"), given.get(LAYERS), target.config.model_type
-    if kind is not None:
-        if kind != "mtp" or not isinstance(layers, dict) or layers.get("model_type", own) != own:
-            raise ValueError(f"its config.json has speculators_model_type={kind} and {LAYERS} of another model: they "
-                             f"must be mtp and {own}")  # fmt: skip
-        return type(target.config)(**layers)
-    found: PretrainedConfig = type(target.module.config).from_pretrained(source).get_text_config()
-    return found
+    if kind is None:
+        found: PretrainedConfig = type(target.module.config).from_pretrained(source).get_text_config()
+        return found
+    if kind != "mtp" or not isinstance(layers, dict) or layers.get("model_type", own) != own:
+        raise ValueError(f"its speculators_model_type={kind} and {LAYERS} must be mtp and {own}")
+    return type(target.config)(**layers)
 
 
-def _files(path: str) -> dict[str, str]:
-    """The file of each tensor of a checkpoint: from its index or, of a single file, its header. Raises OSError."""
-    source = source_of(path)
-    index = cached_file(source, INDEX[SINGLE], _raise_exceptions_for_missing_entries=False)
-    if index is not None:
-        shards: dict[str, str] = read_json(Path(index))["weight_map"]
-        return shards
-    with safe_open(cached_file(source, SINGLE), framework="pt") as tensors:
-        return dict.fromkeys(tensors.keys(), SINGLE)
-
-
-def _read(source: str, layers: int) -> tuple[dict[str, Tensor], bool]:
-    """The tensors of the first module by their places, the projection's for the embedding first, and whether the module
-    reads hidden states before the model's last norm; only the files that hold some are fetched."""
-    files = _files(source)
-    places = {name: place[1] for name in files if (place := mtp_place(name, layers)) and place[0] == 0 and place[1]}
+def _read(source: str, layers: int) -> dict[str, Tensor]:
+    """The tensors of the first module by their places, the projection's for the embedding first."""
     found: dict[str, Tensor] = {}
-    for file in {files[name] for name in places}:
-        with safe_open(cached_file(source, file), framework="pt") as tensors:
-            found |= {places[name]: tensors.get_tensor(name) for name in places if files[name] == file}
-    if any(name.startswith(HIDDEN_FIRST) for name in places) and "projection.weight" in found:
-        found["projection.weight"] = torch.cat(found["projection.weight"].chunk(2, 1)[::-1], 1)
-    return found, any(name.startswith(BEFORE_NORM) for name in places)
+    for file in weight_files(source):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                number, place = mtp_place(name, layers) or (None, "")
+                if number == 0 and place:
+                    tensor = tensors.get_tensor(name)
+                    if place == "projection.weight" and name.startswith(HIDDEN_FIRST):
+                        tensor = torch.cat(tensor.chunk(2, 1)[::-1], 1)
+                    found[place] = tensor
+    return found
 
 
 def one_layer(config: PretrainedConfig, experts: bool) -> PretrainedConfig:
@@ -169,8 +146,7 @@ def one_layer(config: PretrainedConfig, experts: bool) -> PretrainedConfig:
     own.num_hidden_layers, own.vocab_size, own.pad_token_id, own.tie_word_embeddings = 1, 1, None, False
     kinds = {"layer_types": ["full_attention"], "mlp_layer_types": ["sparse" if experts else "dense"],
              "first_k_dense_replace": 0 if experts else 1, "decoder_sparse_step": 1,
-             "mlp_only_layers": [] if experts else [0], "moe_layer_start_index": 0 if experts else 1,
-             "moe_layer_interval": 1, "num_nextn_predict_layers": 0}  # fmt: skip
+             "mlp_only_layers": [] if experts else [0], "num_nextn_predict_layers": 0}  # fmt: skip
     for name, value in kinds.items():
         if getattr(own, name, None) is not None:
             setattr(own, name, value)

@@ -41,8 +41,6 @@ SHAPES = {
     "glm4_moe": dict(SHAPE, **EXPERTS, n_group=1, head_dim=4, num_nextn_predict_layers=1),
     "qwen3_next": dict(SHAPE, num_experts=4, shared_expert_intermediate_size=8, head_dim=8),
     "qwen2": SHAPE,  # MiMo has its layers
-    "ernie4_5_moe": dict(SHAPE, moe_num_experts=4, moe_k=2, moe_num_shared_experts=1, moe_layer_start_index=1,
-                         moe_layer_end_index=1),
     "qwen3": dict(SHAPE, head_dim=4),  # in a folder of its own, as speculators writes it
 }  # fmt: skip
 STOCK = ("deepseek_v3", "glm4_moe", "qwen3_next")  # of which transformers reads the module too
@@ -53,10 +51,6 @@ NAMES = {  # of the layer, and of what stands beside it: norms of embedding and 
     "glm4_moe": BEHIND,
     "qwen3_next": ("mtp.layers.0.", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"),
     "qwen2": ("model.mtp_layers.0.", *(f"model.mtp_layers.0.{name}" for name in OTHERS)),
-    "ernie4_5_moe": (
-        "model.mtp_block.0.",
-        *(f"model.mtp_{name}.0" for name in ("emb_norm", "hidden_norm", "linear_proj")),
-    ),
     "qwen3": ("mtp_layers.0.", *(f"mtp_layers.0.{name}" for name in OTHERS)),
 }
 WEIGHTS = "model.safetensors"
@@ -166,9 +160,9 @@ def stock_laws(module, target, text, guesses):
 @torch.inference_mode()
 def plain_laws(kind, target, text, guesses, hidden_first=False):
     """q [gamma, V] from the whole text, with the larger model's third layer: MiMo's projection reads the hidden state
-    first, and Ernie's module reads and passes on hidden states before the model's norm, which its logits have."""
+    first."""
     stock = target.stock_module()
-    base, before = stock.model, kind == "ernie4_5_moe"
+    base = stock.model
     layer = AutoModelForCausalLM.from_pretrained(with_module(kind).parent / "more").model.layers[LAYERS]
     tensors = load_file((with_module(kind) / "module" if kind == "qwen3" else with_module(kind)) / WEIGHTS)
     embedding_norm, hidden_norm, projection, *norm = (tensors[f"{name}.weight"] for name in NAMES[kind][1:])
@@ -177,18 +171,15 @@ def plain_laws(kind, target, text, guesses, hidden_first=False):
         return x / (x.pow(2).mean(-1, keepdim=True) + stock.config.rms_norm_eps).sqrt() * weight
 
     tokens = torch.tensor([[*text, *guesses.tolist()]])
-    count, seen, laws = len(text), [], []
-    hook = base.layers[-1].register_forward_hook(lambda module, given, found: seen.append(found))
+    count, laws = len(text), []
     states = base(input_ids=tokens[:, : count - 1], use_cache=False).last_hidden_state
-    hook.remove()
-    states = seen[0] if before else states
     for end in range(count, count + len(guesses)):
         both = [rms(base.embed_tokens(tokens[:, 1:end]), embedding_norm), rms(states, hidden_norm)]
         x = torch.cat(both[::-1] if (kind == "qwen2") != hidden_first else both, -1) @ projection.T
         places = torch.arange(1, end)[None]
         x = layer(x, attention_mask=None, position_ids=places, position_embeddings=base.rotary_emb(x, places))
-        own = x if before else rms(x, norm[0])
-        laws.append(stock.lm_head(base.norm(own) if before else own)[0, -1].softmax(-1))
+        own = rms(x, norm[0])
+        laws.append(stock.lm_head(own)[0, -1].softmax(-1))
         states = torch.cat([states, own[:, -1:]], 1)
     return torch.stack(laws)
 
@@ -283,9 +274,6 @@ def test_names_of_modules():
     assert mtp_place("model.mtp_layers.0.input_proj.weight", 36) == (0, "projection.weight")
     assert mtp_place("mtp_layers.0.final_layernorm.weight", 36) == (0, "norm.weight")
     assert mtp_place("model.mtp_layers.1.input_layernorm.weight", 36) == (1, "layer.input_layernorm.weight")
-    assert mtp_place("model.mtp_block.0.mlp.up_proj.weight", 28) == (0, "layer.mlp.up_proj.weight")
-    assert mtp_place("model.mtp_hidden_norm.0.weight", 28) == (0, "hidden_norm.weight")
-    assert mtp_place("model.mtp_gate.0.weight", 28) == (0, "layer.mtp_gate.weight")  # no layer has it
     assert mtp_place("model.layers.60.mlp.gate.weight", 61) is None
     surplus = ["model.layers.3.self_attn.q_proj.weight", "lm_head.bias"]  # no module, but a config that is wrong
     assert without_modules(surplus, 3) == surplus
@@ -344,8 +332,8 @@ def test_a_folder_of_speculators_for_another_model_is_refused(tmp_path):
     values = json.loads((folder / "config.json").read_text())
     for changes, told in (
         ({"speculators_model_type": "eagle3"}, "speculators_model_type=eagle3"),
-        ({"transformer_layer_config": {"model_type": "llama"}}, "they must be mtp and qwen3"),
-        ({"transformer_layer_config": None}, "they must be mtp and qwen3"),
+        ({"transformer_layer_config": {"model_type": "llama"}}, "must be mtp and qwen3"),
+        ({"transformer_layer_config": None}, "must be mtp and qwen3"),
     ):
         (folder / "config.json").write_text(json.dumps(values | changes))
         assert told in refusal(
