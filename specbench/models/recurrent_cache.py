@@ -24,7 +24,7 @@ class Kept(NamedTuple):
 
 class RecurrentCache(SlotCache):
     """`columns` holds keys and values of attention layers. The model calls `before` and `after` around each forward,
-    which changes the state of the rows alone that `reserve` has been told of."""
+    which changes the state of the rows alone that `reserve` was given."""
 
     fixed_shapes = False
 
@@ -51,20 +51,18 @@ class RecurrentCache(SlotCache):
     @property
     def begins(self) -> bool:
         """Whether the rows that the next forward changes have read nothing."""
-        return not self.now.states or not any(self.now.read[r] for r in self._rows_of_forward() if self.changes[r])
+        return not self.now.states or not any(self.now.read[row] for row in self._rows() if self.changes[row])
 
     def before(self) -> States | None:
         """Copies of the state of the rows of the next forward [b, ...], which it may change; None if it `begins`."""
         if self.begins:
             return None
-        rows = self._rows_of_forward()
-        return {name: state[rows.start : rows.stop].clone() for name, state in self.now.states.items()}
+        return {name: state[self.span].clone() for name, state in self.now.states.items()}
 
     def after(self, states: States, tokens: int) -> None:
         """Takes over the state [b, ...] after a forward of so many tokens of each row."""
-        rows = self._rows_of_forward()
+        rows, read = self._rows(), list(self.now.read)
         changed = [row for row in rows if self.changes[row]]
-        read = list(self.now.read)
         for row in changed:
             read[row] += tokens
         if len(changed) < self.rows:
@@ -73,16 +71,13 @@ class RecurrentCache(SlotCache):
             states = found
         self.now = Kept(read, states)
         if self.keeps_all:
-            if self._spare(self.kept[-1], [*self.kept[:-1], self.now]):
+            others = [*self.kept[:-1], self.now]  # rows may be read one after the other: is each row in another one?
+            if all(any(other.read[row] == n for other in others) for row, n in enumerate(self.kept[-1].read)):
                 self.kept.pop()
             self.kept.append(self.now)
 
-    @staticmethod
-    def _spare(kept: Kept, others: Sequence[Kept]) -> bool:
-        """Whether each row of a kept state is in another one too: rows may be read one after the other."""
-        return all(any(other.read[row] == read for other in others) for row, read in enumerate(kept.read))
-
-    def _rows_of_forward(self) -> range:
+    def _rows(self) -> range:
+        """The rows of the forward."""
         return range(self.span.start, self.span.stop)
 
     def _restore(self, lengths: Mapping[int, int]) -> None:
@@ -96,7 +91,7 @@ class RecurrentCache(SlotCache):
             rows = [row for row, length in left.items() if kept.read[row] == length]
             if rows and found:
                 _replace(found, rows, kept.states, [0] * len(rows) if kept is blank else rows)
-            left = {row: length for row, length in left.items() if row not in set(rows)}
+            left = {row: length for row, length in left.items() if row not in rows}
         if left:
             raise RuntimeError(f"no state after so many tokens was kept, by row: {left}")
         self.now = Kept(read, found)
@@ -127,9 +122,6 @@ class RecurrentCache(SlotCache):
 
     def update_indexer(self, key_states: Tensor, layer_idx: int) -> Tensor:
         return self.columns.update_indexer(key_states, layer_idx)
-
-    def stored(self, layer_idx: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        return self.columns.stored(layer_idx, keys, values)
 
     def reserve(self, lengths: Sequence[int]) -> None:
         """Also has the next forwards change these rows alone, and no state after them kept unless `keep` follows."""
@@ -165,10 +157,6 @@ class RecurrentCache(SlotCache):
 
     def tensors(self) -> list[Tensor]:
         return [*self.columns.tensors(), *self.now.states.values()]
-
-    def use(self, tensors: Sequence[Tensor]) -> None:
-        """Raises RuntimeError: no program runs on this cache."""
-        raise RuntimeError("a recurrent state has no fixed place that a program could be given")
 
     def commit(self, path: Tensor, base: Tensor) -> None:
         """Raises RuntimeError: the branches of a tree would need a state each."""
