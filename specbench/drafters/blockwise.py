@@ -8,7 +8,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specbench.component import Selections
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.model import Scores
 from specbench.decoding.sampling import Sampling
@@ -19,7 +18,7 @@ from specbench.drafters.non_autoregressive import ParallelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
 from specbench.models.context import Context
-from specbench.models.heads import Heads, MedusaHeads, PartSettings, load_heads, refuse_heads
+from specbench.models.heads import Heads, MedusaHeads, PartSettings, load_heads
 from specbench.models.language_model import LanguageModel
 from specbench.policies.base import GammaPolicy
 
@@ -37,11 +36,6 @@ class BlockwiseDrafter(ParallelDrafter):
         part: ClassVar[str] = "path"
         must: ClassVar[str] = HEADS
         path: str = Field(description="a folder of heads")
-
-    @classmethod
-    def refuses(cls, settings: Any, run: Selections) -> str | None:
-        refuse_heads(settings.path, "drafter.path", run)
-        return None
 
     def __init__(self, target: LanguageModel, heads: Heads | MedusaHeads, sampling: Sampling):
         self.target, self.heads, self.sampling = target, heads, sampling

@@ -8,14 +8,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from specbench.component import Selections
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import (
     TRAINED,
     WHOLE,
     check_path,
     few,
-    local_path,
     reading,
     refuse_incomplete,
     refuse_not_finite,
@@ -28,7 +26,6 @@ from specbench.models.published import (
     numbers_in,
     read_config,
     read_tensors,
-    refuse_network,
 )
 from specbench.settings import BaseSettings
 
@@ -54,29 +51,12 @@ class PartSettings(BaseSettings):
         return (0 if path is None else numbers_in(path, f"drafter.{self.part}") * itemsize), 0, 0
 
 
-class PartConfig(PretrainedConfig):
-    """The configuration of such a part; `hidden_size` is H of the model that it is for."""
-
-    sizes: ClassVar[tuple[str, ...]]  # names of integers >= 1
-    optional: ClassVar[tuple[str, ...]] = ()  # of others that may be None
-
-    def check(self) -> None:
-        """Raises ValueError if a value is not possible."""
-        given = (name for name in self.optional if getattr(self, name) is not None)
-        for name in (*self.sizes, *given):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value} in its config.json, which must be an integer >= 1")
-
-
-class HeadsConfig(PartConfig):
+class HeadsConfig(PretrainedConfig):
     """`inner` is the width of a bottleneck; None is one square matrix, as in Medusa. `layers` is how many of the
     target's first layers they follow; None is all. `accuracy[k][i]` is how often the i-th best token of head k was the
     target's argmax."""
 
     model_type = "specbench_heads"
-    sizes = ("hidden_size", "heads")
-    optional = ("inner", "layers")
 
     def __init__(
         self, hidden_size: int = 0, heads: int = 1, inner: int | None = None, layers: int | None = None,
@@ -85,14 +65,6 @@ class HeadsConfig(PartConfig):
         super().__init__(**more)
         self.hidden_size, self.heads, self.inner, self.layers = hidden_size, heads, inner, layers
         self.accuracy = accuracy or []
-
-    def check(self) -> None:
-        super().check()
-        rows = self.accuracy
-        listed = isinstance(rows, list) and all(isinstance(row, list) and row for row in rows)
-        shares = listed and all(isinstance(x, (int, float)) and 0 <= x <= 1 for row in rows for x in row)
-        if not shares or len(rows) not in (0, self.heads):
-            raise ValueError("accuracy in its config.json must be a list of numbers from 0 to 1 for each head")
 
 
 class Heads(PreTrainedModel):
@@ -139,11 +111,10 @@ class ExitHead(nn.Module):
         return logits
 
 
-class LookAheadConfig(PartConfig):
+class LookAheadConfig(PretrainedConfig):
     """`hidden_size` is H of the model that they are for, `count` is K."""
 
     model_type = "specbench_lookahead"
-    sizes = ("hidden_size", "count")
 
     def __init__(self, hidden_size: int = 0, count: int = 1, **more: Any):
         super().__init__(**more)
@@ -221,12 +192,6 @@ def load_heads(path: str, key: str, target: LanguageModel) -> Heads | MedusaHead
     return found
 
 
-def refuse_heads(path: str, key: str, run: Selections) -> None:
-    """Raises ConfigError if heads of others in a local folder cannot be read or do not fit the run's target."""
-    if local_path(path).is_dir() and read_config(path, key).get("model_type") != HeadsConfig.model_type:
-        refuse_network(read_heads, path, key, run)
-
-
 def load_part(kind: type[_Part], path: str, key: str, model: LanguageModel) -> _Part:
     """Heads or embeddings trained for a model. Raises ConfigError if broken or for another hidden size."""
     source = source_of(path)
@@ -235,7 +200,6 @@ def load_part(kind: type[_Part], path: str, key: str, model: LanguageModel) -> _
         config = loader.config_class.from_pretrained(source)
         if config.model_type != loader.config_class.model_type:
             raise ValueError(f"its model_type is {config.model_type}, not {loader.config_class.model_type}")
-        config.check()
         part, info = loader.from_pretrained(source, config=config, dtype=model.dtype, **WHOLE)
         refuse_incomplete(info, f"{key}={path}")
         loaded: _Part = part.to(model.device).eval()

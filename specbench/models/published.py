@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from omegaconf import OmegaConf
@@ -12,7 +12,6 @@ from transformers import PretrainedConfig
 from transformers.modeling_utils import load_state_dict
 from transformers.utils.hub import cached_file
 
-from specbench.component import Selections
 from specbench.decoding.executor import Executor, Module
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import (
@@ -83,9 +82,11 @@ def refuse_others(
 def load_network(read: Callable[[str, str], Any], path: str, key: str, target: LanguageModel) -> Any:
     """What `read` makes of path and key, on the target's device. Its `hidden_size` and `vocab_size` are H and V of a
     target. Raises ConfigError."""
-    network = read(path, key)
-    embedding: Any = target.module.get_input_embeddings()
-    _refuse_other_target(network, f"{key}={path}", target.name, (embedding.weight.shape[1], target.vocab_size))
+    network, embedding = read(path, key), cast(Any, target.module.get_input_embeddings())
+    sizes = embedding.weight.shape[1], target.vocab_size
+    if (own := (network.hidden_size, network.vocab_size)) != sizes:
+        told = f"{own[0]} and {own[1]} tokens, but {target.name} has {sizes[0]} and {sizes[1]}"
+        raise ConfigError(f"{key}={path} is for hidden states of {told}: give one for this target")
     place(network, f"{key}={path}", target)
     return with_products(network, target.executor)
 
@@ -104,27 +105,6 @@ def with_products(network: Module, executor: Executor) -> Module:
         for name in ("q_proj", "k_proj", "v_proj"):  # one by one: they are not always called together
             setattr(part, name, executor.load(nn.ModuleList([part.get_submodule(name)]))[0])
     return executor.load(network)
-
-
-def refuse_network(read: Callable[[str, str], Any], path: str, key: str, run: Selections) -> None:
-    """Raises ConfigError if a local folder cannot be read or is for another target than the run's: by its tensors
-    and the configurations."""
-    if not local_path(path).is_dir():
-        return
-    network, target = read(path, key), run["target"].settings.path
-    try:
-        config = read_json(local_path(target) / "config.json")
-        config = config.get("text_config") or config
-        sizes = config["hidden_size"], config["vocab_size"]
-    except (OSError, ValueError, KeyError):  # no local folder, or one that another check refuses
-        return
-    _refuse_other_target(network, f"{key}={path}", target, sizes)
-
-
-def _refuse_other_target(network: Any, named: str, target: str, sizes: tuple[int, int]) -> None:
-    if (own := (network.hidden_size, network.vocab_size)) != sizes:
-        raise ConfigError(f"{named} is for hidden states of {own[0]} and {own[1]} tokens, but {target} has {sizes[0]} "
-                          f"and {sizes[1]}: give one for this target")  # fmt: skip
 
 
 def targets_of(found: Mapping[str, Tensor], small: int, V: int) -> Tensor | None:

@@ -120,7 +120,6 @@ BROKEN = {
     ),
     "NaN": (edit(lambda state: state["0.0.linear.weight"].fill_(torch.nan)), "not finite in float32"),
 }
-LATE = ("NaN",)  # found when values are read
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +134,6 @@ def test_broken_heads_of_others_are_refused(name, tmp_path, target):
     change(folder)
     wanted = small("target=model", f"target.path={target}", "drafter=medusa", f"drafter.path={folder}", "gamma=2")
     with pytest.raises(ConfigError) as refused:
-        checked = check(composed(*wanted))
-        assert name in LATE, "nothing was refused before the target loads"
-        build(checked)
+        build(check(composed(*wanted)))
     assert str(refused.value).startswith(f"drafter.path={folder}") and expected in str(refused.value), refused.value
     assert not (folder / "ran").exists()
