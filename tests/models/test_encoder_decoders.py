@@ -1,11 +1,8 @@
 """Encoder-decoders with random weights: generate()'s tokens, every cache, batch, tree and executor, and the law."""
 
-import json
-import math
 import shutil
 from contextlib import nullcontext
 from functools import cache, partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import decoder_cases
@@ -257,16 +254,6 @@ def test_a_model_that_drafts_for_itself_has_alpha_one(pair, temperature, tmp_pat
     assert all(x.request.encoder_input and len(x.request.tokens) == 1 for group in record.groups for x in group.results)
 
 
-@pytest.mark.slow
-def test_a_run_searches_the_beams_of_an_encoder_decoder(pair, tmp_path):
-    target, drafter = pair
-    parts = parts_of("target=model", f"target.path={target}", "drafter=model", f"drafter.path={drafter}",
-                     "decoding=beam", "beams=3", "gamma=2", "max_new_tokens=6")  # fmt: skip
-    result, record = run(parts, tmp_path)
-    assert result.lossless.verdict == "passed" and result.beam.equal == result.beam.requests == 2
-    assert result.beam.levels > 0 and all(found.reading for found in record.results)
-
-
 def test_a_number_of_beams_is_noted_unless_it_is_searched_for():
     target = SimpleNamespace(random_weights=False, unlike_generate=["num_beams=3", "min_length=5"])
     searches = (BeamDecoding(BeamRules(width, 2 * width, 1.0, False)) for width in (4, 3))
@@ -275,21 +262,6 @@ def test_a_number_of_beams_is_noted_unless_it_is_searched_for():
     told = [" ".join(notes_on_models(target, *nothing, of)) for of in applied]
     assert ["num_beams=3" in text for text in told] == [True, True, False]
     assert all("min_length=5" in text for text in told)
-
-
-def test_layers_that_may_run_as_programs_are_called_as_they_are_without(pair, monkeypatch, tmp_path):
-    """As on a CPU by default, of models with several layers, some of whose arguments have no name."""
-    texts = []
-    for least in (1, 100):
-        monkeypatch.setattr("specbench.executors.layer_programs.LEAST_LAYERS", least)
-        parts = parts_of("target=model", f"target.path={pair[0]}", "drafter=ngram", "temperature=0", "gamma=2",
-                         "max_new_tokens=8")  # fmt: skip
-        assert bool(parts.target.executor.layers.attached) == (least == 1)
-        result, _ = run(parts, tmp_path / str(least))
-        assert result.lossless.verdict == "passed"
-        lines = (tmp_path / str(least) / "prompts.jsonl.part").read_text().splitlines()
-        texts.append([json.loads(line)["output"] for line in lines])
-    assert texts[0] == texts[1] and texts[0]
 
 
 @pytest.mark.slow
@@ -327,20 +299,6 @@ def test_the_recipes_run_without_weights(drafter, tmp_path):
     assert parts.target.name == "google/flan-t5-xxl" and parts.drafter.model.name.endswith(drafter[3:])
     result, _ = run(parts, tmp_path)
     assert result.lossless.verdict == "passed" and result.counts.tokens
-
-
-def test_bleu_has_known_values(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "experiments")
-    from bleu import bleu, counts
-
-    reference = "the cat is on the mat"
-    assert counts(["the the the the the the the"], [reference], 1) == (2, 7)  # Papineni et al., section 2.1
-    assert bleu([reference], [reference]) == 100 and bleu(["a b c d"], [reference]) == 0
-    # Precisions 5/5, 4/4, 3/3, 2/2 and one word too few: exp(1 - 6 / 5).
-    assert bleu(["the cat is on the"], [reference]) == pytest.approx(100 * math.exp(-0.2))
-    # 5/6, 3/5, 2/4, 1/3 without a penalty.
-    found = bleu(["the cat is on a mat"], [reference])
-    assert found == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
 
 
 def many_texts(inputs) -> list[list[int]]:
