@@ -1,6 +1,7 @@
 """A tabular pair with known law, every drafter, verifier and cache for it, and for the shipped pair."""
 
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from copy import copy
 from functools import cache, partial
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from specbench.decoding.draft import Draft
 from specbench.decoding.executor import Executor
 from specbench.decoding.noise import PROPOSAL, node_bits, uniforms
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Job
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.token_tree import MISSING, ROOT, branching_tree, tree_of
 from specbench.decoding.transfers import upload
 from specbench.drafters.base import Drafter
@@ -298,9 +299,9 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
     return drafter(model, ahead, target.vocab_size, 4)
 
 
-def jobs_of(prompts, limits, keys) -> list[Job]:
+def jobs_of(prompts, limits, keys) -> list[Sequence]:
     """Requests from parallel lists."""
-    return [Job(*job) for job in zip(prompts, limits, keys, strict=True)]
+    return [Sequence(*job) for job in zip(prompts, limits, keys, strict=True)]
 
 
 class PairHeads(torch.nn.Module):
@@ -393,7 +394,7 @@ class PairAhead(torch.nn.Module):
         self.config = SimpleNamespace(count=3, hidden_size=1)
 
 
-def logits_of(model: LanguageModel, tokens: Tensor, starts: Sequence[int], draft: Draft | None = None) -> Tensor:
+def logits_of(model: LanguageModel, tokens: Tensor, starts: abc.Sequence[int], draft: Draft | None = None) -> Tensor:
     """Logits [B, N, V] of tokens [B, N], of which the first is at position starts[b] in row b, after a rollback."""
     visible = model.rollback_to(starts, tokens.shape[1])
     tree = None if draft is None or draft.parent is None else tree_of(draft.levels, draft.parent)

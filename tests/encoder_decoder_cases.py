@@ -8,9 +8,10 @@ from decoder_cases import VERIFIERS, make_drafter, spare_of
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from specbench.decoding.autoregressive import decode_autoregressive
-from specbench.decoding.queue import Queue
+from specbench.decoding.scheduler import Scheduler
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Job, State
+from specbench.decoding.state import State
 from specbench.decoding.timer import Timer
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
@@ -50,17 +51,17 @@ def decoded_by(models, drafts=None, rows=3, judge=None, text=None, which=INPUTS,
     drafter = drafts and make_drafter(drafts, target, text, own)
     trees = drafts in decoder_cases.TREES
     spare, start = spare_of(drafts, 3) if drafts else 1, target.start_tokens
-    jobs = [Job(start, len(start) + (new or NEW - i), 7 + i, read) for i, read in enumerate(which)]
+    jobs = [Sequence(start, len(start) + (new or NEW - i), 7 + i, read) for i, read in enumerate(which)]
     state = State.idle(rows, len(start) + NEW + spare, target.stop_tokens, target.device)
     verifier = decoder_cases.verifier_of(VERIFIERS[judge or ("iterative" if trees else "speculative")], sampling)
-    queue = Queue(jobs, [target, *(drafter.models if drafter else ())], 4, spare)
+    queue = Scheduler(jobs, [target, *(drafter.models if drafter else ())], 4, spare)
     target.allocate(rows, state.tokens.shape[1])
     clock = Timer(target.device)
     if drafter is None:
-        decode_autoregressive(state, target, verifier, clock, feed=queue)
-        return [output.tokens for output in queue.outputs]
-    decode_speculative(state, target, drafter, FixedGamma(3), verifier, clock, feed=queue)
-    return [output.tokens for output in queue.outputs]
+        decode_autoregressive(state, target, verifier, clock, admit=queue)
+        return [sequence.generated for sequence in queue.sequences]
+    decode_speculative(state, target, drafter, FixedGamma(3), verifier, clock, admit=queue)
+    return [sequence.generated for sequence in queue.sequences]
 
 
 def generated_by(module, read, new: int) -> list[int]:

@@ -26,7 +26,7 @@ from specbench.contrib.eagle.drafter import EagleDrafter, ParallelEagleDrafter
 from specbench.contrib.eagle.model import EagleModel, ParallelEagleModel
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.search import Decoding
-from specbench.decoding.state import Job
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.timer import Timer
 from specbench.executors.auto import AutoExecutor
 from specbench.executors.eager import EagerExecutor
@@ -125,7 +125,7 @@ def rounds_inside(case: Case) -> int:
 
 
 WAITS = {
-    "decoding.state.State.synchronise": Allowed(
+    "decoding.state.State.read_round": Allowed(
         "one a round", lambda case: 1 + rounds_inside(case), "lengths, ends and tokens of the rows, in one copy"
     ),
     "decoding.state.State.find_stop_strings": Allowed(
@@ -293,7 +293,7 @@ class Decoder:
         generator = torch.Generator().manual_seed(5)
         prompts = [torch.randint(V, (n,), generator=generator).tolist() for n in (3, 9, 1, 6)]
         count = 4 if self.case.rows > 1 else 2
-        wanted = [Job(p, len(p) + n, 100 * seed + n) for p, n in zip(prompts, (5, 4, 2, 3), strict=True)][:count]
+        wanted = [Sequence(p, len(p) + n, 100 * seed + n) for p, n in zip(prompts, (5, 4, 2, 3), strict=True)][:count]
         arrivals = [0.0] * count if self.case.load else None
         speculative = self.case.drafter is not None and not plain
         decoded = self.session.decode(wanted, speculative, COLUMNS, arrivals, evidence=True)

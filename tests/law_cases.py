@@ -1,6 +1,5 @@
 """The law of whole texts of the tabular target, texts of every drafter and verifier, and their chi-squares."""
 
-import copy
 from dataclasses import replace
 from functools import cache
 from unittest import mock
@@ -11,8 +10,9 @@ from decoder_cases import V, make_drafter, spare_of, tabular_model, verifier_of
 
 from specbench.decoding import verify_tree
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Job, State
+from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
 from specbench.decoding.verify import leading, rejection_rate, speculative_sampling
 from specbench.decoding.verify_tree import iterative_sampling
@@ -128,7 +128,7 @@ def worst_excess(outputs: np.ndarray, law: Law) -> float:
 @cache
 def fresh(rows: int, seed: int, spare: int) -> State:
     keys = torch.randint(2**62, (rows,), generator=torch.Generator().manual_seed(seed)).tolist()
-    jobs = [Job(PROMPT, len(PROMPT) + NEW_TOKENS, key) for key in keys]
+    jobs = [Sequence(PROMPT, len(PROMPT) + NEW_TOKENS, key) for key in keys]
     return State.start(jobs, [], spare, torch.device("cpu"))
 
 
@@ -136,10 +136,8 @@ def start(rows: int, seed: int = 0, spare: int = 4) -> State:
     """As many rows, whose noise depends on a seed."""
     state = fresh(rows, seed, spare)
     fields = {name: t.clone() for name, t in vars(state.rows).items()}
-    lists = {name: list(getattr(state, name)) for name in ("lengths", "limits", "prompt_lengths", "active", "owners")}
-    texts = [list(text) for text in state.texts]
-    copied = copy.copy(state)
-    vars(copied).update(lists, rows=replace(state.rows, **fields), texts=texts)
+    copied = State(replace(state.rows, **fields))
+    copied.sequences = [replace(sequence, tokens=list(PROMPT)) for sequence in state.sequences]
     return copied
 
 

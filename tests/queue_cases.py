@@ -4,10 +4,11 @@ import torch
 from decoder_cases import TREES, V, make_drafter, spare_of, tabular_model, verifier_of
 
 from specbench.decoding.autoregressive import decode_autoregressive
-from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.scheduler import Scheduler
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative, ignore
-from specbench.decoding.state import Job, State
+from specbench.decoding.state import State
 from specbench.decoding.timer import Timer
 from specbench.policies.fixed import FixedGamma
 from specbench.verifiers.iterative import IterativeVerifier
@@ -19,12 +20,12 @@ GAMMA, COLUMNS = 4, 60
 SAMPLED = Sampling()
 
 
-def jobs(count: int = 11) -> list[Job]:
+def jobs(count: int = 11) -> list[Sequence]:
     generator = torch.Generator().manual_seed(8)
     lengths = torch.randint(1, 20, (count,), generator=generator).tolist()
     new = torch.randint(1, 18, (count,), generator=generator).tolist()
     prompts = [torch.randint(V, (n,), generator=generator).tolist() for n in lengths]
-    return [Job(p, len(p) + n, 100 + i) for i, (p, n) in enumerate(zip(prompts, new, strict=True))]
+    return [Sequence(p, len(p) + n, 100 + i) for i, (p, n) in enumerate(zip(prompts, new, strict=True))]
 
 
 def decode(wanted, rows, tables, cache="static", kind="model", chunk=5, sampling=SAMPLED, watch=None,
@@ -40,7 +41,7 @@ def decode(wanted, rows, tables, cache="static", kind="model", chunk=5, sampling
     if drafter is not None and drafter.longest is not None:
         gamma = min(gamma, drafter.longest)
     models, spare = ([target], 1) if drafter is None else ([target, *drafter.models], spare_of(kind, gamma))
-    queue = Queue(wanted, models, chunk, spare)
+    queue = Scheduler(wanted, models, chunk, spare)
     clock = Timer(target.device)
 
     def feed(state, clock):
@@ -54,4 +55,4 @@ def decode(wanted, rows, tables, cache="static", kind="model", chunk=5, sampling
     else:
         policy = policy or FixedGamma(gamma)
         decode_speculative(state, target, drafter, policy, verifier, clock, after_round, feed)
-    return [output.tokens for output in queue.outputs]
+    return [sequence.generated for sequence in queue.sequences]

@@ -6,7 +6,7 @@ It runs through the same model, cache, executor, sampler and clock as the specul
 from specbench.decoding.draft import Draft
 from specbench.decoding.model import Target
 from specbench.decoding.protocols import Verifier
-from specbench.decoding.speculative import Feed, RoundHook, accept_and_append, any_active, end_round, ignore
+from specbench.decoding.speculative import Admit, RoundHook, accept_and_append, any_active, end_round, ignore
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Lap
 
@@ -17,14 +17,15 @@ def decode_autoregressive(
     verifier: Verifier,
     clock: Clock,
     after_round: RoundHook = ignore,
-    feed: Feed = any_active,
+    admit: Admit = any_active,
 ) -> State:
-    """Decodes one token per active row and step until `feed` returns False; returns the state. `feed` may admit new
-    rows before each step. For every active row, the target's cache must hold all committed tokens but the last."""
+    """Decodes one token per active row and step until `admit` returns False; returns the state. `admit` may give
+    rows to requests before each step. For every active row, the target's cache must hold all committed tokens but the
+    last."""
     no_draft = Draft.empty(state.batch_size, state.tokens.device)
     state.drawn = 0
     clock.start()
-    while feed(state, clock):
+    while admit(state, clock):
         scores = target.score(state, no_draft)
         clock.lap(Lap.VERIFY)
         verdict, kept = accept_and_append(state, scores.p, no_draft, verifier.under(state), target.executor)

@@ -4,7 +4,7 @@ B rows, N nodes, D levels, T columns, V vocabulary, H hidden.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ from specbench.decoding.component import Component
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.executor import Executor
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Job, State
+from specbench.decoding.sequence import Sequence
+from specbench.decoding.state import State
 from specbench.decoding.token_tree import take_rows
 
 READ_CHUNK = 2048  # tokens per row and forward, by default
@@ -81,17 +82,17 @@ class Model(Component, ABC):
         """Ids of the tokens that end a text."""
 
     @property
-    def start_tokens(self) -> Sequence[int] | None:
+    def start_tokens(self) -> abc.Sequence[int] | None:
         """What the decoder's text begins with, if a prompt is the input of an encoder; else None."""
         return None
 
     @property
-    def unlike_generate(self) -> Sequence[str]:
+    def unlike_generate(self) -> abc.Sequence[str]:
         """Settings of its generation_config that are not applied, as "min_length=56"."""
         return ()
 
     @property
-    def kernel_lengths(self) -> Sequence[int]:
+    def kernel_lengths(self) -> abc.Sequence[int]:
         """Lengths of prompts that between them run every kernel of the model's attention; empty where all run one."""
         return ()
 
@@ -122,19 +123,19 @@ class Model(Component, ABC):
         """Reads the committed tokens begin .. end - 1 of one row into the cache; other rows are not touched."""
 
     @abstractmethod
-    def may_admit(self, job: Job, columns: int) -> bool:
+    def may_admit(self, sequence: Sequence, columns: int) -> bool:
         """Whether the cache has room for this request, which needs at most `columns` columns."""
 
     @abstractmethod
-    def admit(self, row: int, job: Job, columns: int) -> None:
+    def admit(self, row: int, sequence: Sequence, columns: int) -> None:
         """Gives a row of the cache to a request; cached[row] becomes the number of its tokens that are there."""
 
-    def encode(self, row: int, job: Job) -> bool:
-        """Has the encoder read the job's input for the row; returns whether there is an encoder."""
+    def encode(self, row: int, sequence: Sequence) -> bool:
+        """Has the encoder read the sequence's input for the row; returns whether there is an encoder."""
         return False
 
     @abstractmethod
-    def prompt_read(self, row: int, job: Job) -> None:
+    def prompt_read(self, row: int, sequence: Sequence) -> None:
         """Called when the row's prompt has been read completely: other rows may share it from now on."""
 
     @abstractmethod

@@ -1,12 +1,13 @@
 """Base class of the group `decoding`: what is decoded for a request, one sampled text or what a search finds."""
 
-from collections.abc import Mapping, Sequence
+from collections import abc
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from specbench.decoding.component import Component
 from specbench.decoding.model import Model
 from specbench.decoding.protocols import GammaPolicy
-from specbench.decoding.state import Job
+from specbench.decoding.sequence import Sequence
 
 
 class Decoding(Component):
@@ -33,7 +34,7 @@ class Decoding(Component):
     def refuse_target(self, target: Model) -> None:
         """Raises ConfigError if it cannot decode with this target, which is loaded."""
 
-    def decode(self, parts: Any, jobs: Sequence[Job], columns: int, policy: GammaPolicy | None) -> Any:
+    def decode(self, parts: Any, jobs: abc.Sequence[Sequence], columns: int, policy: GammaPolicy | None) -> Any:
         """The `DecodeResult` of jobs through one row of `columns` columns, with the drafts of a policy, or plainly
         where it is None. `parts` are the run's `Components`. Called unless it `samples`."""
         raise NotImplementedError
@@ -47,12 +48,12 @@ class Decoding(Component):
         """The `Lossless` verdict on a `RunRecord`; None: that on sampled texts."""
         return None
 
-    def numbers(self, results: Sequence[Any], gamma: int, c_hat: float) -> Any:
+    def numbers(self, results: abc.Sequence[Any], gamma: int, c_hat: float) -> Any:
         """The field `beam` of results.json from the `Result`s of a run with drafts of at most `gamma` levels."""
         return None
 
     @classmethod
-    def pooled_numbers(cls, found: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    def pooled_numbers(cls, found: abc.Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         """The field `beam` of several processes on the same prompts, from that of each."""
         return None
 

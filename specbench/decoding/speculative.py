@@ -18,7 +18,7 @@ from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Lap
 
 RoundHook = Callable[[State, Scores, Draft, Verdict, Tensor], None]
-Feed = Callable[[State, Clock], bool]
+Admit = Callable[[State, Clock], bool]
 
 
 def ignore(state: State, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
@@ -26,7 +26,7 @@ def ignore(state: State, scores: Scores, draft: Draft, verdict: Verdict, kept: T
 
 
 def any_active(state: State, clock: Clock) -> bool:
-    """The feed of a fixed batch: True while a row is active."""
+    """The scheduler of a fixed batch: True while a row is active."""
     return any(state.active)
 
 
@@ -38,16 +38,17 @@ def decode_speculative(
     verifier: Verifier,
     clock: Clock,
     after_round: RoundHook = ignore,
-    feed: Feed = any_active,
+    admit: Admit = any_active,
     begin: bool = True,
 ) -> State:
-    """Repeats Algorithm 1 until `feed`, which may admit rows, returns False; returns the state. For every active row
-    the target's cache must hold all committed tokens but the last. Without `begin` the drafter keeps what it knows."""
+    """Repeats Algorithm 1 until `admit`, which may give rows to requests, returns False; returns the state. For every
+    active row the target's cache must hold all committed tokens but the last. Without `begin` the drafter keeps what it
+    knows."""
     drafter.widths = sorted(policy.widths) if target.executor.fixed_shapes else ()
     if begin:
         drafter.begin(state, policy.stop)
     clock.start()
-    while feed(state, clock):
+    while admit(state, clock):
         room = state.remaining(drafter.context)  # of max_new_tokens and the contexts of both models
         gamma = [min(wanted, left) for wanted, left in zip(policy.next_gamma(state), room, strict=True)]
         draft = propose(drafter, state, gamma)  # sample x_1 .. x_gamma from M_q autoregressively
@@ -83,7 +84,7 @@ def accept_and_append(
         verdict, kept, summary = executor.leaf(accept_and_commit)(verifier, p, draft, state.rows)
     else:  # stop strings are searched on the host, outside the leaf
         verdict, kept, summary = accept_and_commit(verifier, p, draft, state.rows, state.find_stop_strings)
-    state.synchronise(summary)
+    state.read_round(summary)
     return verdict, kept
 
 

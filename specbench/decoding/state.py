@@ -1,8 +1,6 @@
 """The state of a batch being decoded: committed tokens of ragged rows. B rows, T columns, V vocabulary."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -10,123 +8,95 @@ from torch import Tensor
 from specbench.decoding.draft import Verdict
 from specbench.decoding.noise import STREAMS, noise_bits
 from specbench.decoding.rows import Rows
+from specbench.decoding.sequence import Sequence, StopStrings
 from specbench.decoding.transfers import upload
 
 
-class StopStrings:
-    """Finds the token that completes one of the stop strings."""
-
-    def __init__(self, strings: Sequence[str], tokenizer: Any):
-        self.strings, self.tokenizer = list(strings), tokenizer
-        # A token may hold a part of a character only, so a string of n bytes spans at most n tokens.
-        self.reach = max(len(s.encode()) for s in strings)
-
-    def find(self, generated: Sequence[int], new: Sequence[int]) -> int | None:
-        """How many of the new tokens to keep, the completing one included; None if none completes a stop string."""
-        before = list(generated[-self.reach :])
-        for kept in range(1, len(new) + 1):
-            text = self.tokenizer.decode([*before, *new[:kept]], skip_special_tokens=True)
-            if any(s in text for s in self.strings):
-                return kept
-        return None
-
-
-@dataclass(frozen=True)
-class Job:
-    """A request to decode."""
-
-    tokens: Sequence[int]  # the prompt in the decoder's text
-    limit: int  # the length in tokens, prompt included, at which it ends
-    key: int  # of its noise
-    encoder_input: Any = None  # what an encoder reads, if there is one: tokens, or features that have a length
-
-
-@dataclass
 class State:
-    """Committed tokens of B ragged rows. The last token of each row is not in any cache yet. A row is idle (`done`, and
-    not `active`) before its prompt is read and after its text has ended."""
+    """Committed tokens of B ragged rows: `rows` on the device and, beside them, the sequence that has each row, None if
+    a row is idle. The last token of each row is not in any cache yet. A row is `done`, and its sequence not `active`,
+    before its prompt is read and after its text has ended."""
 
-    rows: Rows
-    stop_strings: StopStrings | None = None
-    admitted: int = 0  # requests that ever had a row
-    serials: dict[int, int] = field(default_factory=dict)  # by row, a number that is unique to its request
-
-    def __post_init__(self) -> None:
-        self.clear()
+    def __init__(self, rows: Rows, stop_strings: StopStrings | None = None):
+        self.rows, self.stop_strings = rows, stop_strings
+        self._forget()
 
     @staticmethod
     def idle(
-        rows: int, width: int, stop_tokens: Sequence[int], device: torch.device, stop_strings: StopStrings | None = None
+        rows: int, width: int, stop_tokens: Iterable[int], device: torch.device, stop_strings: StopStrings | None = None
     ) -> "State":
         """A state of `rows` idle rows of `width` columns, without requests."""
         tokens = torch.zeros(rows, width, dtype=torch.long, device=device)
         length, done = tokens.new_zeros(rows), tokens.new_zeros(rows, dtype=torch.bool)
         stops = upload(list(stop_tokens), device, torch.long)
         noise = tokens.new_zeros(STREAMS, rows, width)
-        return State(Rows(tokens, length, length.clone(), done, noise, stops), stop_strings)
+        state = State(Rows(tokens, length, length.clone(), done, noise, stops), stop_strings)
+        state.clear()
+        return state
+
+    @staticmethod
+    def start(
+        sequences: Iterable[Sequence],
+        stop_tokens: Iterable[int],
+        spare: int,
+        device: torch.device,
+        stop_strings: StopStrings | None = None,
+    ) -> "State":
+        """A state in which every request has a row and decodes at once. `spare` columns beyond the longest limit take
+        the guesses of rows that are done."""
+        own = {row: sequence.fresh(row) for row, sequence in enumerate(sequences)}
+        width = max(sequence.limit for sequence in own.values()) + spare
+        state = State.idle(len(own), width, stop_tokens, device, stop_strings)
+        state.admit(own)
+        state.begin(own)
+        return state
 
     def clear(self) -> None:
         """Makes all rows idle, in the same tensors."""
         self.rows.length.fill_(1)
         self.rows.limit.fill_(1)
         self.rows.done.fill_(True)
-        B = self.batch_size
-        self.lengths = [1] * B  # host copy of `length`, refreshed once a round
-        self.limits = [1] * B  # host copy of `limit`
-        self.texts: list[list[int]] = [[] for _ in range(B)]  # the committed tokens, those before `lengths`
-        self.drafted = [0] * B  # `Draft.count` of the last round
-        self.kept = [0] * B  # tokens that each row kept of that round, recovered or bonus token included
-        self.prompt_lengths = [1] * B  # tokens
-        self.active = [False] * B  # host copy of ~done
-        self.owners = [-1] * B  # the number of the request that has the row; -1 if none
-        self.inputs: list[Sequence[int]] = [()] * B  # the tokens of the encoder's input; empty if it reads none
-        self.rehearsal = False  # whether the requests are no part of the run, as in a warm-up
+        self._forget()
+
+    def _forget(self) -> None:
+        """Without requests."""
+        self.sequences: list[Sequence | None] = [None] * self.batch_size
+        self.drafted = [0] * self.batch_size  # `Draft.count` of the last round
+        self.kept = [0] * self.batch_size  # tokens that each row kept of it, recovered or bonus token included
+        self.drawn = 0  # the depth to which its draft was drawn, before it was padded
         self.waiting = 0  # requests that have arrived and have no row yet
-        self.drawn = 0  # the depth to which the round's draft was drawn, before it was padded
+        self.warm_up = False  # whether the requests are no part of the run
 
-    def admit(self, jobs: Sequence[Job], rows: Sequence[int], owners: Sequence[int]) -> None:
-        """Writes prompt, limit and noise of each job into one of `rows`; `owners` are the numbers of the requests. The
-        rows stay idle until `begin`."""
+    def admit(self, sequences: Mapping[int, Sequence]) -> None:
+        """Gives rows to sequences, by row. They stay idle until `begin`."""
         device, width = self.tokens.device, self.tokens.shape[1]
-        where = upload(list(rows), device)
-        self.tokens[where] = upload([[*j.tokens, *[0] * (width - len(j.tokens))] for j in jobs], device)
-        self.length[where] = upload([len(j.tokens) for j in jobs], device)
-        self.rows.limit[where] = upload([j.limit for j in jobs], device)
-        self.noise[:, where] = noise_bits(upload([j.key for j in jobs], device), width)
-        for row, job, owner in zip(rows, jobs, owners, strict=True):
-            self.lengths[row] = self.prompt_lengths[row] = len(job.tokens)
-            self.limits[row], self.owners[row], self.texts[row] = job.limit, owner, list(job.tokens)
-            read = job.encoder_input
-            self.inputs[row] = read if isinstance(read, Sequence) else ()
-            self.admitted += 1
-            self.serials[row] = self.admitted
+        own = sequences.values()
+        where = upload(list(sequences), device)
+        self.tokens[where] = upload([[*s.tokens, *[0] * (width - len(s.tokens))] for s in own], device)
+        self.length[where] = upload([len(s.tokens) for s in own], device)
+        self.rows.limit[where] = upload([s.limit for s in own], device)
+        self.noise[:, where] = noise_bits(upload([s.key for s in own], device), width)
+        for row, sequence in sequences.items():
+            self.sequences[row] = sequence
 
-    def begin(self, rows: Sequence[int]) -> None:
+    def begin(self, rows: Iterable[int]) -> None:
         """Makes these rows active: their prompts have been read."""
         self.rows.done[upload(list(rows), self.tokens.device)] = False
         for row in rows:
-            self.active[row] = True
+            self.at(row).active = True
 
-    def retire(self, rows: Sequence[int]) -> None:
-        """Empties these rows, whose texts have ended and are stored: no call has to reach as far as they did."""
+    def retire(self, rows: Iterable[int]) -> None:
+        """Empties these rows, whose texts have ended: no call has to reach as far as they did."""
         where = upload(list(rows), self.tokens.device)
         self.length[where] = self.rows.limit[where] = 1
         for row in rows:
-            self.lengths[row] = self.limits[row] = self.prompt_lengths[row] = 1
-            self.owners[row], self.texts[row] = -1, []
+            self.sequences[row] = None
 
-    @staticmethod
-    def start(
-        jobs: Sequence[Job], stop_tokens: Sequence[int], spare: int, device: torch.device,
-        stop_strings: StopStrings | None = None,
-    ) -> "State":  # fmt: skip
-        """A state in which every job has a row and decodes at once. `spare` columns beyond the longest limit take the
-        guesses of rows that are done."""
-        rows = range(len(jobs))
-        state = State.idle(len(jobs), max(j.limit for j in jobs) + spare, stop_tokens, device, stop_strings)
-        state.admit(jobs, rows, rows)
-        state.begin(rows)
-        return state
+    def at(self, row: int) -> Sequence:
+        """The sequence of a row that is not idle."""
+        sequence = self.sequences[row]
+        assert sequence is not None
+        return sequence
 
     @property
     def tokens(self) -> Tensor:
@@ -145,31 +115,47 @@ class State:
         return self.tokens.shape[0]
 
     @property
+    def lengths(self) -> list[int]:
+        """Committed tokens of each row, as the host knows them; 1 in idle rows, as on the device."""
+        return [1 if s is None else len(s.tokens) for s in self.sequences]
+
+    @property
+    def active(self) -> list[bool]:
+        return [s is not None and s.active for s in self.sequences]
+
+    @property
+    def request_ids(self) -> list[int]:
+        """The number of the request that has each row; -1 in idle rows."""
+        return [-1 if s is None else s.request_id for s in self.sequences]
+
+    @property
+    def generated(self) -> list[list[int]]:
+        """The generated tokens of each row, without its prompt."""
+        return [[] if s is None else s.generated for s in self.sequences]
+
+    @property
     def busy(self) -> int:
         """The number of rows up to the last active one: a call needs no others."""
         return max((row + 1 for row, on in enumerate(self.active) if on), default=0)
-
-    @property
-    def longest(self) -> int:
-        return max(self.lengths)
 
     def remaining(self, context: int) -> list[int]:
         """How many guesses each row can still keep within its limit and `context` tokens. One place is left for the
         round's recovered or bonus token."""
         return [
-            max(0, min(limit, context) - length - 1) if active else 0
-            for limit, length, active in zip(self.limits, self.lengths, self.active, strict=True)
+            max(0, min(s.limit, context) - len(s.tokens) - 1) if s is not None and s.active else 0
+            for s in self.sequences
         ]
 
-    def synchronise(self, summary: Tensor) -> None:
-        """The one host synchronisation of a round: copies a `summary_of` it, [3 + D + 1, B], to the host."""
+    def read_round(self, summary: Tensor) -> None:
+        """The one host synchronisation of a round: copies a `summary_of` it, [3 + D + 1, B], to the sequences."""
         lengths, done, self.drafted, *new = summary.tolist()
-        for row, tokens in enumerate(zip(*new, strict=True)):
-            if self.active[row]:
-                self.texts[row] += tokens[: lengths[row] - self.lengths[row]]
-        self.kept = [(new - was) * on for new, was, on in zip(lengths, self.lengths, self.active, strict=True)]
-        self.lengths = [was + kept for was, kept in zip(self.lengths, self.kept, strict=True)]
-        self.active = [on and not ended for on, ended in zip(self.active, done, strict=True)]
+        self.kept = [0] * self.batch_size
+        for row, sequence in enumerate(self.sequences):
+            if sequence is None or not sequence.active:
+                continue
+            self.kept[row] = lengths[row] - len(sequence.tokens)
+            sequence.tokens += [tokens[row] for tokens in new[: self.kept[row]]]
+            sequence.active = not done[row]
 
     def find_stop_strings(self, verdict: Verdict) -> Tensor:
         """[B]: the number of the round's tokens up to the one that completes a stop string, or more than there are if
@@ -177,13 +163,8 @@ class State:
         assert self.stop_strings is not None
         found = torch.cat([verdict.accepted[:, None], verdict.tokens], 1).tolist()
         cuts = [len(row) for row in found]
-        for row, (generated, (n, *new)) in enumerate(zip(self.new_tokens(), found, strict=True)):
-            if self.active[row]:
-                cut = self.stop_strings.find(generated, new[: n + 1])
+        for row, (sequence, (n, *new)) in enumerate(zip(self.sequences, found, strict=True)):
+            if sequence is not None and sequence.active:
+                cut = self.stop_strings.find(sequence.generated, new[: n + 1])
                 cuts[row] = cuts[row] if cut is None else cut
         return upload(cuts, self.tokens.device)
-
-    def new_tokens(self) -> list[list[int]]:
-        """The generated tokens of each row, without its prompt."""
-        spans = zip(self.texts, self.prompt_lengths, self.lengths, strict=True)
-        return [text[start:end] for text, start, end in spans]

@@ -52,13 +52,13 @@ class BlockwiseDrafter(ParallelDrafter):
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         self.hidden: Tensor | None = None  # [B, H], from which each row's last committed token was drawn
-        self.known: dict[int, int] = {}  # by row, the serial of the request that the hidden state belongs to
+        self.known: dict[int, int] = {}  # by row, the request that the hidden state belongs to
         self.was_active: list[bool] = []  # by row, when the last draft was made
 
     def can_guess(self, state: State) -> list[bool]:
         self.was_active = list(state.active)
-        rows = range(state.batch_size)
-        return [self.hidden is not None and self.known.get(row) == state.serials.get(row) for row in rows]
+        ids = enumerate(state.request_ids)
+        return [self.hidden is not None and self.known.get(row) == request_id for row, request_id in ids]
 
     def logits(self, state: State, steps: int) -> Tensor:
         output: Any = self.target.module.get_output_embeddings()
@@ -69,7 +69,7 @@ class BlockwiseDrafter(ParallelDrafter):
         new = scores.hidden_after(verdict)
         moved = upload(self.was_active, new.device)[:, None]
         self.hidden = new.clone() if self.hidden is None else torch.where(moved, new, self.hidden)
-        self.known |= {row: state.serials[row] for row, on in enumerate(self.was_active) if on}
+        self.known |= {row: own for row, own in enumerate(state.request_ids) if self.was_active[row]}
 
 
 class MedusaDrafter(BlockwiseDrafter):

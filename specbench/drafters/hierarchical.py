@@ -1,6 +1,5 @@
 """A drafter that is itself decoded speculatively, with a cheaper drafter below it, to any depth (section 6)."""
 
-import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -112,8 +111,7 @@ class HierarchicalDrafter(Drafter):
         if self.rows is None or self.rows.tokens.shape != state.tokens.shape:
             rows = Rows(*(t.clone() for t in vars(state.rows).values()))
             self.rows = replace(rows, stop_tokens=rows.stop_tokens[:0])
-        self.inner = copy.copy(state)
-        self.inner.rows, self.inner.stop_strings = self.rows, None
+        self.inner = State(self.rows)
         self.below.begin(self.inner)
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
@@ -156,7 +154,7 @@ class HierarchicalDrafter(Drafter):
         columns = (length[:, None] + torch.arange(reach, device=length.device)).clamp(max=state.tokens.shape[1] - 1)
         fresh = sibling_bits(state.noise[PROPOSAL].gather(1, columns), streams)
         inner.noise.scatter_(2, columns.expand(STREAMS, -1, -1), fresh)
-        inner.lengths, inner.limits = list(state.lengths), [n + g for n, g in zip(state.lengths, gamma, strict=True)]
-        inner.active, inner.owners = [g > 0 for g in gamma], list(state.owners)
-        inner.texts, inner.inputs = [list(text) for text in state.texts], state.inputs
-        inner.serials, inner.prompt_lengths = dict(state.serials), list(state.prompt_lengths)
+        inner.sequences = [
+            None if s is None else replace(s, tokens=list(s.tokens), limit=len(s.tokens) + g, active=g > 0)
+            for s, g in zip(state.sequences, gamma, strict=True)
+        ]

@@ -24,7 +24,7 @@ Guess = tuple[list[int], list[float], list[int]]
 
 def committed(state: State) -> list[list[int]]:
     """The committed tokens of each row, in lists that the caller may change."""
-    return [text[:length] for text, length in zip(state.texts, state.lengths, strict=True)]
+    return [[] if s is None else list(s.tokens) for s in state.sequences]
 
 
 def point_mass_chain(guesses: Sequence[Sequence[int]], state: State) -> Draft:

@@ -114,16 +114,16 @@ class NgramDrafter(CountDrafter):
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         self.tables = [NgramTable(*self.limits) for _ in range(state.batch_size)]
-        self.owners = list(state.owners)
+        self.request_ids = state.request_ids
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
-        texts = committed(state)
+        texts, ids = committed(state), state.request_ids
         for row, text in enumerate(texts):
-            if state.owners[row] != self.owners[row]:  # another request has the row now
+            if ids[row] != self.request_ids[row]:  # another request has the row now
                 self.tables[row] = NgramTable(*self.limits)
             if state.active[row]:
                 self.tables[row].read(text)
-        self.owners = list(state.owners)
+        self.request_ids = ids
         if self.samples:
             return self.propose_after(texts, state, gamma)
         rows = enumerate(zip(texts, gamma, strict=True))

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pydantic import Field
 
 from specbench.decoding.state import State
-from specbench.drafters.lookup_base import PointMassDrafter, committed
+from specbench.drafters.lookup_base import PointMassDrafter
 from specbench.errors import ConfigError
 from specbench.settings import BaseSettings
 
@@ -36,7 +36,7 @@ class PromptLookupDrafter(PointMassDrafter):
 
     def texts(self, state: State) -> list[list[int]]:
         """Of an encoder-decoder the input comes before the text."""
-        return [[*read, *text] for read, text in zip(state.inputs, committed(state), strict=True)]
+        return [[] if s is None else [*(s.encoder_input or ()), *s.tokens] for s in state.sequences]
 
     def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
         last, most = len(tokens) - 1, self.max_match

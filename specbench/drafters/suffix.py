@@ -3,13 +3,14 @@ far and, if asked for, of past outputs."""
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field
 
 from specbench.decoding.draft import Draft
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import ROOT
 from specbench.drafters.base import Drafter
@@ -38,7 +39,7 @@ class SuffixAutomaton:
         """Begins another text."""
         self.whole = self.end = self.size = 0  # the states of the whole text and of its last `size` <= depth tokens
 
-    def extend(self, tokens: Sequence[int]) -> None:
+    def extend(self, tokens: abc.Sequence[int]) -> None:
         """Adds tokens behind the text."""
         after, link, length, count, best = self.next, self.link, self.length, self.count, self.best
         end, size, depth = self.end, self.size, self.depth
@@ -99,7 +100,7 @@ class SuffixAutomaton:
             above = self.link[above]
         return state
 
-    def match(self, tokens: Sequence[int]) -> tuple[int, int]:
+    def match(self, tokens: abc.Sequence[int]) -> tuple[int, int]:
         """The state of the longest suffix of some tokens that occurred, and its length, at most `depth`."""
         state = size = 0
         for token in tokens[-self.depth :]:
@@ -110,7 +111,7 @@ class SuffixAutomaton:
                 state, size = self.next[state][token], size + 1
         return state, size
 
-    def guess(self, state: int, size: int, limits: Sequence[int], min_prob: float, deepest: int = 0) -> Guess:
+    def guess(self, state: int, size: int, limits: abc.Sequence[int], min_prob: float, deepest: int = 0) -> Guess:
         """The continuation with the largest score, the sum of its probabilities, after the last m of `size` tokens, for
         any m; of equal scores that of the longest m. After m tokens it has at most limits[m], numbers that rise and
         then fall. With `deepest` it is a tree of at most so many levels."""
@@ -171,16 +172,16 @@ class SuffixAutomaton:
 class _Request:
     """What is known of the request that has a row."""
 
-    serial: int | None
+    request_id: int
     prompt: int  # tokens
     own: SuffixAutomaton
-    text: list[int]  # the state's own list, which grows
+    text: list[int]  # the sequence's own list, which grows
     read: list[int]  # of it
     kept: bool  # whether its output is one of the past
 
-    def goes_on(self, text: list[int], length: int) -> bool:
+    def goes_on(self, text: list[int]) -> bool:
         """Whether a text begins with what was read: inside `drafter=hierarchical` tokens may be rejected later."""
-        return len(self.read) <= length and (text is self.text or self.read == text[: len(self.read)])
+        return text is self.text or self.read == text[: len(self.read)]
 
 
 class SuffixDrafter(Drafter):
@@ -251,10 +252,11 @@ class SuffixDrafter(Drafter):
 
     def guess(self, state: State, row: int) -> Guess:
         """The tokens that may follow a row's committed text, with their probabilities."""
-        known, text, length = self.requests.get(row), state.texts[row], state.lengths[row]
-        if known is None or known.serial != state.serials.get(row) or not known.goes_on(text, length):
-            known = self._open(state, row)
-        known.text, new = text, text[len(known.read) : length]
+        known, sequence = self.requests.get(row), state.at(row)
+        text = sequence.tokens
+        if known is None or known.request_id != sequence.request_id or not known.goes_on(text):
+            known = self._open(row, sequence, kept=not state.warm_up)
+        known.text, new = text, text[len(known.read) :]
         known.read += new
         known.own.extend(new)
         found = known.own.guess(known.own.end, known.own.size, self.limits, self.min_prob, self.deepest)
@@ -264,15 +266,15 @@ class SuffixDrafter(Drafter):
         past = self.past.guess(*at, self.limits, self.min_prob, self.deepest)
         return past if sum(past[1]) > sum(found[1]) else found
 
-    def _open(self, state: State, row: int) -> _Request:
+    def _open(self, row: int, sequence: Sequence, kept: bool) -> _Request:
         """Forgets the row's last request, and reads what an encoder read for this one."""
-        old, serial = self.requests.get(row), state.serials.get(row)
-        if old is not None and old.serial != serial:
+        old = self.requests.get(row)
+        if old is not None and old.request_id != sequence.request_id:
             self._remember(old)
         new = SuffixAutomaton(self.depth)
-        new.extend(state.inputs[row])
+        new.extend(sequence.encoder_input or ())
         new.restart()
-        self.requests[row] = _Request(serial, state.prompt_lengths[row], new, [], [], not state.rehearsal)
+        self.requests[row] = _Request(sequence.request_id, sequence.prompt_length, new, [], [], kept)
         return self.requests[row]
 
     def _remember(self, request: _Request) -> None:

@@ -66,7 +66,7 @@ class FixedTree:
 
     def reads(self, depth: int) -> int:
         """How many guesses the drafter itself reads: all but those of the last level."""
-        return level_slices(levels_of(self.parent(depth)))[-1].start
+        return len(self.parent(depth)) - levels_of(self.parent(depth))[-1]
 
     def children(
         self, sampling: Sampling, logits: Tensor, bits: Tensor | None, seen: Tensor | None

@@ -102,7 +102,7 @@ class Recorder:
         p, q = self._kept(scores, draft, verdict, kept)
         # A CUDA graph overwrites its outputs in the next round.
         self._calls.append(
-            _Call([*state.owners], judge.lenience, scores.width, state.drawn, draft.depth, numbers.clone(), p, q)
+            _Call(state.request_ids, judge.lenience, scores.width, state.drawn, draft.depth, numbers.clone(), p, q)
         )
 
     def _kept(

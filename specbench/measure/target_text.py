@@ -6,7 +6,8 @@ each position. T tokens of a text with its prompt, n of them scored, V vocabular
 
 import dataclasses
 import time
-from collections.abc import Iterable, Sequence
+from collections import abc
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Job, State
+from specbench.decoding.sequence import Sequence
+from specbench.decoding.state import State
 from specbench.decoding.verify import dense, output_law
 from specbench.measure.intervals import Estimate, estimates
 from specbench.measure.stock import penalised, readable, stock_scores
@@ -27,10 +29,10 @@ CLEAR = 3.0  # standard errors by which a control must differ from alpha
 def read_target_text(
     target: Any,
     drafter: Any,
-    prompt: Sequence[int],
-    ids: Sequence[int],
-    encoder_input: Sequence[int] | None = None,
-    kept: Sequence[tuple[int, Tensor]] = (),
+    prompt: abc.Sequence[int],
+    ids: abc.Sequence[int],
+    encoder_input: abc.Sequence[int] | None = None,
+    kept: abc.Sequence[tuple[int, Tensor]] = (),
     lenience: float = 1.0,
 ) -> dict[str, float]:
     """What goes to `Record.target_text`, of plain decoding's new tokens `ids` after a prompt: the sum of beta = sum_x
@@ -55,7 +57,7 @@ def read_target_text(
     return {"beta": float(betas.sum()), "positions": len(betas)}
 
 
-def _whole(kept: Sequence[tuple[int, Tensor]], n: int) -> Tensor | None:
+def _whole(kept: abc.Sequence[tuple[int, Tensor]], n: int) -> Tensor | None:
     """p [n, V] of the first n new tokens; None unless it was kept for all of them."""
     whole = torch.cat([p for _, p in kept])[:n].double() if kept else None
     return None if whole is None or len(whole) < n else whole / whole.sum(-1, keepdim=True)
@@ -75,12 +77,13 @@ def _betas(p: Tensor, q: Tensor, lenience: float, greedy: bool) -> Tensor:
 def asked(drafter: Any, text: Tensor, begin: int, vocab_size: int, encoder_input: Any) -> tuple[Tensor, Tensor]:
     """What a drafter without models says of the tokens from `begin` on of a text [1, T]: q [n, V], and at which of the
     positions it has a guess [n]."""
-    state = State.start([Job(text[0].tolist(), text.shape[1] + 1, 0, encoder_input)], [], 2, text.device)
+    tokens = text[0].tolist()
+    state = State.start([Sequence(tokens, text.shape[1] + 1, 0, encoder_input)], [], 2, text.device)
     drafter.begin(state)
     found, guessed = torch.zeros(text.shape[1] - begin, vocab_size, device=text.device), []
     for row, position in enumerate(range(begin, text.shape[1])):
         state.rows.length.fill_(position)
-        state.lengths = [position]
+        state.at(0).tokens = tokens[:position]
         draft = drafter.propose(state, [1])
         guessed.append(draft.tokens.shape[1] > 0)
         if guessed[-1]:
@@ -93,7 +96,7 @@ class ScoredText:
     """The tokens of a text, of which those from `begin` on are scored."""
 
     id: str
-    tokens: Sequence[int]
+    tokens: abc.Sequence[int]
     begin: int
 
 
@@ -135,7 +138,7 @@ def read_alpha(target: Any, drafter: Any, texts: Iterable[ScoredText]) -> Teache
     return _summary(rows, time.perf_counter() - clock)
 
 
-def _summary(rows: Sequence[dict[str, float]], seconds: float) -> TeacherForced:
+def _summary(rows: abc.Sequence[dict[str, float]], seconds: float) -> TeacherForced:
     """The means over texts, from the sums of each."""
     columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     names, clusters = [name for name in columns if name != "positions"], range(len(rows))

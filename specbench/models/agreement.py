@@ -2,14 +2,14 @@
 the stock module on each text alone. T tokens, V vocabulary."""
 
 import math
-from collections.abc import Sequence
+from collections import abc
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specbench.decoding.state import Job
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.token_tree import static_tree
 from specbench.errors import ConfigError, first_line
 from specbench.models.encoder_decoder import encoder_words
@@ -56,7 +56,7 @@ def _read_rows(model: LanguageModel) -> tuple[Tensor, list[Tensor]]:
     paths = [CHAIN, *((*path, *CHAIN[len(path) :]) for path in PATHS)]
     stock = []
     for row, (start, read) in enumerate(zip(STARTS, (ids[:3], ids[2:]), strict=True)):
-        model.encode(row, Job([], 0, 0, read))
+        model.encode(row, Sequence([], 0, 0, read))
         model.read_row(text, row, 0, start)
         alone = torch.tensor([[*ids[:start], *(ids[entry] for entry in path)] for path in paths], device=model.device)
         stock.append(plain_logits(model.module, alone, read)[:, start:])
@@ -66,7 +66,7 @@ def _read_rows(model: LanguageModel) -> tuple[Tensor, list[Tensor]]:
 
 def _difference(
     model: LanguageModel, text: Tensor, stock: list[Tensor], parents: tuple[int, ...] | None,
-    paths: Sequence[Sequence[int]],
+    paths: abc.Sequence[abc.Sequence[int]],
 ) -> str | None:  # fmt: skip
     """How logits along the paths of a tree (None: a chain) differ from the stock module's; None if by rounding."""
     first = torch.tensor(STARTS, device=model.device)
@@ -86,7 +86,7 @@ def _difference(
     return None if worst <= (PLACED if exact else PLACED_16_BIT) else f"logits differ by {worst:.1g}"
 
 
-def plain_logits(module: Any, texts: Tensor, read: Sequence[int]) -> Tensor:
+def plain_logits(module: Any, texts: Tensor, read: abc.Sequence[int]) -> Tensor:
     """Logits [n, T, V] of texts [n, T], each after an encoder's input if there is an encoder, without a cache, as
     transformers computes them."""
     words = {"input_ids": texts}

@@ -6,7 +6,8 @@ H hidden.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections import abc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Self
@@ -19,7 +20,7 @@ from specbench.cache.slots import SlotCache
 from specbench.decoding.executor import Executor
 from specbench.decoding.model import Target
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Job
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.token_tree import Tree
 from specbench.models.attention_mask import AttentionMask, TokenPlaces, refuse_unknown_kinds
 from specbench.models.encoder_decoder import Encoder, not_applied
@@ -173,26 +174,26 @@ class CachedModel(Target):
         vars(self).pop("cache", None)
         self.cached = []
 
-    def may_admit(self, job: Job, columns: int) -> bool:
-        return self.cache.may_admit(self._sharable(job.tokens), columns)
+    def may_admit(self, sequence: Sequence, columns: int) -> bool:
+        return self.cache.may_admit(self._sharable(sequence.tokens), columns)
 
-    def admit(self, row: int, job: Job, columns: int) -> None:
-        self.cached[row] = self.cache.admit(row, self._sharable(job.tokens), columns)
+    def admit(self, row: int, sequence: Sequence, columns: int) -> None:
+        self.cached[row] = self.cache.admit(row, self._sharable(sequence.tokens), columns)
 
-    def _sharable(self, prompt: Sequence[int]) -> Sequence[int]:
+    def _sharable(self, prompt: abc.Sequence[int]) -> abc.Sequence[int]:
         """The tokens of a prompt whose keys and values other rows may use too. Those of a decoder depend on the
         encoder's input, and a reader of hidden states has to be given those of every token."""
         return prompt if self.encoder is None and self.hidden_reader is None else prompt[:1]
 
-    def encode(self, row: int, job: Job) -> bool:
+    def encode(self, row: int, sequence: Sequence) -> bool:
         if self.encoder is None:
             return False
-        assert job.encoder_input, "an encoder-decoder needs an input"
-        self.encoder.read(row, job.encoder_input)
+        assert sequence.encoder_input, "an encoder-decoder needs an input"
+        self.encoder.read(row, sequence.encoder_input)
         return True
 
-    def prompt_read(self, row: int, job: Job) -> None:
-        self.cache.written(row, self._sharable(job.tokens))
+    def prompt_read(self, row: int, sequence: Sequence) -> None:
+        self.cache.written(row, self._sharable(sequence.tokens))
 
     def release(self, row: int) -> None:
         self.cache.release(row)
@@ -217,7 +218,7 @@ class CachedModel(Target):
         return own if self.encoder is None or not own else own + self.encoder.inputs.tensors()
 
     @contextmanager
-    def on_cache(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+    def on_cache(self, tensors: abc.Sequence[Tensor]) -> Iterator[None]:
         """See `HasCache.on_cache`."""
         own = self.cache_tensors()
         self._use(tensors)
@@ -226,7 +227,7 @@ class CachedModel(Target):
         finally:
             self._use(own)
 
-    def _use(self, tensors: Sequence[Tensor]) -> None:
+    def _use(self, tensors: abc.Sequence[Tensor]) -> None:
         count = len(self.cache.tensors())
         self.cache.use(tensors[:count])
         if self.encoder is not None:
@@ -234,7 +235,7 @@ class CachedModel(Target):
 
     # -- A forward ------------------------------------------------------------------------------
 
-    def rollback_to(self, starts: Sequence[int], width: int, active: Sequence[bool] | None = None) -> int:
+    def rollback_to(self, starts: abc.Sequence[int], width: int, active: abc.Sequence[bool] | None = None) -> int:
         """Forgets everything at and beyond starts[b] in each active row, and reserves columns for `width` tokens from
         there on. Returns the number of columns that these will see."""
         on = active or [True] * len(starts)

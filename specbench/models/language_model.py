@@ -2,7 +2,8 @@
 scores drafts (section 2.2). B rows, b of them in a forward, N new tokens, D levels, T columns, V vocabulary, H hidden.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import abc
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -12,7 +13,8 @@ from torch.nn import functional as F
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.model import READ_CHUNK, Scores
 from specbench.decoding.rows import Rows, all_rows, seen_tokens
-from specbench.decoding.state import Job, State
+from specbench.decoding.sequence import Sequence
+from specbench.decoding.state import State
 from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_of
 from specbench.decoding.transfers import constant
 from specbench.models.cached_model import CachedModel
@@ -27,7 +29,7 @@ class LanguageModel(CachedModel):
     def prefill(self, state: State, upto: int | None = None, start: int = 0, chunk: int = READ_CHUNK) -> None:
         """See `Model.prefill`. Rows are padded on the right: what a shorter row writes beyond its length is overwritten
         before any of its tokens can see it."""
-        end = state.longest - 1 if upto is None else upto
+        end = max(state.lengths) - 1 if upto is None else upto
         if self.recurrence is not None:  # a state cannot forget padding
             ends = [min(end, length - 1) for length in state.lengths]
             self.recurrence.read_rows(self, state, [start] * len(ends), ends, chunk)
@@ -78,11 +80,11 @@ class LanguageModel(CachedModel):
             for row in behind:
                 self.read(state, row, self.cached[row], state.lengths[row] - 1)
 
-    def open_text(self, text: Tensor, begin: int, end: int, encoder_input: Sequence[int] | None = None) -> None:
+    def open_text(self, text: Tensor, begin: int, end: int, encoder_input: abc.Sequence[int] | None = None) -> None:
         self.allocate(self.cache.rows, self.cache.capacity)
-        job = Job(text[0, :begin].tolist(), end, 0, encoder_input)
-        self.admit(0, job, min(end, self.cache.capacity))
-        self.encode(0, job)
+        sequence = Sequence(text[0, :begin].tolist(), end, 0, encoder_input)
+        self.admit(0, sequence, min(end, self.cache.capacity))
+        self.encode(0, sequence)
         start = self.cached[0]
         for first in range(start, begin - 1, READ_CHUNK):
             self.read_row(text, 0, first, min(first + READ_CHUNK, begin - 1), keep_logits=1)

@@ -6,7 +6,7 @@ its own hidden states in place of the target's. b rows (B in all), N pairs of a 
 vocabulary.
 """
 
-from collections.abc import Sequence
+from collections import abc
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 from specbench.decoding.model import READ_CHUNK
 from specbench.decoding.rows import Rows
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Job, State
+from specbench.decoding.sequence import Sequence
+from specbench.decoding.state import State
 from specbench.decoding.token_tree import Tree
 from specbench.models.hidden_states import hidden_states
 from specbench.models.language_model import LanguageModel
@@ -59,7 +60,7 @@ class MtpModel(LanguageModel):
         self.pending, self.behind = torch.empty(0), torch.empty(0)
         target.hidden_reader = self
 
-    def _sharable(self, prompt: Sequence[int]) -> Sequence[int]:
+    def _sharable(self, prompt: abc.Sequence[int]) -> abc.Sequence[int]:
         return prompt[:1]  # as the target's
 
     def allocate(self, rows: int, columns: int) -> None:
@@ -80,8 +81,8 @@ class MtpModel(LanguageModel):
 
     # -- Prompts --------------------------------------------------------------------------------
 
-    def admit(self, row: int, job: Job, columns: int) -> None:
-        super().admit(row, job, columns)
+    def admit(self, row: int, sequence: Sequence, columns: int) -> None:
+        super().admit(row, sequence, columns)
         self.behind[row] = 0  # what a draft reads of a row that waits stands behind its prompt
 
     def take_hidden(self, row: int | None, begin: int, hidden: Tensor) -> None:

@@ -1,14 +1,15 @@
 """Base classes of peers: other engines that decode the same prompts in the same process, for comparison."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import abc
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from specbench.decoding.component import Component
 
 if TYPE_CHECKING:
-    from specbench.decoding.state import Job
+    from specbench.decoding.sequence import Sequence
     from specbench.models.context import Context
     from specbench.models.language_model import LanguageModel
 
@@ -31,16 +32,16 @@ class Peer(ABC):
     """One way in which another engine decodes."""
 
     @abstractmethod
-    def decode(self, job: "Job") -> PeerOutput:
+    def decode(self, sequence: "Sequence") -> PeerOutput:
         """Decodes one prompt. Raises RuntimeError if that fails."""
 
-    def decode_all(self, jobs: "Sequence[Job]") -> list[PeerOutput | RuntimeError]:
+    def decode_all(self, sequences: "abc.Sequence[Sequence]") -> list[PeerOutput | RuntimeError]:
         """Decodes the prompts of a batch, one after another: of each the output, or why there is none."""
-        return [self._output_or_error(job) for job in jobs]
+        return [self._output_or_error(sequence) for sequence in sequences]
 
-    def _output_or_error(self, job: "Job") -> PeerOutput | RuntimeError:
+    def _output_or_error(self, sequence: "Sequence") -> PeerOutput | RuntimeError:
         try:
-            return self.decode(job)
+            return self.decode(sequence)
         except RuntimeError as error:
             return error
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from specbench.decoding.state import Job
+from specbench.decoding.sequence import Sequence
 from specbench.models.context import Context
 from specbench.models.encoder_decoder import OTHER_LAWS, encoder_words
 from specbench.models.language_model import LanguageModel
@@ -85,23 +85,23 @@ class Generate(Peer):
     def __init__(self, module: Any, device: torch.device, options: dict[str, Any]):
         self.module, self.device, self.options = module, device, options
 
-    def decode(self, job: Job) -> PeerOutput:
-        start = torch.tensor([list(job.tokens)], device=self.device)
+    def decode(self, sequence: Sequence) -> PeerOutput:
+        start = torch.tensor([list(sequence.tokens)], device=self.device)
         read, more = start, {}
-        if job.encoder_input is not None:
-            (read,), more = encoder_words(self.module, job.encoder_input).values(), {"decoder_input_ids": start}
+        if sequence.encoder_input is not None:
+            (read,), more = encoder_words(self.module, sequence.encoder_input).values(), {"decoder_input_ids": start}
         more["attention_mask"] = torch.ones_like(read)
         first = FirstStep(self.device)
-        torch.manual_seed(job.key)
+        torch.manual_seed(sequence.key)
         text = self.module.generate(
             read,
-            max_new_tokens=job.limit - len(job.tokens),
+            max_new_tokens=sequence.limit - len(sequence.tokens),
             stopping_criteria=StoppingCriteriaList([first]),
             **more,
             **self.options,
         )
         seconds = first.now() - first.seconds
-        return PeerOutput(text[0, len(job.tokens) :].tolist(), text.shape[1] - first.length, seconds)
+        return PeerOutput(text[0, len(sequence.tokens) :].tolist(), text.shape[1] - first.length, seconds)
 
 
 class FirstStep(StoppingCriteria):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import Field
 
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.policies.base import Costs, GammaPolicy
 from specbench.settings import LARGEST_GAMMA, BaseSettings
@@ -15,7 +16,7 @@ from specbench.theory import expected_tokens
 class Acceptance:
     """Of one request, older guesses counting less."""
 
-    serial: int  # of the request
+    sequence: Sequence | None
     accepted: float
     tested: float
 
@@ -53,9 +54,9 @@ class AdaptiveGamma(GammaPolicy):
         mean = (self.accepted + 0.5) / (self.tested + 1)  # 1/2 before anything was tested
         tokens = np.zeros(self.largest + 1)
         for row in (row for row, active in enumerate(state.active) if active):
-            own, serial = self.rows.get(row), state.serials[row]
-            if own is None or own.serial != serial:
-                own = self.rows[row] = Acceptance(serial, mean * self.prior, self.prior)
+            own, sequence = self.rows.get(row), state.sequences[row]
+            if own is None or own.sequence is not sequence:
+                own = self.rows[row] = Acceptance(sequence, mean * self.prior, self.prior)
             tokens += expected_tokens(own.accepted / own.tested, np.arange(self.largest + 1))
         gamma = int(np.argmax(tokens / self.seconds))
         if gamma == 0 and self.idle >= self.probe:

@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.policies.base import GammaPolicy
 from specbench.settings import LARGEST_GAMMA, BaseSettings
@@ -19,15 +20,15 @@ class HeuristicGamma(GammaPolicy):
         self.first, self.largest = min(gamma, largest), largest
         self.widths = tuple(range(1, largest + 1))
         self.gammas: dict[int, int] = {}  # by row
-        self.serials: dict[int, int] = {}  # by row, the request that it belongs to
+        self.sequences: list[Sequence | None] = []  # by row, the one that it belongs to
 
     def next_gamma(self, state: State) -> list[int]:
-        rows = range(state.batch_size)
-        for row in rows:
-            if self.serials.get(row, -1) != state.serials.get(row):
+        before = self.sequences or [None] * state.batch_size
+        for row, sequence in enumerate(state.sequences):
+            if row not in self.gammas or sequence is not before[row]:
                 self.gammas[row] = self.first
-        self.serials = dict(state.serials)
-        return [self.gammas[row] for row in rows]
+        self.sequences = list(state.sequences)
+        return [self.gammas[row] for row in range(state.batch_size)]
 
     def observe(self, drafted: list[int], kept: list[int]) -> None:
         for row, (guesses, new) in enumerate(zip(drafted, kept, strict=True)):

@@ -1,15 +1,17 @@
 """The session of a run: decodes groups of requests and times them."""
 
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from typing import Any
 
 from specbench.config.components import Components
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.executor import Executor
 from specbench.decoding.model import Model
-from specbench.decoding.queue import CacheTooSmallError, Queue
+from specbench.decoding.scheduler import CacheTooSmallError, Scheduler
+from specbench.decoding.sequence import Sequence, StopStrings
 from specbench.decoding.speculative import RoundHook, decode_speculative
-from specbench.decoding.state import Job, State, StopStrings
+from specbench.decoding.state import State
 from specbench.decoding.timer import READING, Lap, Timer
 from specbench.errors import ConfigError
 from specbench.models.flops import expert_layers
@@ -17,7 +19,7 @@ from specbench.policies.base import GammaPolicy
 from specbench.run.recorder import Recorder, round_numbers
 from specbench.stats.costs import CostTable
 from specbench.stats.experts import ExpertCounter
-from specbench.stats.records import DecodedRequest, DecodeResult, Round
+from specbench.stats.records import DecodedRequest, DecodeResult, RequestTimes, Round
 from specbench.verifiers.base import Verifier
 
 
@@ -34,10 +36,10 @@ class Session:
 
     def decode(
         self,
-        jobs: Sequence[Job],
+        jobs: abc.Sequence[Sequence],
         speculative: bool,
         columns: int,
-        arrivals: Sequence[float] | None = None,
+        arrivals: abc.Sequence[float] | None = None,
         policy: GammaPolicy | None = None,
         verifier: Verifier | None = None,
         evidence: bool = False,
@@ -56,9 +58,9 @@ class Session:
         target, drafter, listener = parts.target, parts.drafter, parts.target.hidden_reader
         policy, verifier = policy or parts.policy, verifier or parts.verifier
         state = self._idle_state(columns)
-        state.rehearsal = again
+        state.warm_up = again
         models: list[Model] = [target, *drafter.models] if speculative else [target]
-        queue = Queue(jobs, models, parts.prefill_chunk, parts.spare, arrivals)
+        queue = Scheduler(jobs, models, parts.prefill_chunk, parts.spare, arrivals)
         clock = Timer(target.device)
         evidence, greedy = evidence and speculative, target.sampling.greedy
         laws, evidence = (evidence, False) if greedy else (laws, evidence)
@@ -83,17 +85,20 @@ class Session:
         return decoded
 
     @staticmethod
-    def _decoded(queue: Queue, clock: Timer, recorder: Recorder, models: Sequence[Model]) -> DecodeResult:
+    def _decoded(queue: Scheduler, clock: Timer, recorder: Recorder, models: abc.Sequence[Model]) -> DecodeResult:
         """Joins what queue, clock and recorder know of each request."""
         laps = clock.rounds()
         calls: list[Any] = [lap for lap in laps if Lap.VERIFY in lap]
-        own: list[list[Round]] = [[] for _ in queue.outputs]
+        own: list[list[Round]] = [[] for _ in queue.sequences]
         for rounds in recorder.rounds(calls):
             for r in rounds:
                 own[r.row].append(r)
-        outputs = zip(queue.outputs, own, strict=True)
+        outputs = zip(queue.sequences, own, strict=True)
         return DecodeResult(
-            requests=[DecodedRequest(output.tokens, its, output.times) for output, its in outputs],
+            requests=[
+                DecodedRequest(output.generated, its, RequestTimes(**output.times) if output.times else None)
+                for output, its in outputs
+            ],
             calls=len(calls),
             laps={lap: sum(each.get(lap, 0.0) for each in calls) for lap in Lap},
             prefill_seconds=sum(lap.get(name, 0.0) for lap in laps for name in READING),

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import abc
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 from specbench.config.components import FEWEST, Components
 from specbench.config.memory import give_back
 from specbench.decoding.noise import prompt_key
-from specbench.decoding.state import Job
+from specbench.decoding.sequence import Sequence
 from specbench.errors import causes, first_line
 from specbench.executors.machine import out_of_memory
 from specbench.results.writer import PromptsFile, failure_records, prompt_records
@@ -76,7 +77,7 @@ class MethodRun:
         possible = parts.decoding.samples and parts.verifier.judges_by_law and parts.drafter.reads_text
         return possible and self.session.text_tokens < LIMIT
 
-    def decode(self, jobs: Sequence[Job], wanted: Batch, speculative: bool, betas: bool) -> DecodeResult:
+    def decode(self, jobs: abc.Sequence[Sequence], wanted: Batch, speculative: bool, betas: bool) -> DecodeResult:
         """The jobs of a group, decoded speculatively or plainly. For `betas` along their texts p of all tokens is kept,
         if there is room even if every call keeps one token."""
         target, evidence = self.parts.target, self.session.to_read > 0
@@ -187,7 +188,7 @@ class InterleavedGroup:
     """Members whose settings differ in nothing that plain decoding's law depends on. One of them decodes plainly for
     all: one whose verifier adds nothing to a plain step (no renewal of noise, no lenience), if there is one."""
 
-    def __init__(self, members: Sequence[MethodRun], watch: MachineWatch, phases: Phases, alone: bool = False):
+    def __init__(self, members: abc.Sequence[MethodRun], watch: MachineWatch, phases: Phases, alone: bool = False):
         """`alone` says that these members are all that are decoded."""
         self.every = self.members = members  # without those that stop
         self.watch, self.phases = watch, phases
@@ -233,7 +234,7 @@ class InterleavedGroup:
         finally:  # also if the probes are interrupted: the group is decoded
             self._add(wanted, jobs, decoded)
 
-    def to_probe(self, number: int) -> Sequence[MethodRun]:
+    def to_probe(self, number: int) -> abc.Sequence[MethodRun]:
         """Whose costs are probed behind a group, the one after `number` others: one of several ways in turn, so that
         probing takes a comparison no longer than a run."""
         return [self.members[number % len(self.members)]]
@@ -287,21 +288,21 @@ class InterleavedGroup:
                     warm_up(session, wanted)
         self.warm, self.inputs, self.warmed = max(self.warm, wanted.columns), max(self.inputs, longer), wanted
 
-    def decode_all_ways(self, wanted: Batch, jobs: Sequence[Job], number: int) -> dict[Way, Any]:
+    def decode_all_ways(self, wanted: Batch, jobs: abc.Sequence[Sequence], number: int) -> dict[Way, Any]:
         """What was decoded each way, in an order that turns with the number of the group."""
         ways: list[Way] = [(None, ""), *((member, "") for member in self.members)]
         ways += [(member, name) for member in self.members for name in member.parts.peers]
         return {way: self._one_way(way, wanted, jobs) for way in order_of_ways(ways, number)}
 
-    def _jobs(self, wanted: Batch) -> list[Job]:
+    def _jobs(self, wanted: Batch) -> list[Sequence]:
         parts = self.every[0].parts
         ends = [min(len(r.tokens) + parts.max_new_tokens, parts.target.context) for r in wanted.requests]
         return [
-            Job(request.tokens, end, prompt_key(parts.seed, request.id), request.encoder_input)
+            Sequence(list(request.tokens), end, prompt_key(parts.seed, request.id), request.encoder_input)
             for request, end in zip(wanted.requests, ends, strict=True)
         ]
 
-    def _one_way(self, way: Way, wanted: Batch, jobs: Sequence[Job]) -> Any:
+    def _one_way(self, way: Way, wanted: Batch, jobs: abc.Sequence[Sequence]) -> Any:
         """What was decoded one way; an error of the device, as when memory runs out, is a failure of these requests."""
         member, peer = way
         try:
@@ -317,7 +318,7 @@ class InterleavedGroup:
         except (RuntimeError, MemoryError) as error:
             return Failure(wanted.requests, causes(error), out_of_memory(error))
 
-    def _add(self, wanted: Batch, jobs: Sequence[Job], decoded: dict[Way, Any]) -> None:
+    def _add(self, wanted: Batch, jobs: abc.Sequence[Sequence], decoded: dict[Way, Any]) -> None:
         """Gives each member its part of a decoded group."""
         self.done += len(wanted.requests)
         plain, groups = decoded[None, ""], []
@@ -344,7 +345,7 @@ class InterleavedGroup:
             group.compact()
 
 
-def order_of_ways(ways: Sequence[Way], number: int) -> list[Way]:
+def order_of_ways(ways: abc.Sequence[Way], number: int) -> list[Way]:
     """The order for one group: two ways take turns; more are shuffled, so that none is always behind the same one."""
     if len(ways) == 2:
         return [*ways[number % 2 :], *ways[: number % 2]]

@@ -69,7 +69,7 @@ class Recorder:
         numbers = self.reduce(scores.p, draft, verdict, kept, judge.beta, metrics, self._evidence)
         laws = self._laws(scores, draft, verdict, kept)
         # A CUDA graph overwrites its outputs in the next round.
-        call = Call(list(state.owners), judge.lenience, scores.width, numbers.clone(), draft.depth, state.drawn, *laws)
+        call = Call(state.request_ids, judge.lenience, scores.width, numbers.clone(), draft.depth, state.drawn, *laws)
         self._calls.append(call)
 
     def _laws(

@@ -1,7 +1,8 @@
 """Runs before and between the timed prompts: warm-up, calibration, probes of costs, and a trial before compiling."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections import abc
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -10,7 +11,7 @@ from specbench.config.components import CALIBRATION_TOKENS, EVERY_GAMMA, SHORT, 
 from specbench.data.prompts import Request
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.noise import prompt_key
-from specbench.decoding.state import Job
+from specbench.decoding.sequence import Sequence
 from specbench.errors import ConfigError, causes
 from specbench.policies.fixed import FixedGamma
 from specbench.run.batching import Batch
@@ -20,7 +21,7 @@ from specbench.stats.costs import pace_of
 from specbench.stats.records import DecodeResult
 
 log = logging.getLogger(__name__)
-Prefixed = tuple[Request, Sequence[int]]  # a request, and the text that was decoded for it so far
+Prefixed = tuple[Request, abc.Sequence[int]]  # a request, and the text that was decoded for it so far
 WIDTHS, FEW = EVERY_GAMMA, 8  # other gammas that a warm-up without programs meets, at most; behind so many tokens
 PROBE_TOKENS = 16  # of a decode that only times rounds with one gamma
 ROOM = 4  # or so many more than its gamma
@@ -39,7 +40,7 @@ def warm_up(session: Session, wanted: Batch) -> None:
     # A length close to the end of the columns is tried once more with room for a whole draft.
     rooms = (0, parts.policy.largest) if all_shapes else (parts.policy.largest,)
     lengths = list(dict.fromkeys(max(1, min(length, end - 1 - room)) for length in lengths for room in rooms))
-    jobs: list[Job] = []
+    jobs: list[Sequence] = []
     parts.target.executor.prepare()
     # The largest first: others use its memory.
     gammas = list(dict.fromkeys((*(reversed(parts.gammas) if all_shapes else [parts.policy.largest]), *plain)))
@@ -62,7 +63,7 @@ def warm_up(session: Session, wanted: Batch) -> None:
             for gamma in others:
                 short = prompt[:FEW]
                 limit = min(len(short) + gamma + 1, end)  # room for one whole draft
-                own = [Job(short, limit, key, wanted.longest_input) for key in range(rows)]
+                own = [Sequence(short, limit, key, wanted.longest_input) for key in range(rows)]
                 session.decode(own, True, columns, policy=FixedGamma(gamma, parts.policy.signal), again=True)
     if parts.target.executor.ready():
         warm_up(session, wanted)
@@ -85,11 +86,11 @@ def going_on(what: str) -> Iterator[None]:
 
 def _jobs(
     prompt: list[int], gamma: int, end: int, rows: int, encoder_input: EncoderInput | None, all_shapes: bool
-) -> list[Job]:  # fmt: skip
+) -> list[Sequence]:  # fmt: skip
     """For each row a job whose limit, which is at most `end`, has room for a whole draft. With `all_shapes` three more,
     whose limits leave room for drafts of two, gamma - 1 and no tokens."""
     limits = {min(len(prompt) + new, end) for new in new_tokens(gamma)[: None if all_shapes else 1]}
-    return [Job(prompt, limit, key, encoder_input) for limit in limits for key in range(rows)]
+    return [Sequence(prompt, limit, key, encoder_input) for limit in limits for key in range(rows)]
 
 
 def calibrate(session: Session, wanted: Batch) -> None:
@@ -106,7 +107,12 @@ def _others(session: Session, wanted: Batch, index: int) -> list[Prefixed]:
 
 
 def probe_costs(
-    session: Session, texts: Sequence[Prefixed], columns: int, gammas: Sequence[int], tokens: int = 0, place: float = 0
+    session: Session,
+    texts: abc.Sequence[Prefixed],
+    columns: int,
+    gammas: abc.Sequence[int],
+    tokens: int = 0,
+    place: float = 0,
 ) -> None:
     """Decodes `tokens` tokens (0: enough for a whole draft) of the first requests with constant gammas, from a place
     in their texts (0: its begin, 1: the last from which so many are left), and amidst these plainly, and adds the times
@@ -125,7 +131,7 @@ def probe_costs(
         session.costs.add((r for request in decoded.requests for r in request.rounds[1:]), pace)
 
 
-def probe_jobs(session: Session, texts: Sequence[Prefixed], tokens: int, place: float = 0.0) -> list[Job]:
+def probe_jobs(session: Session, texts: abc.Sequence[Prefixed], tokens: int, place: float = 0.0) -> list[Sequence]:
     """A job of so many tokens for each row, of the first requests that there are, from a place in their texts."""
     jobs, parts = [], session.parts
     for row in range(session.rows):
@@ -133,11 +139,11 @@ def probe_jobs(session: Session, texts: Sequence[Prefixed], tokens: int, place: 
         begin = int(place * max(0, len(own) - tokens)) if parts.decoding.samples else 0
         prompt = [*request.tokens, *own[:begin]]
         limit = min(len(prompt) + min(parts.max_new_tokens, tokens), parts.target.context)
-        jobs.append(Job(prompt, limit, prompt_key(parts.seed, f"{request.id} probe {row}"), request.encoder_input))
+        jobs.append(Sequence(prompt, limit, prompt_key(parts.seed, f"{request.id} probe {row}"), request.encoder_input))
     return jobs
 
 
-def pays_to_compile(sessions: Sequence[Session], wanted: Batch, requests: int, warm_up_seconds: float) -> bool:
+def pays_to_compile(sessions: abc.Sequence[Session], wanted: Batch, requests: int, warm_up_seconds: float) -> bool:
     """Whether the executor of ways that decode in turn will compile for so many requests, if it can. All are warmed up
     by now. Nothing is decoded for it where not even at the pace of the warm-ups would it take as long as compiling."""
     parts = sessions[0].parts
@@ -170,7 +176,7 @@ def pays_to_compile(sessions: Sequence[Session], wanted: Batch, requests: int, w
 
 
 def predicted_seconds(
-    decoded: Sequence[tuple[DecodeResult, float]], tokens: int, bytes_per_second: float
+    decoded: abc.Sequence[tuple[DecodeResult, float]], tokens: int, bytes_per_second: float
 ) -> tuple[float, float]:
     """Seconds of decoding so many tokens in every way, and those of them that reading the weights takes, from a few
     tokens that were `decoded` in each and the bytes that a call of it reads: as if no text ended before its limit, and

@@ -8,7 +8,7 @@ T tokens of a text, n of them read at a time, V vocabulary.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections import abc
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.model import Model
-from specbench.decoding.state import Job, State
+from specbench.decoding.sequence import Sequence
+from specbench.decoding.state import State
 from specbench.decoding.verify import dense, output_law
 from specbench.drafters.base import Drafter
 from specbench.stats.records import PositionStats
@@ -31,16 +32,16 @@ class DecodedText:
     """A finished text after a prompt: its T new tokens, the lenience of each, [T], and p [T, V] that they were drawn
     from, above temperature 0, if it was kept."""
 
-    new: Sequence[int]
-    lenience: Sequence[float]
+    new: abc.Sequence[int]
+    lenience: abc.Sequence[float]
     p: Tensor | None = None
 
 
 def read_texts(
     target: Model,
     drafter: Drafter,
-    prompt: Sequence[int],
-    texts: Sequence[DecodedText],
+    prompt: abc.Sequence[int],
+    texts: abc.Sequence[DecodedText],
     encoder_input: EncoderInput | None = None,
 ) -> list[PositionStats]:
     """Scores the tokens of texts after one prompt, and after an encoder's input if there is one, which are read once,
@@ -127,7 +128,7 @@ def _law(model: Model, text: Tensor, begin: int, end: int) -> tuple[Tensor, Tens
 
 def opened(drafter: Drafter, text: Tensor, encoder_input: EncoderInput | None) -> State:
     """A state that holds a text [1, T], for a drafter without models."""
-    state = State.start([Job(text[0].tolist(), text.shape[1] + 1, 0, encoder_input)], [], 2, text.device)
+    state = State.start([Sequence(text[0].tolist(), text.shape[1] + 1, 0, encoder_input)], [], 2, text.device)
     drafter.begin(state)
     return state
 
@@ -135,10 +136,10 @@ def opened(drafter: Drafter, text: Tensor, encoder_input: EncoderInput | None) -
 def asked(drafter: Drafter, vocab_size: int, state: State, begin: int, end: int) -> tuple[Tensor, Tensor]:
     """For the tokens begin .. end - 1 of a state's text: q [n, V] of a drafter without models, and whether there is a
     guess [n]."""
-    laws, guessed = [], []
+    laws, guessed, tokens = [], [], state.at(0).tokens
     for position in range(begin, end):
         state.rows.length.fill_(position)
-        state.lengths = [position]
+        state.at(0).tokens = tokens[:position]
         draft = drafter.propose(state, [1])
         guessed.append(draft.tokens.shape[1] > 0)
         none = torch.zeros(1, vocab_size, device=draft.tokens.device)

@@ -11,12 +11,21 @@ from typing import Any, overload
 import numpy as np
 
 from specbench.data.prompts import Request
-from specbench.decoding.queue import RequestTimes
 from specbench.decoding.timer import DECODING, KEPT, READING, Laps, decoding_seconds
 from specbench.stats.estimates import Floats
 from specbench.stats.verdict_records import DrawnFrom
 
 WAITED = (*DECODING, *READING)  # what a row waits for between its tokens
+
+
+@dataclass
+class RequestTimes:
+    """When a request arrived, got a row, and got its first and last token: seconds since decoding began."""
+
+    arrived: float
+    admitted: float
+    first_token: float
+    finished: float
 
 
 @dataclass

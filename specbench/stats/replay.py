@@ -264,8 +264,7 @@ class ReplayedRows:
     """The part of a state that policies read : one row, unless there are more."""
 
     lengths: list[int]
-    prompt_lengths: list[int]
-    serials: dict[int, int]
+    sequences: list[Any]
     active: Sequence[bool] = (True,)
     batch_size: int = 1
 
@@ -273,7 +272,7 @@ class ReplayedRows:
 def _walk(text: Text, serial: int, outcomes: Floats, policy: GammaPolicy, seconds: Floats) -> list[int]:
     """The tokens that each round of one text drafts; outcomes [tokens], seconds of a round [largest + 1]."""
     position, drafted = 0, []
-    place = ReplayedRows([text.prompt_tokens], [text.prompt_tokens], {0: serial})
+    place = ReplayedRows([text.prompt_tokens], [object()])
     while position < len(text):
         place.lengths = [text.prompt_tokens + position]
         gamma = min(policy.next_gamma(cast(Any, place))[0], text.limit - position - 1)

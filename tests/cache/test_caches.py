@@ -8,7 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specbench.cache.paged import Blocks, PagedCache
 from specbench.decoding.draft import Draft
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Job, State
+from specbench.decoding.sequence import Sequence
+from specbench.decoding.state import State
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 
@@ -81,8 +82,7 @@ def test_a_row_is_read_in_chunks_beside_rows_that_decode(cache):
     def put(row, text):
         model.cache.release(row)
         model.cached[row] = model.cache.admit(row, text, 30)
-        state.admit([Job(text, 30, 0)], [row], [row])
-        state.active[row] = False
+        state.admit({row: Sequence(text, 30, 0)})
 
     def expected(row):
         text = state.tokens[row : row + 1, : state.lengths[row]]
@@ -98,7 +98,7 @@ def test_a_row_is_read_in_chunks_beside_rows_that_decode(cache):
             assert torch.allclose(p[1, 0], expected(1), atol=1e-5)
             state.tokens[1, state.lengths[1]] = 3
             state.length[1] += 1
-            state.lengths[1] += 1
+            state.at(1).tokens.append(3)
             model.read(state, 0, begin, min(begin + 3, len(text) - 1))
         state.begin([0])
         p = model.score(state, nothing).p
@@ -196,7 +196,7 @@ def test_writing_into_a_shared_block_takes_a_copy():
     model.allocate(2, 24)
     cache, prompt = model.cache, list(range(9))
     state = State.idle(2, 24, [], model.device)
-    state.admit([Job(prompt, 20, 0)] * 2, [0, 1], [0, 1])
+    state.admit({row: Sequence(prompt, 20, 0) for row in range(2)})
     cache.admit(0, prompt, 20)
     model.read(state, 0, 0, 8)
     cache.written(0, prompt)

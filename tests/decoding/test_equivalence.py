@@ -20,8 +20,9 @@ from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.executor import Executor
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Job, State
+from specbench.decoding.state import State
 from specbench.decoding.timer import Timer
 from specbench.executors.auto import AutoExecutor, CompiledExecutor
 from specbench.executors.eager import EagerExecutor
@@ -86,7 +87,7 @@ def decode(
     pair = pair or pair_of(kind)
     target = model(pair[0], sampling, cache_name, executor)
     drafter = kind and make_drafter(kind, target, text_file, model(pair[1], sampling, cache_name, executor))
-    jobs = [Job(r.tokens, len(r.tokens) + NEW_TOKENS, prompt_key(0, r.id)) for r in rows]
+    jobs = [Sequence(r.tokens, len(r.tokens) + NEW_TOKENS, prompt_key(0, r.id)) for r in rows]
     spare = 1 if drafter is None else spare_of(kind, gamma)
     state = State.start(jobs, target.stop_tokens, spare, target.device)
     verifier = verifier_of(sampling, judge or ("iterative" if kind in TREES else "speculative"))
@@ -94,9 +95,9 @@ def decode(
     target.prefill(state)
     clock = Timer(target.device)
     if kind is None:
-        return decode_autoregressive(state, target, verifier, clock).new_tokens()
+        return decode_autoregressive(state, target, verifier, clock).generated
     policy = FixedGamma(gamma)
-    return decode_speculative(state, target, drafter, policy, verifier, clock).new_tokens()
+    return decode_speculative(state, target, drafter, policy, verifier, clock).generated
 
 
 @pytest.fixture(scope="module")

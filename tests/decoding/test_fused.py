@@ -27,7 +27,8 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from specbench.cache.static import StaticCache
 from specbench.decoding import verify_tree
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Job, State
+from specbench.decoding.sequence import Sequence
+from specbench.decoding.state import State
 from specbench.executors import compiled_function as leaf_module
 from specbench.executors import packed_linear
 from specbench.executors.compile_cache import Programs
@@ -260,7 +261,7 @@ def functional(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]):
 def run_on_stand_ins_and_then_on_the_cache() -> None:
     """Fails if the program, made on stand-ins, computes something else than its function on the cache."""
     model = LanguageModel(llama(), None, name="", sampling=Sampling(), new_cache=StaticCache, executor=EagerExecutor())
-    state = State.start([Job([3, 1, 4, 1, 5], 12, 7)], [], 4, torch.device("cpu"))
+    state = State.start([Sequence([3, 1, 4, 1, 5], 12, 7)], [], 4, torch.device("cpu"))
     model.allocate(1, 16)
     model.prefill(state)
     call = (state.rows, torch.tensor([[9, 2, 6]]), 16, (1, 1, 1), None, None)

@@ -335,10 +335,8 @@ class OneForEachRow(GammaPolicy):
         self.largest, self.widths, self.signal = policy.largest, policy.widths, policy.signal
 
     def _of(self, state, row):
-        return SimpleNamespace(
-            lengths=[state.lengths[row]], prompt_lengths=[state.prompt_lengths[row]],
-            serials={0: state.serials[row]}, active=[state.active[row]], batch_size=1,
-        )  # fmt: skip
+        own = state.sequences[row]
+        return SimpleNamespace(sequences=[own], lengths=[len(own.tokens)], active=[own.active], batch_size=1)
 
     def next_gamma(self, state):
         return [own.next_gamma(self._of(state, row))[0] for row, own in enumerate(self.own)]

@@ -10,10 +10,11 @@ from decoder_cases import CACHES, DRAFTERS, make_drafter, tabular_model
 from queue_cases import COLUMNS, GAMMA, decode, jobs
 
 from specbench.cache.paged import PagedCache
-from specbench.decoding.queue import CacheTooSmallError
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.scheduler import CacheTooSmallError
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Job, State
+from specbench.decoding.state import State
 from specbench.decoding.timer import Timer
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
@@ -63,14 +64,14 @@ def test_a_job_alone_is_what_a_plain_loop_decodes(tables):
         verifier = SpeculativeVerifier(sampling)
         policy = FixedGamma(GAMMA)
         decode_speculative(state, target, drafter, policy, verifier, Timer(target.device))
-        assert state.new_tokens()[0] == out
+        assert state.generated[0] == out
 
 
 def test_a_row_is_handed_on_at_once_and_reading_never_stops_the_others(tables):
     seen = []
 
     def watch(state, queue, target):
-        seen.append((list(state.owners), list(state.active), len(queue.waiting), list(queue.reading)))
+        seen.append((list(state.request_ids), list(state.active), len(queue.waiting), list(queue.reading)))
 
     decode(jobs(), 3, tables, chunk=4, watch=watch)
     for owners, active, waiting, reading in seen[:-1]:
@@ -88,7 +89,7 @@ def test_requests_wait_for_blocks_and_change_no_token(tables):
     singles, most = decode(jobs(), 1, tables), []
 
     def watch(state, queue, target):
-        most.append(sum(owner >= 0 for owner in state.owners))
+        most.append(sum(owner >= 0 for owner in state.request_ids))
         assert sum(map(len, target.cache.held)) <= target.cache.blocks.count
 
     assert decode(jobs(), 8, tables, few_blocks(24), watch=watch) == singles
@@ -102,7 +103,7 @@ def test_a_request_that_can_never_fit_is_refused_with_the_numbers(tables):
 
 def test_common_prefixes_are_read_once(tables, monkeypatch):
     prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    shared = [Job([*prompt, i], 14, i) for i in range(5)]
+    shared = [Sequence([*prompt, i], 14, i) for i in range(5)]
     expected, reads = decode(shared, 2, tables, kind=None), []
     plain = LanguageModel.read
 
@@ -148,7 +149,7 @@ def test_idle_rows_make_no_call_larger(kind, tables, monkeypatch):
         self.forward = counted
         scores = plain(self, state, draft, keep_hidden)
         self.forward = forward
-        lengths = [n for n, owner in zip(state.lengths, state.owners, strict=True) if owner >= 0]
+        lengths = [n for n, owner in zip(state.lengths, state.request_ids, strict=True) if owner >= 0]
         seen.append((called, list(state.active), max(lengths) + draft.tokens.shape[1], draft.count.tolist()))
         assert len(scores.p) == state.batch_size
         return scores

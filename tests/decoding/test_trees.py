@@ -16,8 +16,9 @@ from tree_cases import BY_ROW, ROWS, TREES, law_after, p_of, random_tree
 from specbench.decoding.draft import Draft
 from specbench.decoding.noise import exponentials
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import accept_and_append, rollback
-from specbench.decoding.state import Job, State
+from specbench.decoding.state import State
 from specbench.decoding.token_tree import MISSING, branching_tree, levels_of, pack, static_parent
 from specbench.decoding.verify import block_verification, rejection_sampling, speculative_sampling
 from specbench.decoding.verify_tree import iterative_beta, iterative_sampling, longest_path, match
@@ -181,7 +182,7 @@ def test_the_cache_holds_the_accepted_path(cache):
     moved = 0
     for kind in ("tree_independent", "multi_draft_two", "tree_distinct"):
         drafter = make_drafter(kind, target, "", helper)
-        state = State.start([Job([1, 2, 3], 30, 11), Job([4, 5, 6], 30, 12)], [], 40, target.device)
+        state = State.start([Sequence([1, 2, 3], 30, 11), Sequence([4, 5, 6], 30, 12)], [], 40, target.device)
         drafter.begin(state)
         target.allocate(2, 70)
         target.prefill(state)

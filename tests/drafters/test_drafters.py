@@ -12,7 +12,8 @@ from specbench.config.paths import conf_dir
 from specbench.config.validate import check
 from specbench.data.prompts import Prompt, render
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Job, State
+from specbench.decoding.sequence import Sequence
+from specbench.decoding.state import State
 from specbench.drafters.ngram import NgramTable
 from specbench.errors import ConfigError
 
@@ -27,7 +28,7 @@ def guesses(kind, prompt, gamma, target, text_file="", temperature=0.0):
     sampling = Sampling(temperature=temperature)
     target = tabular_model(target, sampling)
     drafter = make_drafter(kind, target, text_file)
-    state = State.start([Job(prompt, 40, 1)], [], gamma + 1, target.device)
+    state = State.start([Sequence(prompt, 40, 1)], [], gamma + 1, target.device)
     drafter.begin(state)
     draft = drafter.propose(state, [gamma])
     return draft.tokens[0].tolist(), draft
@@ -85,7 +86,7 @@ def test_random_guesses_are_uniform(tables):
     target = tabular_model(tables.target, Sampling())
     drafter = make_drafter("random", target, "")
     rows = 4000
-    state = State.start([Job([1], 9, row) for row in range(rows)], [], 4, target.device)
+    state = State.start([Sequence([1], 9, row) for row in range(rows)], [], 4, target.device)
     draft = drafter.propose(state, [3] * rows)
     counts = torch.bincount(draft.tokens.flatten(), minlength=V).float()
     assert ((counts - 3 * rows / V) ** 2 / (3 * rows / V)).sum() < (V - 1) + 10 * (2 * (V - 1)) ** 0.5

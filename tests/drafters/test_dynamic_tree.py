@@ -12,7 +12,8 @@ from tabular import random_table
 from specbench.config import memory_estimate
 from specbench.config.validate import check
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Job, State
+from specbench.decoding.sequence import Sequence
+from specbench.decoding.state import State
 from specbench.decoding.token_tree import MISSING
 from specbench.drafters.tree import TreeDrafter
 from specbench.drafters.tree_shapes import best_nodes
@@ -49,7 +50,7 @@ def test_the_tree_is_that_of_a_search(temperature):
     table, sampling = random_table(V, 3), Sampling(temperature)
     target, helper = tabular_model(random_table(V, 4), sampling), tabular_model(table, sampling)
     texts, gamma = [[1, 2, 3], [4, 5, 6], [7, 8], [9, 1, 2], [3, 3, 3, 3]], [4, 4, 2, 1, 0]
-    state = State.start([Job(text, 30, key) for key, text in enumerate(texts)], [], 20, target.device)
+    state = State.start([Sequence(text, 30, key) for key, text in enumerate(texts)], [], 20, target.device)
     drafter = make_drafter("tree_dynamic", target, "", helper)
     drafter.begin(state)
     draft = drafter.propose(state, gamma)
@@ -83,7 +84,7 @@ def test_a_drawn_tree_has_the_laws_and_shares_of_plain_python(temperature, gamma
     table, sampling = random_table(V, 3, spread=3.0), Sampling(temperature)
     target, helper = tabular_model(random_table(V, 4), sampling), tabular_model(table, sampling)
     texts = [[1, 2, 3], [4, 5, 6], [7, 8], [9, 1, 2], [3, 3, 3, 3]]
-    state = State.start([Job(text, 30, key) for key, text in enumerate(texts)], [], 20, target.device)
+    state = State.start([Sequence(text, 30, key) for key, text in enumerate(texts)], [], 20, target.device)
     drafter = make_drafter("tree_sampled", target, "", helper)
     drafter.begin(state)
     draft = drafter.propose(state, [gamma] * len(texts))
@@ -119,7 +120,7 @@ def test_a_certain_guess_leaves_its_siblings_nothing():
     table = torch.zeros(V, V, V)
     table[1, :, 4], table[:, 4, 5], table[4, :, 6], table[5, :, 7] = 200.0, 200.0, 200.0, 200.0
     target = tabular_model(random_table(V, 4), Sampling(1.0))
-    state = State.start([Job([1, 2], 30, 0), Job([8, 9], 30, 1)], [], 20, target.device)
+    state = State.start([Sequence([1, 2], 30, 0), Sequence([8, 9], 30, 1)], [], 20, target.device)
     drafter = make_drafter("tree_sampled", target, "", tabular_model(table, Sampling(1.0)))
     drafter.begin(state)
     draft = drafter.propose(state, [4, 4])

@@ -9,8 +9,9 @@ from decoder_cases import jobs_of, make_drafter, spare_of, tabular_model
 from small_runs import parts_of
 
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Job, State
+from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
 from specbench.decoding.token_tree import MISSING, ROOT
 from specbench.drafters.lookup_base import point_mass_tree
@@ -154,7 +155,7 @@ def drafted(kind, tables, prompts, gamma=3):
 
     verifier = IterativeVerifier(False) if drafter.trees else SpeculativeVerifier(sampling)
     decode_speculative(state, target, drafter, FixedGamma(gamma), verifier, Clock(), keep)
-    return seen, state.new_tokens()
+    return seen, state.generated
 
 
 @pytest.mark.parametrize("kind", ["suffix", "suffix_tree"])
@@ -166,11 +167,9 @@ def test_a_batch_drafts_what_its_rows_draft_alone(kind, few_contexts):
     assert sum(len(tokens) for rounds in seen for tokens, _ in rounds) > 10
 
 
-def state_of(text, more=()):
-    """A state whose only row has this text, and `more` behind it that is not committed."""
-    state = State.start([Job([*text, *more], 40, 1)], [], 8, torch.device("cpu"))
-    state.lengths, state.prompt_lengths = [len(text)], [len(text)]
-    return state
+def state_of(text, encoder_input=None):
+    """A state whose only row has this text."""
+    return State.start([Sequence(text, 40, 1, encoder_input)], [], 8, torch.device("cpu"))
 
 
 def suffix(**other):
@@ -190,18 +189,15 @@ def test_the_first_guess_does_not_depend_on_gamma():
 def test_tokens_that_were_rejected_are_taken_back():
     drafter, first = suffix(), state_of([1, 2, 3, 1, 2])
     drafter.begin(first)
-    first.texts[0] += [4, 1, 2]  # what a decoding inside `hierarchical` had committed
-    first.lengths[0] = 8
+    first.at(0).tokens += [4, 1, 2]  # what a decoding inside `hierarchical` had committed
     assert drafter.guess(first, 0)[0][0] == 4
     state = state_of([1, 2, 3, 1, 2])
-    state.serials = first.serials
     assert drafter.guess(state, 0)[0][0] == 3
     assert drafter.requests[0].read == [1, 2, 3, 1, 2]
 
 
 def test_an_encoders_input_is_searched_too():
-    state = state_of([9, 1, 2])
-    state.inputs = [[5, 1, 2, 6, 7]]
+    state = state_of([9, 1, 2], [5, 1, 2, 6, 7])
     drafter = suffix()
     drafter.begin(state)
     assert drafter.guess(state, 0)[0] == [6, 7]
@@ -212,10 +208,10 @@ def test_past_outputs_are_searched_if_asked_for(past):
     """Texts 7 8 N after different prompts: N of the last ones is known, that of the prompts is not."""
     drafter = suffix(past=past)
     for last in (1, 2, 3, 4, 5):
-        state = state_of([6, 6, 2], [7, 8, last])
+        state = state_of([6, 6, 2])
         drafter.begin(state)
         drafter.guess(state, 0)  # so far nothing of this output
-        state.lengths = [6]
+        state.at(0).tokens += [7, 8, last]
     drafter.begin(state)
     assert [output[-1] for output in drafter.outputs] == {0: [], 1: [4, 5], 2: [3, 4, 5]}[past]
     found = drafter.guess(state_of([9, 7, 8]), 0)
@@ -230,7 +226,7 @@ def test_outputs_of_warm_up_and_probes_are_no_past_outputs(tmp_path, monkeypatch
     run(parts, tmp_path / "run")
     assert 2 <= len(parts.drafter.outputs) <= 3  # the last one is taken over when the next decode begins
     never = property(lambda self: False, lambda self, value: None)
-    monkeypatch.setattr(State, "rehearsal", never, raising=False)
+    monkeypatch.setattr(State, "warm_up", never, raising=False)
     control = parts_of(*words)
     run(control, tmp_path / "control")
     assert len(control.drafter.outputs) > 3

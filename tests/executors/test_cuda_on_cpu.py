@@ -64,14 +64,14 @@ def test_a_planted_fault_is_found(planted, error, match, number_text):
 
 def test_a_second_wait_a_round_is_found(number_text):
     """Negative control: a place of the table that waits twice."""
-    true = State.synchronise
+    true = State.read_round
 
     def twice(self, summary):
         true(self, summary)
-        self.lengths = summary.tolist()[0]
+        summary.tolist()
 
     place = "decoding.speculative.accept_and_append"  # `twice` is no function of specbench
-    with cuda_on_cpu() as device, mock.patch.object(State, "synchronise", twice):
+    with cuda_on_cpu() as device, mock.patch.object(State, "read_round", twice):
         found, _ = violations(Case(), device, Decoder(Case(), device, number_text))
     assert f"{place} waits 1 times in a round, allowed are 0" in found
     with cuda_on_cpu() as device:
@@ -79,7 +79,7 @@ def test_a_second_wait_a_round_is_found(number_text):
         wait = device.wait
         with mock.patch.object(device, "wait", lambda what: (wait(what), wait(what))):
             found, _ = violations(Case(), device, decode)
-    assert "decoding.state.State.synchronise waits 2 times in a round, allowed are 1" in found
+    assert "decoding.state.State.read_round waits 2 times in a round, allowed are 1" in found
 
 
 def test_a_graph_that_waits_is_found(number_text):

@@ -17,8 +17,9 @@ from specbench.config.devices import pick_device
 from specbench.decoding import verify_tree
 from specbench.decoding.component import CodeIdentity
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import accept_and_commit
-from specbench.decoding.state import Job, State
+from specbench.decoding.state import State
 from specbench.executors import auto, cudagraph
 from specbench.executors import pytree as buckets
 from specbench.executors.auto import NAMES, AutoExecutor, CompiledExecutor
@@ -70,7 +71,7 @@ def test_graphs_change_no_token_of_drafts_that_end_early(signal, sampling, table
     assert "_step" in {getattr(f, "__name__", "") for f in executor.functions} and executor.replays > executor.graphs
 
 
-LONG = [Job([1, 2], 50, 7), Job([3], 44, 9)]  # from the first bucket of columns to the last
+LONG = [Sequence([1, 2], 50, 7), Sequence([3], 44, 9)]  # from the first bucket of columns to the last
 
 
 def numbers_of_rounds(executor, tables, rows, temperature, device=None):

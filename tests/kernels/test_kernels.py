@@ -225,10 +225,10 @@ def decode(module, how, cache="static", kind="chain", rows=1, new=6):
     target.prefill(state)
     clock = Timer(target.device)
     if kind is None:
-        return decode_autoregressive(state, target, judge, clock).new_tokens()
+        return decode_autoregressive(state, target, judge, clock).generated
     guide = language_model(similar(module), how, cache)
     drafter = ModelDrafter(guide, 64, 3) if kind == "chain" else TreeDrafter(guide, 64, 3, FixedTree([2, 2], "best"))
-    return decode_speculative(state, target, drafter, FixedGamma(3), judge, clock).new_tokens()
+    return decode_speculative(state, target, drafter, FixedGamma(3), judge, clock).generated
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 import torch
 from choosing import in_turn
-from compile_triton import Job, compiled
+from compile_triton import Sequence, compiled
 from queue_cases import decode, jobs
 from random_cases import chi_square_fits, random_bits
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -324,7 +324,7 @@ def test_the_kernels_compile_for_an_h100():
         *((module, "_decide", given) for module in (race, verdict)),
         *((softmax, name, given) for name in ("_reduce", "_normalise")),
     ]
-    made = compiled([Job(module.__name__, name, shape) for module, name, shape in wanted])
+    made = compiled([Sequence(module.__name__, name, shape) for module, name, shape in wanted])
     for (module, name, _), program in zip(wanted, made, strict=True):
         assert program.spilled == 0, (module, name, str(program))
         assert ("div.rn.f64" in program.ptx) == (name == "_run")

@@ -10,8 +10,9 @@ from decoder_cases import V, make_drafter, spare_of, tabular_model, verifier_of
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Job, State
+from specbench.decoding.state import State
 from specbench.decoding.timer import Lap, Timer
 from specbench.measure.record import Rounds
 from specbench.measure.recorder import Recorder, round_numbers
@@ -108,7 +109,7 @@ def test_rounds_of_ragged_rows_add_up_to_their_texts(kind: str, tables: Any, num
     verifier = verifier_of(IterativeVerifier if kind != "model" else SpeculativeVerifier, sampling)
     limits = [3, 10, 17, 6]
     for speculative in (True, False):
-        jobs = [Job([3, 7, row % V], 3 + limit, row) for row, limit in enumerate(limits)]
+        jobs = [Sequence([3, 7, row % V], 3 + limit, row) for row, limit in enumerate(limits)]
         state = State.start(jobs, [], spare_of(kind, 4), target.device)
         target.allocate(4, state.tokens.shape[1])
         target.prefill(state)
@@ -119,12 +120,12 @@ def test_rounds_of_ragged_rows_add_up_to_their_texts(kind: str, tables: Any, num
             decode_autoregressive(state, target, verifier, clock, recorder)
         laps = [own for own in clock.rounds() if Lap.VERIFY in own]
         found = recorder.rounds(laps, 4)
-        for rounds, text, limit in zip(found, state.new_tokens(), limits, strict=True):
+        for rounds, text, limit in zip(found, state.generated, limits, strict=True):
             check(rounds, len(text))
             assert len(text) == limit and (speculative or set(rounds.gamma) == {0})
         spent = sum(sum(own.values()) - own[Lap.WALL] - own.get(Lap.RECORD, 0.0) for own in laps)
         assert sum(map(seconds_of, found)) == pytest.approx(spent)
-        for draws, text in zip(recorder.draws(4), state.new_tokens(), strict=True):
+        for draws, text in zip(recorder.draws(4), state.generated, strict=True):
             assert sum(len(p) for _, p in draws.target) == len(text)
             assert [at for at in draws.at if at >= len(text)] == []
 

@@ -14,8 +14,9 @@ from tabular import random_table
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import window
 from specbench.decoding.sampling import Sampling, draw
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Job, State
+from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
 from specbench.decoding.verify import block_verification, dense, speculative_sampling
 from specbench.drafters.model import ModelDrafter
@@ -55,7 +56,7 @@ def decoded(
     drafter = (drafter or (lambda *parts: make_drafter(kind, *parts)))(target, number_text, helper)
     judged_by = verifier_of(verifier, sampling)
     prompts = [[3, 7, 1, row % V] for row in range(rows)]
-    jobs = [Job(prompt, 4 + tokens, (seed << 32) + key) for key, prompt in enumerate(prompts)]
+    jobs = [Sequence(prompt, 4 + tokens, (seed << 32) + key) for key, prompt in enumerate(prompts)]
     state = State.start(jobs, [], spare_of(kind, GAMMA), target.device)
     target.allocate(rows, state.tokens.shape[1])
     target.prefill(state)
@@ -63,7 +64,7 @@ def decoded(
     decode_speculative(state, target, drafter, FixedGamma(GAMMA), judged_by, Clock(), recorder)
     return [
         read_as(target, drafter, prompt, new, new, draws)
-        for prompt, new, draws in zip(prompts, state.new_tokens(), recorder.draws(rows), strict=True)
+        for prompt, new, draws in zip(prompts, state.generated, recorder.draws(rows), strict=True)
     ]
 
 

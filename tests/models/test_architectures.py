@@ -12,8 +12,9 @@ from transformers import GenerationConfig
 
 from specbench.cache.static import StaticCache
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Job, State
+from specbench.decoding.state import State
 from specbench.decoding.timer import Timer
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
@@ -71,7 +72,7 @@ def decode(model: PretrainedModel, temperature: float, rows: int, cache_name: st
     target = model.shared(sampling, CACHES[cache_name], model.executor)
     drafter = make_drafter(kind, target, None, another(target))
     judge = verifier_of(VERIFIERS["speculative" if kind == "model" else "iterative"], sampling)
-    jobs = [Job(prompt, len(prompt) + NEW, 7 + i) for i, prompt in enumerate(PROMPTS[:rows])]
+    jobs = [Sequence(prompt, len(prompt) + NEW, 7 + i) for i, prompt in enumerate(PROMPTS[:rows])]
     state = State.start(jobs, [], spare_of(kind, GAMMA), target.device)
     target.allocate(rows, state.tokens.shape[1])
     target.prefill(state)
@@ -83,7 +84,7 @@ def decode(model: PretrainedModel, temperature: float, rows: int, cache_name: st
         betas.extend(beta[steps & (kept > 0)[:, None]].tolist())
 
     decode_speculative(state, target, drafter, FixedGamma(GAMMA), judge, Timer(target.device), record)
-    return state.new_tokens(), betas
+    return state.generated, betas
 
 
 def generated(model: PretrainedModel, prompts) -> list[list[int]]:

@@ -32,9 +32,10 @@ from specbench.contrib.beams.beam import BeamDecoding
 from specbench.contrib.beams.search_state import BeamRules
 from specbench.data.sources import SHIPPED
 from specbench.decoding.autoregressive import decode_autoregressive
-from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Job, State
+from specbench.decoding.scheduler import Scheduler
+from specbench.decoding.sequence import Sequence
+from specbench.decoding.state import State
 from specbench.decoding.timer import Timer
 from specbench.errors import ConfigError
 from specbench.executors.auto import AutoExecutor, CompiledExecutor
@@ -132,7 +133,7 @@ def ragged(target: LanguageModel) -> tuple[torch.Tensor, torch.Tensor]:
     texts, starts = [[2, 8, 9, 30], [2, 19, 3, 12, 50, 7]], [2, 4]
     target.allocate(2, 8)
     for row, (text, start) in enumerate(zip(texts, starts, strict=True)):
-        target.encode(row, Job([], 0, 0, INPUTS[row]))
+        target.encode(row, Sequence([], 0, 0, INPUTS[row]))
         target.read_row(torch.tensor([text]), row, 0, start)
     new = torch.tensor([text[start:] for text, start in zip(texts, starts, strict=True)])
     ours = logits_of(target, new, starts)[:, -1]
@@ -208,22 +209,22 @@ def test_a_forced_token_and_suppressed_ones_are_those_of_generate():
     assert target.start_tokens == [2, 4]
     ids = torch.tensor([INPUTS[0]])
     [expected] = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False).tolist()
-    job = Job([2, 4], len(expected), 0, INPUTS[0])
+    job = Sequence([2, 4], len(expected), 0, INPUTS[0])
     state = State.idle(1, len(expected) + 1, target.stop_tokens, target.device)
     target.allocate(1, len(expected) + 1)
-    queue = Queue([job], [target], 8, 1)
+    queue = Scheduler([job], [target], 8, 1)
     verifier = decoder_cases.verifier_of(VERIFIERS["speculative"], target.sampling)
-    decode_autoregressive(state, target, verifier, Timer(target.device), feed=queue)
-    assert [2, 4, *queue.outputs[0].tokens] == expected
-    found = read(target, [2, 4], queue.outputs[0].tokens, None, (), INPUTS[0])
+    decode_autoregressive(state, target, verifier, Timer(target.device), admit=queue)
+    assert [2, 4, *queue.sequences[0].generated] == expected
+    found = read(target, [2, 4], queue.sequences[0].generated, None, (), INPUTS[0])
     assert found.finite and not (found.short > found.tolerance).any()
-    assert not {free[0], free[1]} & set(queue.outputs[0].tokens)
+    assert not {free[0], free[1]} & set(queue.sequences[0].generated)
 
 
 def test_prompt_lookup_copies_from_the_input():
     drafter = make_drafter("prompt_lookup", model("t5", Sampling(temperature=0)), "")
     for read_tokens, guesses in (([9, 8, 7, 6, 1], [7, 6]), (None, [])):
-        state = State.start([Job([0, 8], 9, 0, read_tokens)], [], 3, torch.device("cpu"))
+        state = State.start([Sequence([0, 8], 9, 0, read_tokens)], [], 3, torch.device("cpu"))
         drafter.begin(state)
         assert drafter.propose(state, [2]).tokens[0].tolist() == guesses
 

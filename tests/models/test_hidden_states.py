@@ -9,7 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import Job, State
+from specbench.decoding.sequence import Sequence
+from specbench.decoding.state import State
 from specbench.executors.auto import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.models.hidden_states import hidden_states
@@ -63,7 +64,7 @@ def target(cache_name: str, executor=None) -> tuple[LanguageModel, State, Heard]
     )
     model.hidden_reader = heard = Heard()
     model.feature_layers = (0, 2, LAYERS)
-    state = State.start([Job(text, len(text) + 8, 7) for text in TEXTS], [], 6, torch.device("cpu"))
+    state = State.start([Sequence(text, len(text) + 8, 7) for text in TEXTS], [], 6, torch.device("cpu"))
     model.allocate(2, 32)
     return model, state, heard
 

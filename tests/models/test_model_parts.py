@@ -8,8 +8,9 @@ from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import commit_tokens, summary_of, window
 from specbench.decoding.sampling import Sampling, draw
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Job, State
+from specbench.decoding.state import State
 from specbench.decoding.timer import Timer
 from specbench.policies.fixed import FixedGamma
 from specbench.verifiers.speculative import SpeculativeVerifier
@@ -23,7 +24,7 @@ def pair(tables, sampling: Sampling):
 def test_q_is_the_tensor_that_the_guesses_were_drawn_from(tables):
     sampling = Sampling(temperature=0.7, top_k=5)
     target, drafter = pair(tables, sampling)
-    state = State.start([Job([1, 2, 3], 20, 11), Job([4, 5], 20, 12)], [], 6, target.device)
+    state = State.start([Sequence([1, 2, 3], 20, 11), Sequence([4, 5], 20, 12)], [], 6, target.device)
     drafter.begin(state)
     draft = drafter.propose(state, [4, 4])
     noise = window(state.noise[PROPOSAL], state.length, 4)
@@ -41,7 +42,7 @@ def test_the_drafter_cache_is_right_after_full_and_partial_acceptance(tables):
     """The last guess is not in the cache when all were kept: the classic off-by-one."""
     sampling = Sampling(temperature=0)
     target, drafter = pair(tables, sampling)
-    state = State.start([Job([1, 2, 3], 40, 1), Job([4], 40, 2)], [], 6, target.device)
+    state = State.start([Sequence([1, 2, 3], 40, 1), Sequence([4], 40, 2)], [], 6, target.device)
     drafter.begin(state)
     for accepted, gamma in (((3, 0), 3), ((0, 3), 3), ((0, 0), 0), ((2, 1), 4), ((1, 1), 1)):
         draft = drafter.propose(state, [gamma, gamma])
@@ -56,7 +57,7 @@ def test_the_drafter_cache_is_right_after_full_and_partial_acceptance(tables):
         tokens = torch.cat([draft.tokens, own], 1).scatter(1, n[:, None], own)
         verdict = Verdict(tokens, n)
         commit_tokens(state.rows, verdict)
-        state.synchronise(summary_of(state.rows, verdict, draft))
+        state.read_round(summary_of(state.rows, verdict, draft))
 
 
 def test_standardization_is_that_of_transformers():
@@ -73,7 +74,7 @@ def test_the_penalty_sees_each_guess_on_the_path(tables):
     """p_i is penalised for the prompt and x_1 .. x_{i-1}, as plain decoding would do it."""
     sampling = Sampling(repetition_penalty=2.0)
     target = tabular_model(tables.target, sampling)
-    state = State.start([Job([1, 2], 20, 1)], [], 6, target.device)
+    state = State.start([Sequence([1, 2], 20, 1)], [], 6, target.device)
     target.allocate(1, 24)
     target.prefill(state)
     draft = Draft.chain(torch.tensor([[7, 9]]), None, torch.tensor([2]))
@@ -91,7 +92,7 @@ def test_guesses_stop_where_the_context_ends(tables):
     sampling, drafted = Sampling(), []
     target = tabular_model(tables.target, sampling, context=16)
     drafter = make_drafter("model", target, "", tabular_model(tables.similar, sampling, context=12))
-    state = State.start([Job([1, 2, 3], 16, 1)], [], 6, target.device)
+    state = State.start([Sequence([1, 2, 3], 16, 1)], [], 6, target.device)
     target.allocate(1, state.tokens.shape[1])
     target.prefill(state)
     clock = Timer(target.device)

@@ -23,10 +23,11 @@ from specbench.cache.static import StaticCache
 from specbench.contrib.alpha.command import as_dict, show_alpha
 from specbench.contrib.alpha.teacher_forced import ScoredText, read_alpha
 from specbench.decoding.autoregressive import decode_autoregressive
-from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.scheduler import Scheduler
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Job, State
+from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Lap, Timer
 from specbench.drafters.model import ModelDrafter
 from specbench.errors import ConfigError
@@ -110,10 +111,10 @@ def model_of(module, temperature: float, columns) -> LanguageModel:
 def decode(target: LanguageModel, helper: LanguageModel | None, rows: int, chunk: int = 2048):
     """The texts of all prompts after `rows` rows took them in turn, and how many guesses were drafted and accepted.
     Without a helper they are decoded plainly."""
-    jobs = [Job(prompt, len(prompt) + NEW_TOKENS, key) for key, prompt in enumerate(PROMPTS)]
+    jobs = [Sequence(prompt, len(prompt) + NEW_TOKENS, key) for key, prompt in enumerate(PROMPTS)]
     columns = max(job.limit for job in jobs) + GAMMA + 1
     state = State.idle(rows, columns, [], torch.device("cpu"))
-    queue = Queue(jobs, [target] if helper is None else [target, helper], chunk, GAMMA + 1)
+    queue = Scheduler(jobs, [target] if helper is None else [target, helper], chunk, GAMMA + 1)
     target.allocate(rows, columns)
     judge, found = verifier_of(SpeculativeVerifier, target.sampling), SimpleNamespace(drafted=0, accepted=0)
 
@@ -126,7 +127,7 @@ def decode(target: LanguageModel, helper: LanguageModel | None, rows: int, chunk
     else:
         drafter = ModelDrafter(helper, target.vocab_size, GAMMA)
         decode_speculative(state, target, drafter, FixedGamma(GAMMA), judge, Clock(), count, queue)
-    found.texts = [output.tokens for output in queue.outputs]
+    found.texts = [sequence.generated for sequence in queue.sequences]
     return found
 
 
@@ -278,7 +279,7 @@ def test_a_run(folders, monkeypatch, tmp_path, capsys):
 @pytest.mark.parametrize("kind", ["mamba", "qwen3_next"])
 def test_rounds_without_guesses_forget_those_of_the_round_before(kind):
     """After a rejected draft and rounds that draft nothing, q is the module's own."""
-    state = State.start([Job([3, 5, 7, 9, 3], 24, 0)], [], GAMMA + 1, torch.device("cpu"))
+    state = State.start([Sequence([3, 5, 7, 9, 3], 24, 0)], [], GAMMA + 1, torch.device("cpu"))
     drafter = ModelDrafter(model_of(module_of(kind), 1.0, StaticCache), 64, GAMMA)
     drafter.begin(state)
     for gamma in (GAMMA, 0, 0, GAMMA):
@@ -290,13 +291,13 @@ def test_rounds_without_guesses_forget_those_of_the_round_before(kind):
             token = (int(draft.tokens[0, 0]) + 1) % 64  # the first guess is rejected
         state.tokens[0, length] = token
         state.length.add_(1)
-        state.lengths[0] += 1
+        state.at(0).tokens.append(token)
 
 
 def test_a_prompt_that_is_read_beside_rows_adds_no_states():
     """A round's are still there behind it: row 0 goes back to one of them."""
     model = model_of(module_of("mamba"), 0.0, StaticCache)
-    jobs = [Job([3, 5, 7, 9, 3], 24, 0), Job([8, 8, 2, 4, 6, 1, 2, 3, 4, 5, 6, 7], 24, 1)]
+    jobs = [Sequence([3, 5, 7, 9, 3], 24, 0), Sequence([8, 8, 2, 4, 6, 1, 2, 3, 4, 5, 6, 7], 24, 1)]
     state = State.start(jobs, [], GAMMA + 1, torch.device("cpu"))
     model.allocate(2, state.tokens.shape[1])
     model.read(state, 0, 0, 4)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from small_runs import parts_of
 
-from specbench.decoding.state import Job
+from specbench.decoding.sequence import Sequence
 from specbench.peers.transformers import TransformersPeers, speculative
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add"
@@ -27,7 +27,7 @@ def greedy(module, tokens: list[int], count: int) -> list[int]:
 def test_text_is_the_targets_greedy_one(name, parts):
     target = parts.target
     tokens = target.tokenizer(PROMPT)["input_ids"]
-    output = parts.peers[name].decode(Job(tokens, len(tokens) + 12, 1))
+    output = parts.peers[name].decode(Sequence(tokens, len(tokens) + 12, 1))
     expected = greedy(target.stock_module(), tokens, 12)
     assert output.tokens == expected and output.count == 12
     assert output.tokens != greedy(parts.drafter.models[0].stock_module(), tokens, 12)  # the control
@@ -45,7 +45,7 @@ def test_an_error_is_of_one_prompt_alone(parts, monkeypatch):
 
     monkeypatch.setattr(peer, "decode", fails)
     tokens = parts.target.tokenizer(PROMPT)["input_ids"]
-    found = peer.decode_all([Job(tokens, len(tokens) + 2, key) for key in (1, 2, 3)])
+    found = peer.decode_all([Sequence(tokens, len(tokens) + 2, key) for key in (1, 2, 3)])
     assert [type(each).__name__ for each in found] == ["PeerOutput", "RuntimeError", "PeerOutput"]
 
 

@@ -1,6 +1,7 @@
 """Lenience and its drift, requests that arrive over time, and lenience that follows the queue."""
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from queue_cases import COLUMNS, GAMMA, jobs
 from small_runs import parts_of
 
 from specbench.decoding.autoregressive import decode_autoregressive
-from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.scheduler import Scheduler
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Timer
@@ -42,14 +43,14 @@ def test_a_spike_is_a_spike():
     assert gaps[:1000].mean() == pytest.approx(1 / 5, rel=0.15) == pytest.approx(gaps[2000:].mean(), rel=0.2)
 
 
-def decode_arrivals(tables, arrivals, verifier=None, kind="model", clock=None, record=None) -> Queue:
+def decode_arrivals(tables, arrivals, verifier=None, kind="model", clock=None, record=None) -> Scheduler:
     """The queue of requests that were decoded through two rows, plainly without a `kind` of drafter."""
     target, similar = (tabular_model(logits, Sampling()) for logits in (tables.target, tables.similar))
     verifier, clock = verifier or SpeculativeVerifier(Sampling()), clock or Timer(target.device)
     state = State.idle(2, COLUMNS, [], target.device)
     target.allocate(2, COLUMNS)
     drafter = kind and make_drafter(kind, target, "", similar)
-    queue = Queue(jobs(), [target, *(drafter.models if drafter else [])], 5, GAMMA + 1, arrivals)
+    queue = Scheduler(jobs(), [target, *(drafter.models if drafter else [])], 5, GAMMA + 1, arrivals)
     record = record or Recorder(verifier, {})
     if drafter:
         decode_speculative(state, target, drafter, FixedGamma(GAMMA), verifier, clock, record, queue)
@@ -62,9 +63,9 @@ def test_arrivals_change_no_token_and_every_wait_is_counted(tables):
     at_once, clock = decode_arrivals(tables, None), Timer(torch.device("cpu"))
     arrivals = [0.0, 0.0, 0.0, 0.001, 0.002, 0.3, 0.3, 0.3, 0.31, 0.32, 0.33]
     queue = decode_arrivals(tables, arrivals, clock=clock)
-    assert [o.tokens for o in queue.outputs] == [o.tokens for o in at_once.outputs]
-    assert all(o.times is None for o in at_once.outputs)
-    times = [o.times for o in queue.outputs]
+    assert [s.generated for s in queue.sequences] == [s.generated for s in at_once.sequences]
+    assert not any(s.times for s in at_once.sequences)
+    times = [SimpleNamespace(**s.times) for s in queue.sequences]
     for arrived, seen in zip(arrivals, times, strict=True):
         assert arrived == seen.arrived <= seen.admitted <= seen.first_token <= seen.finished
     assert sum(lap.get("idle", 0.0) for lap in clock.rounds()) > 0.05  # nothing to do until .3
@@ -149,7 +150,7 @@ def test_waiting_times_are_those_of_a_run_that_records_nothing(kind, tables, mon
             now[0] += recording
 
         queue = decode_arrivals(tables, [0.5 * k for k in range(11)], kind=kind, clock=clock, record=record)
-        return [vars(output.times) for output in queue.outputs]
+        return [sequence.times for sequence in queue.sequences]
 
     expected, found = (times(recording, Timer(torch.device("cpu"))) for recording in (0.0, 5.0))
     assert [list(each.values()) for each in found] == [pytest.approx(list(each.values())) for each in expected]

@@ -1,11 +1,13 @@
 """Gamma policies on simulated betas whose best gamma is known, and what rows remember."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.policies.adaptive import AdaptiveGamma
 from specbench.policies.confidence import ConfidenceGamma
@@ -33,7 +35,7 @@ class Costs:
 class OneRow:
     """What a policy reads of a state with one row."""
 
-    serials: dict[int, int]
+    sequences: list[Any]
     active: tuple[bool, ...] = (True,)
     batch_size: int = 1
 
@@ -50,7 +52,7 @@ def speedup(made, texts, signal=None, seed=0) -> float:
     draws = np.random.default_rng(seed)
     seconds = tokens = 0.0
     for number, betas in enumerate(texts):
-        row, place = OneRow({0: number}), 0
+        row, place = OneRow([Sequence([1], 2, number)]), 0
         while place < len(betas):
             gamma = min(made.next_gamma(row)[0], len(betas) - place - 1)
             for count in range(1, gamma):
@@ -114,9 +116,14 @@ def test_signals_are_of_the_distribution():
     assert ConfidenceGamma(1, 0.5).signal(q, x).tolist() == [0.25, 0.25, 1.0]
 
 
+REQUESTS = [Sequence([1], 8, number, active=True) for number in range(3)]
+
+
 def state(*owners: int) -> State:
     made = State.idle(len(owners), 8, [], torch.device("cpu"))
-    made.serials, made.active = dict(enumerate(owners)), [True] * len(owners)
+    made.sequences = [REQUESTS[owner] for owner in owners]
+    for sequence in made.sequences:
+        sequence.active = True
     return made
 
 
@@ -149,9 +156,9 @@ def test_adaptive_chooses_one_gamma_for_what_all_active_rows_gain():
     tokens = [expected_tokens(beta, np.arange(LARGEST + 1)) for beta in betas]
     together, alone = ([int(np.argmax(each / made.seconds))] * 2 for each in (tokens[0] + tokens[1], tokens[0]))
     assert made.next_gamma(rows) == together
-    rows.active = [True, False]
+    rows.sequences[1].active = False
     assert made.next_gamma(rows) == alone and 0 < together[0] < alone[0] < LARGEST
-    rows.active = [False, True]
+    rows.sequences[0].active, rows.sequences[1].active = False, True
     found = []
     for number in range(67):
         found.append(made.next_gamma(rows)[0])

@@ -16,7 +16,7 @@ from small_runs import parts_of
 from specbench.cache.static import StaticCache
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.search import Decoding
-from specbench.decoding.state import Job
+from specbench.decoding.sequence import Sequence
 from specbench.models.language_model import LanguageModel
 from specbench.policies.fixed import FixedGamma
 from specbench.results.report.run_sections import phases as in_words
@@ -47,7 +47,7 @@ def session_of(tables, cache="static", sampling=None, rows=1, kind="model", veri
 
 def jobs(number=3, new=20):
     prompts = torch.randint(V, (number, 12), generator=torch.Generator().manual_seed(5)).tolist()
-    return [Job(prompt, 12 + new, 40 + key) for key, prompt in enumerate(prompts)]
+    return [Sequence(prompt, 12 + new, 40 + key) for key, prompt in enumerate(prompts)]
 
 
 def test_no_second_is_in_two_phases(monkeypatch):
@@ -178,7 +178,7 @@ def test_a_prompt_that_is_in_the_cache_is_not_read_again(cache, tables, prefille
     assert read(one, True) == first[True]
     fresh = session_of(tables, cache).decode([other], True, COLUMNS).requests[0].tokens
     assert read(other, True, again=True) == (fresh, 11)
-    part = Job(other.tokens[:6] + one.tokens[6:], 32, 77)
+    part = Sequence(other.tokens[:6] + one.tokens[6:], 32, 77)
     fresh = session_of(tables, cache).decode([part], True, COLUMNS).requests[0].tokens
     assert read(part, True, again=True) == (fresh, 11 - {"static": 6, "paged": 4, "dynamic": 0}[cache])
 

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 from small_runs import parts_of
 
-from specbench.decoding.queue import RequestTimes
+from specbench.decoding.scheduler import RequestTimes
 from specbench.decoding.timer import Lap
 from specbench.results.latency_table import load_table
 from specbench.results.writer import write_result

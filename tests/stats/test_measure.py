@@ -6,8 +6,9 @@ import torch
 from decoder_cases import V, make_drafter, tabular_model, verifier_of
 
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Job, State
+from specbench.decoding.state import State
 from specbench.decoding.timer import Lap, Timer
 from specbench.policies.fixed import FixedGamma
 from specbench.run import machine_watch as bandwidth
@@ -22,7 +23,7 @@ def record(tables, number_text, lenience=1.0, gamma=4, stop=()):
     target = tabular_model(tables.target, sampling)
     drafter = make_drafter("model", target, number_text, tabular_model(tables.similar, sampling))
     judge = verifier_of(SpeculativeVerifier, sampling, lenience)
-    jobs = [Job([3, 7, 1, key % V], 44, key) for key in range(300)]
+    jobs = [Sequence([3, 7, 1, key % V], 44, key) for key in range(300)]
     state = State.start(jobs, list(stop), gamma + 1, target.device)
     target.allocate(300, state.tokens.shape[1])
     target.prefill(state)
@@ -34,7 +35,7 @@ def record(tables, number_text, lenience=1.0, gamma=4, stop=()):
 
 def test_counters_add_up(tables, number_text):
     rounds, state = record(tables, number_text)
-    assert sum(r.tokens for r in rounds) == sum(map(len, state.new_tokens())) == 300 * 40
+    assert sum(r.tokens for r in rounds) == sum(map(len, state.generated)) == 300 * 40
     for r in rounds:
         assert r.tokens == r.accepted + r.recovered + r.bonus
         assert r.tested == len(r.beta) == min(r.accepted + 1, r.gamma)
@@ -47,7 +48,7 @@ def test_counters_add_up(tables, number_text):
 
 def test_nothing_after_a_stop_is_counted(tables, number_text):
     rounds, state = record(tables, number_text, stop=[5], gamma=6)
-    outputs = state.new_tokens()
+    outputs = state.generated
     assert any(out[-1] == 5 and len(out) < 40 for out in outputs)
     assert all(5 not in out[:-1] for out in outputs)
     assert sum(r.tokens for r in rounds) == sum(map(len, outputs))

@@ -15,8 +15,9 @@ from tree_cases import BY_ROW, p_of, random_tree
 
 from specbench.config.validate import check
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Job, State
+from specbench.decoding.state import State
 from specbench.decoding.timer import Lap, Timer
 from specbench.decoding.token_tree import MISSING, ROOT
 from specbench.decoding.verify_tree import accepted_path, iterative_sampling
@@ -46,7 +47,7 @@ def calibration(tables, text, kind, verifier=SpeculativeVerifier, drafter_table=
     target = tabular_model(tables.target, sampling)
     helper = tabular_model(tables.similar if drafter_table is None else drafter_table, sampling)
     drafter = make_drafter(kind, target, text, helper)
-    state = started(target, [Job([3, 7, row % V], 30, row) for row in range(rows)])
+    state = started(target, [Sequence([3, 7, row % V], 30, row) for row in range(rows)])
     metric, judge, clock, tried = Calibration(bins), verifier_of(verifier, sampling), Timer(target.device), []
     recorder = Recorder(judge, {"calibration": metric})
 
@@ -139,7 +140,7 @@ class OneColumn(Calibration):
 
 def test_a_metric_with_more_numbers_than_columns_is_refused(tables):
     target = tabular_model(tables.target, Sampling())
-    state = started(target, [Job([3, 7, 1], 9, 0)])
+    state = started(target, [Sequence([3, 7, 1], 9, 0)])
     judge = verifier_of(SpeculativeVerifier, Sampling())
     drafter = make_drafter("random", target, "")
     recorder = Recorder(judge, {"one": OneColumn(2)})

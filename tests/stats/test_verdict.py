@@ -27,8 +27,9 @@ from specbench.data.prompts import Request
 from specbench.decoding.noise import PROPOSAL, sibling_bits
 from specbench.decoding.rows import window
 from specbench.decoding.sampling import Sampling, draw
+from specbench.decoding.sequence import Sequence, StopStrings
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Job, State, StopStrings
+from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
 from specbench.decoding.verify import block_verification, dense, speculative_sampling
 from specbench.decoding.verify_tree import match
@@ -71,14 +72,14 @@ def texts(tables, number_text, kind="model", verifier=SpeculativeVerifier, rows=
     drafter = make_drafter(kind, target, number_text, helper)
     judged_by = verifier_of(verifier, sampling)
     prompts = [[3, 7, 1, row % V] for row in range(rows)]
-    jobs = [Job(prompt, 4 + tokens, (seed << 32) + key) for key, prompt in enumerate(prompts)]
+    jobs = [Sequence(prompt, 4 + tokens, (seed << 32) + key) for key, prompt in enumerate(prompts)]
     state = State.start(jobs, [], spare_of(kind, GAMMA), target.device)
     target.allocate(rows, state.tokens.shape[1])
     target.prefill(state)
     recorder = Recorder(judged_by, {}, evidence=True)
     decode_speculative(state, target, drafter, FixedGamma(GAMMA), judged_by, Clock(), recorder)
     results = []
-    for prompt, new, found in zip(prompts, state.new_tokens(), recorder.evidence(rows), strict=True):
+    for prompt, new, found in zip(prompts, state.generated, recorder.evidence(rows), strict=True):
         reading = read(target, prompt, new, found)
         results.append(Result(Request("", "", "", prompt, ""), tokens, decoded(new), decoded(new), reading=reading))
     return results

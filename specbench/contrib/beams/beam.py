@@ -1,6 +1,7 @@
 """Beam search instead of sampling (A.4): `decoding=beam`."""
 
-from collections.abc import Mapping, Sequence
+from collections import abc
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -14,7 +15,7 @@ from specbench.contrib.beams.tree_reader import MOST_UNUSED
 from specbench.decoding.model import Model
 from specbench.decoding.protocols import GammaPolicy
 from specbench.decoding.search import Decoding
-from specbench.decoding.state import Job
+from specbench.decoding.sequence import Sequence
 from specbench.errors import ConfigError
 from specbench.models.attention_mask import sliding_window
 from specbench.models.language_model import LanguageModel
@@ -96,7 +97,9 @@ class BeamDecoding(Decoding):
         if not target.trees:
             raise ConfigError(f"decoding=beam is not possible with target.path={target.name}, which cannot read trees")
 
-    def decode(self, parts: Components, jobs: Sequence[Job], columns: int, policy: GammaPolicy | None) -> DecodeResult:
+    def decode(
+        self, parts: Components, jobs: abc.Sequence[Sequence], columns: int, policy: GammaPolicy | None
+    ) -> DecodeResult:
         return decode_beams(parts, self.rules, jobs, columns, policy)
 
     def score(self, target: LanguageModel, result: Result) -> Rescored:
@@ -107,11 +110,11 @@ class BeamDecoding(Decoding):
     def judge(self, record: RunRecord) -> Lossless:
         return judge_beams(record)
 
-    def numbers(self, results: Sequence[Result], gamma: int, c_hat: float) -> BeamNumbers:
+    def numbers(self, results: abc.Sequence[Result], gamma: int, c_hat: float) -> BeamNumbers:
         return beam_numbers(results, self.rules, gamma, c_hat)
 
     @classmethod
-    def pooled_numbers(cls, found: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    def pooled_numbers(cls, found: abc.Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         return pooled_beam_numbers(found)
 
 

@@ -1,13 +1,13 @@
 """Decodes requests by beam search, one after the other, plainly or speculatively, and times them."""
 
-from collections.abc import Sequence
+from collections import abc
 
 from specbench.config.components import Components
 from specbench.contrib.beams.beam_search import BeamRound, plain_round, speculative_round
 from specbench.contrib.beams.search_state import BeamRules, FoundBeams, Search
 from specbench.contrib.beams.tree_reader import TreeReader
 from specbench.decoding.protocols import GammaPolicy
-from specbench.decoding.state import Job
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.timer import READING, Lap, Laps, Timer
 from specbench.models.language_model import LanguageModel
 from specbench.stats.records import DecodedRequest, DecodeResult, Round
@@ -15,7 +15,7 @@ from specbench.stats.reference_distribution import ROUNDINGS
 
 
 def decode_beams(
-    parts: Components, rules: BeamRules, jobs: Sequence[Job], columns: int, policy: GammaPolicy | None
+    parts: Components, rules: BeamRules, jobs: abc.Sequence[Sequence], columns: int, policy: GammaPolicy | None
 ) -> DecodeResult:
     """Decodes `jobs` through one row of `columns` columns, speculatively with the gamma of a policy, or plainly."""
     clock = Timer(parts.target.device)
@@ -40,7 +40,7 @@ def decode_beams(
 
 
 def _search(
-    parts: Components, rules: BeamRules, job: Job, columns: int, policy: GammaPolicy | None, clock: Timer
+    parts: Components, rules: BeamRules, job: Sequence, columns: int, policy: GammaPolicy | None, clock: Timer
 ) -> tuple[list[BeamRound], FoundBeams]:
     """The rounds of one request, and what they found."""
     prompt, model = list(job.tokens), parts.target
@@ -69,13 +69,15 @@ def _search(
     return rounds, FoundBeams(tuple(search.finished), search.levels, len(rounds), *tokens, coarse)
 
 
-def _opened(model: LanguageModel, job: Job, columns: int) -> TreeReader:
+def _opened(model: LanguageModel, job: Sequence, columns: int) -> TreeReader:
     reader = TreeReader(model)
     reader.open(job.tokens, columns, job.encoder_input)
     return reader
 
 
-def counted_rounds(rounds: Sequence[BeamRound], laps: Sequence[Laps], row: int, call: int, end: int) -> list[Round]:
+def counted_rounds(
+    rounds: abc.Sequence[BeamRound], laps: abc.Sequence[Laps], row: int, call: int, end: int
+) -> list[Round]:
     """The rounds of a request that yielded tokens of its best text, `end` tokens long, with their laps; `call` is
     the number of the first call. The search may go on behind the end of that text: such calls are not counted, and
     their time is split evenly among the others."""

@@ -18,9 +18,10 @@ from small_runs import composed, parts_of, small
 from specbench.config.validate import check
 from specbench.contrib.dflash.model import DFlashModel
 from specbench.decoding.noise import prompt_key
-from specbench.decoding.queue import Queue
+from specbench.decoding.scheduler import Scheduler
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Job, State
+from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
 from specbench.errors import ConfigError
 from specbench.policies.fixed import FixedGamma
@@ -47,22 +48,24 @@ def drafts(kind, *overrides, gamma=3, tokens=12):
     own = parts(kind, *overrides)
     drafter, found = own.drafter, []
     prompts = [[5, 9, 2, 7, 11, 3, 8, 12, 40], [4, 1, 6]]
-    jobs = [Job(prompt, len(prompt) + tokens, prompt_key(0, str(i))) for i, prompt in enumerate(prompts)]
+    jobs = [Sequence(prompt, len(prompt) + tokens, prompt_key(0, str(i))) for i, prompt in enumerate(prompts)]
     state = State.idle(2, 40, [], own.target.device)
     own.target.allocate(2, 40)
     propose = type(drafter).propose
 
     def noted(state, gammas):
         draft = propose(drafter, state, gammas)
-        for row, text in enumerate(state.texts):
+        for row, sequence in enumerate(state.sequences):
             if state.active[row] and gammas[row]:
-                found.append((list(text), draft.tokens[row, : gammas[row]], draft.probs[row, : gammas[row]].clone()))
+                found.append(
+                    (list(sequence.tokens), draft.tokens[row, : gammas[row]], draft.probs[row, : gammas[row]].clone())
+                )
         return draft
 
     drafter.propose = noted
     try:
-        queue = Queue(jobs, [own.target, *drafter.models], 4, own.spare)
-        decode_speculative(state, own.target, drafter, FixedGamma(gamma), own.verifier, Clock(), feed=queue)
+        queue = Scheduler(jobs, [own.target, *drafter.models], 4, own.spare)
+        decode_speculative(state, own.target, drafter, FixedGamma(gamma), own.verifier, Clock(), admit=queue)
     finally:
         del drafter.propose
     return found, own

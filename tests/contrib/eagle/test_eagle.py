@@ -33,9 +33,10 @@ from specbench.contrib.eagle.config import eagle_config, feature_layers
 from specbench.contrib.eagle.drafter import choose_reading
 from specbench.contrib.eagle.model import EagleModel
 from specbench.decoding.noise import prompt_key
-from specbench.decoding.queue import Queue
+from specbench.decoding.scheduler import Scheduler
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Job, State
+from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
 from specbench.errors import ConfigError
 from specbench.models.mtp import MtpModel
@@ -213,23 +214,23 @@ def drafts(name, gamma=3, tokens=24, batch=2, policy=None, prompts=PROMPTS, draf
     """What was drafted for ragged texts: for each draft, the text before it, the guesses, and their q [gamma, V]."""
     own, found = parts(name), []
     target, drafter = own.target, drafter or own.drafter
-    jobs = [Job(prompt, len(prompt) + tokens, prompt_key(0, str(i))) for i, prompt in enumerate(prompts)]
+    jobs = [Sequence(prompt, len(prompt) + tokens, prompt_key(0, str(i))) for i, prompt in enumerate(prompts)]
     state = State.idle(batch, 40, [], target.device)
     target.allocate(batch, 40)
     propose = type(drafter).propose
 
     def noted(state, gammas):
         draft = propose(drafter, state, gammas)
-        for row, text in enumerate(state.texts):
+        for row, sequence in enumerate(state.sequences):
             if state.active[row] and gammas[row] and draft.probs is not None:
                 n = int(draft.count[row])
-                found.append((list(text), draft.tokens[row, :n], draft.probs[row, :n].clone()))
+                found.append((list(sequence.tokens), draft.tokens[row, :n], draft.probs[row, :n].clone()))
         return draft
 
     drafter.propose = noted
     try:
-        queue = Queue(jobs, [target, *drafter.models], 4, own.spare)
-        decode_speculative(state, target, drafter, policy or FixedGamma(gamma), own.verifier, Clock(), feed=queue)
+        queue = Scheduler(jobs, [target, *drafter.models], 4, own.spare)
+        decode_speculative(state, target, drafter, policy or FixedGamma(gamma), own.verifier, Clock(), admit=queue)
     finally:
         del drafter.propose
     return found
@@ -285,7 +286,7 @@ def test_q_of_trees_of_parallel_guesses_follows_from_their_depth(children, branc
     def noted(state, gamma):
         draft = propose(state, gamma)
         if draft.probs is not None and state.active[0] and min(gamma) == 3:
-            found.append((list(state.texts[0]), draft.probs[0].clone()))
+            found.append((list(state.at(0).tokens), draft.probs[0].clone()))
         return draft
 
     own.drafter.propose = noted

@@ -12,10 +12,11 @@ from test_eagle import expected_laws, overrides, parts
 from specbench.config.validate import check
 from specbench.decoding.model import Scores
 from specbench.decoding.noise import prompt_key
-from specbench.decoding.queue import Queue
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.scheduler import Scheduler
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import Job, State
+from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
 from specbench.decoding.token_tree import MISSING, Tree
 from specbench.decoding.verify_tree import match
@@ -53,7 +54,7 @@ def grown(name, kind):
     target, model = own.target, own.drafter.pairs
     drafter = type(own.drafter)(model, target.vocab_size, GAMMA, shape_of(kind, Sampling()))
     prompts = [[5, 9, 2, 7, 11, 3, 8], [4, 1, 6]]
-    jobs = [Job(prompt, len(prompt) + 16, prompt_key(0, str(i))) for i, prompt in enumerate(prompts)]
+    jobs = [Sequence(prompt, len(prompt) + 16, prompt_key(0, str(i))) for i, prompt in enumerate(prompts)]
     state = State.idle(2, 50, [], target.device)
     target.allocate(2, 50)
 
@@ -69,12 +70,12 @@ def grown(name, kind):
     propose = drafter.propose
 
     def before(state, gamma):
-        texts[:] = [list(text) for text in state.texts]
+        texts[:] = [list(sequence.tokens) if sequence else [] for sequence in state.sequences]
         return propose(state, gamma)
 
     drafter.propose = before
-    queue = Queue(jobs, [target, model], 4, spare_of(kind, GAMMA))
-    decode_speculative(state, target, drafter, FixedGamma(GAMMA), SomePath(False), Clock(), note, feed=queue)
+    queue = Scheduler(jobs, [target, model], 4, spare_of(kind, GAMMA))
+    decode_speculative(state, target, drafter, FixedGamma(GAMMA), SomePath(False), Clock(), note, admit=queue)
     assert len(paths) > 4 and {len(path) for path in paths} >= {0, 1, 2}
     return found
 

@@ -1,0 +1,55 @@
+"""A request and its text, as the decoders hold it beside the tensors of a state."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from specbench.decoding.encoder_input import EncoderInput
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request: its prompt, and what was decoded behind it."""
+
+    tokens: list[int]  # the prompt in the decoder's text, then what was generated
+    limit: int  # the length in tokens, prompt included, at which it ends
+    key: int  # of its noise
+    encoder_input: EncoderInput | None = None  # tokens that an encoder reads, if there is one
+    request_id: int = 0  # its place among the requests that are decoded together
+    prompt_length: int = 0  # tokens
+    active: bool = False  # its prompt has been read, and its text has not ended
+    # Seconds since decoding began, by a clock that stands still while rounds are recorded: "arrived", "admitted" (got a
+    # row), "first_token", "finished". Empty if all requests are there at once.
+    times: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.prompt_length = self.prompt_length or len(self.tokens)
+
+    @property
+    def generated(self) -> list[int]:
+        """The tokens that were decoded."""
+        return self.tokens[self.prompt_length :]
+
+    def fresh(self, request_id: int) -> "Sequence":
+        """The same request before anything was decoded, under another number."""
+        return replace(
+            self, tokens=list(self.tokens[: self.prompt_length]), request_id=request_id, active=False, times={}
+        )
+
+
+class StopStrings:
+    """Finds the token that completes one of the stop strings."""
+
+    def __init__(self, strings: Iterable[str], tokenizer: Any):
+        self.strings, self.tokenizer = list(strings), tokenizer
+        # A token may hold a part of a character only, so a string of n bytes spans at most n tokens.
+        self.longest = max(len(s.encode()) for s in self.strings)
+
+    def find(self, generated: list[int], new: list[int]) -> int | None:
+        """How many of the new tokens to keep, the completing one included; None if none completes a stop string."""
+        before = generated[-self.longest :]
+        for kept in range(1, len(new) + 1):
+            text = self.tokenizer.decode([*before, *new[:kept]], skip_special_tokens=True)
+            if any(s in text for s in self.strings):
+                return kept
+        return None
