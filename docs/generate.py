@@ -26,13 +26,13 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import numpy as np
 import yaml
 from numpy.typing import NDArray
-
-from specbench.config.compose import option_file, option_files
 from specbench.results.fields import FIELDS, REPEATS, SUMMARY
 from specbench.results.schema import RunResult
+from specbench.stats.records import PositionStats, Round
+
+from specbench.config.compose import option_file, option_files
 from specbench.run_config import GROUPS, RunConfig
 from specbench.settings import describe
-from specbench.stats.records import PositionStats, Round
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"

@@ -1,51 +1,111 @@
-"""Compares the runs in two folders job by job: texts, counts, alpha, block efficiency and verdict, to the last digit.
+"""Runs nine commands that reach most of the code, and compares two such folders: texts, rounds, alpha and counts.
 
-python experiments/same_results.py BEFORE AFTER
+python experiments/same_results.py run FOLDER
+python experiments/same_results.py compare BEFORE AFTER
 
-Times are left out. The exit code is 1 if anything differs, or if a run of BEFORE is not in AFTER. Use it before and
-after a change that must move no token: run the same commands at both commits, into two folders.
+A change that must move no token: run the commands at both commits, into two folders, and compare these. Times,
+intervals and the verdict are left out. Finished runs of a folder are not repeated. The exit code is 1 if anything
+differs, or if a run of BEFORE is not in AFTER. Folders of before November 2026 (`output` in prompts.jsonl) can be read
+too.
 """
 
 import json
+import math
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from specbench.results.reader import StoredRun
+COMMON = ("executor=eager", "logger=none", "data.limit=8", "verdict_tokens=4000")
+NINE = {
+    "greedy": ("temperature=0",),
+    "sampled": ("temperature=1",),
+    "bigram": ("drafter=bigram",),
+    "tree": ("drafter=tree", "drafter.branching=[3,2]", "verifier=iterative"),
+    "ende": ("drafter=ende",),
+    "beams": ("drafter=ende", "decoding=beam", "max_new_tokens=24"),
+    "paged": ("batch_size=8", "cache=paged"),
+    "lenience": ("lenience=0.5",),
+    "hierarchical": ("drafter=hierarchical",),
+}
+COUNTS = ("prompts", "rounds", "tokens", "drafted", "tested", "accepted", "recovered", "bonus", "failed")
 
-NUMBERS = ("alpha", "alpha_counted", "alpha_on_target_text", "alpha_by_category", "beta_by_position", "counts",
-           "block_efficiency", "draft_acceptance_rate", "operations_factor", "drift")  # fmt: skip
-OF_PROMPTS = ("id", "prompt", "output", "baseline_output", "rounds", "alpha", "block_efficiency")
+
+def run(folder: Path) -> int:
+    """Runs the nine commands with one thread each; returns how many failed."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    failed = 0
+    for name, words in NINE.items():
+        place = folder / name
+        if (place / "results.json").is_file():
+            continue
+        place.mkdir(parents=True, exist_ok=True)
+        call = [sys.executable, "-m", "specbench", *COMMON, f"hydra.run.dir={place}", *words]
+        with (place / "terminal.txt").open("w") as output:
+            done = subprocess.run(call, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False)
+        print(f"{name}: {'finished' if done.returncode == 0 else f'exit code {done.returncode}'}", flush=True)
+        failed += done.returncode != 0
+    return failed
 
 
 def facts(folder: Path) -> dict[str, Any]:
     """What must not depend on time, of one finished run."""
-    run = StoredRun(folder, json.loads((folder / "results.json").read_text(encoding="utf-8")))
-    found = {name: run.result[name] for name in NUMBERS}
-    found["lossless"] = [run.result["lossless"].get(name) for name in ("verdict", "passed", "statistic")]
-    found["prompts"] = [{name: line.get(name) for name in OF_PROMPTS} for line in run.prompts]
+    result = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    found = {f"counts of {name}": result["counts"][name] for name in COUNTS}
+    for name in ("alpha", "alpha_counted", "alpha_on_target_text", "block_efficiency"):
+        found[name] = result[name] and result[name]["mean"]
+    found["draft_acceptance_rate"] = result["draft_acceptance_rate"]
+    places = result["beta_by_position"] if "beta_by_position" in result else result["acceptance"]["by_place"]
+    found |= {f"beta at place {place}": each["mean"] for place, each in enumerate(places, 1)}
+    for text in (folder / "prompts.jsonl").read_text(encoding="utf-8").splitlines():
+        line = json.loads(text)
+        names = ("text", "plain text", "rounds")
+        found |= {f"{name} of {line['id']}": value for name, value in zip(names, texts(line), strict=True)}
     return found
 
 
-def main(before: Path, after: Path) -> int:
+def texts(line: dict[str, Any]) -> tuple[str | None, str | None, int | None]:
+    """Both texts of a request and the number of its rounds; None if it failed."""
+    if "output" in line:
+        return line["output"], line["baseline_output"], line["rounds"]
+    ours, plain = line["speculative"], line["baseline"]
+    if ours is None or plain is None:
+        return None, None, None
+    return ours["text"], plain["text"], len(ours["rounds"]["tokens"])
+
+
+def same(fact: str, one: Any, other: Any) -> bool:
+    """Whether two facts are equal; floats as far as another order of summation allows. Plain decoding's text may be
+    read by other calls, whose logits are rounded otherwise."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-5 if fact == "alpha_on_target_text" else 1e-9)
+    return bool(one == other)
+
+
+def compare(before: Path, after: Path) -> int:
     """Prints what differs; returns the exit code."""
-    runs = sorted(path.parent.relative_to(before) for path in before.rglob("results.json"))
+    names = sorted(path.parent.relative_to(before) for path in before.rglob("results.json"))
     differences = 0
-    for run in runs:
-        if not (after / run / "results.json").is_file():
+    for name in names:
+        if not (after / name / "results.json").is_file():
             differences += 1
-            print(f"{run}: not in {after}")
+            print(f"{name}: not in {after}")
             continue
-        old, new = facts(before / run), facts(after / run)
-        for name in old:
-            if old[name] != new[name]:
+        old, new = facts(before / name), facts(after / name)
+        for fact in dict.fromkeys([*old, *new]):
+            if not same(fact, old.get(fact), new.get(fact)):
                 differences += 1
-                print(f"{run}: {name} differs")
-    print(f"{len(runs)} runs compared, {differences} differences")
-    return int(differences > 0 or not runs)
+                print(f"{name}: {fact} was {str(old.get(fact))[:60]!r} and is {str(new.get(fact))[:60]!r}")
+    print(f"{len(names)} runs compared, {differences} differences")
+    return int(differences > 0 or not names)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("usage: python experiments/same_results.py BEFORE AFTER")
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    match sys.argv[1:]:
+        case ["run", place]:
+            sys.exit(run(Path(place)) > 0)
+        case ["compare", old, new]:
+            sys.exit(compare(Path(old), Path(new)))
+        case _:
+            sys.exit(__doc__)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specbench.errors import ConfigError
-    from specbench.run.api import Evaluation
+    from specbench.run.evaluate import Evaluation
 
 __version__ = "0.2.0"
 BEGUN = time.perf_counter()  # this process, or nearly so if it is a command of specbench
@@ -25,7 +25,7 @@ def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> "Evaluatio
     `overrides` are texts as on the command line ("drafter=ngram") or mappings of keys to values ({"data.limit": 8});
     keywords are keys without a dot (temperature=0). Raises ConfigError for a mistake, VerdictError with strict=True,
     and KeyboardInterrupt if the run is interrupted."""
-    from specbench.run.api import evaluate as run
+    from specbench.run.evaluate import evaluate as run
 
     return run(*overrides, **settings)
 

@@ -1,6 +1,9 @@
-"""`python -m specbench.compare`: ways of decoding, compared on each prompt in turn."""
+"""`python -m specbench.compare`: methods, compared on each prompt in turn."""
 
-from specbench.run.compare_command import main
+from specbench.errors import answering
+
+with answering():
+    from specbench.run.compare import main
 
 if __name__ == "__main__":
     main()

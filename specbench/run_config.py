@@ -58,11 +58,9 @@ GROUPS = {
     "data": SettingGroup("specbench.data.prompts.Data", Role.TASK | Role.UNTRACED),
     "workload": SettingGroup("specbench.policies.workload.Workload", Role.TASK | Role.UNTRACED),
     "peers": SettingGroup("specbench.peers.base.Peers", Role.DRAFTING | Role.UNTRACED | Role.POOLED),
-    "logger": SettingGroup("specbench.results.loggers.base.Logger", Role.LABEL),
+    "logger": SettingGroup("specbench.report.loggers.Logger", Role.LABEL),
 }
-METRICS = "metrics"  # of the group `metric`, several may be chosen: metric=[a,b]
-METRIC = "specbench.stats.metrics.base.Metric"  # their base class
-OTHERS = {METRICS: Role.DRAFTING | Role.POOLED, "metric": Role.NONE, "experiment": Role.LABEL, "hydra": Role.NONE}
+OTHERS = {"experiment": Role.LABEL, "hydra": Role.NONE}
 MOST_STOPS, LONGEST_STOP = 64, 1000  # strings, and characters of one: all are searched after every round
 
 
@@ -86,7 +84,6 @@ class RunConfig(BaseSettings):
     skip: int = Field(default=0, ge=0, le=10**9)
     take: int = Field(default=0, ge=0, le=10**9)
     repeats: int = Field(ge=1, le=1000)
-    repeats_vary: Literal["none", "order", "seed", "both"]
     verdict_tokens: int = Field(ge=0, le=10**9)
     strict: bool
     device: str
@@ -100,21 +97,6 @@ class RunConfig(BaseSettings):
                 f"stop={shown(self.stop)} is not allowed: it must be at most {MOST_STOPS} texts of 1 to {LONGEST_STOP} "
                 "characters"
             )
-        for key, value in self.of_process(self.repeats - 1).items():
-            if isinstance(value, int) and value > LARGEST_SEED:
-                raise ConfigError(
-                    f"{key}={getattr(self, key)} with repeats={self.repeats} is not possible: the last process would "
-                    f"have {value}, and {LARGEST_SEED} is the largest"
-                )
-
-    def of_process(self, number: int) -> dict[str, int | str]:
-        """What the scalars of process `number` of `repeats` are, counted from 0, where they are not the run's own."""
-        changed: dict[str, int | str] = {"repeats": 1, "repeats_vary": "none"}
-        if self.repeats_vary in ("seed", "both"):
-            changed["seed"] = self.seed + number
-        if self.repeats_vary in ("order", "both"):
-            changed["order"] = self.order + number
-        return changed
 
     @property
     def stop_strings(self) -> list[str]:

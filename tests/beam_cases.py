@@ -2,9 +2,9 @@
 
 import pytest
 
-from specbench.contrib.beams.beam_search import plain_round, speculative_round
-from specbench.contrib.beams.search_state import Search
-from specbench.contrib.beams.tree_reader import TreeReader
+from specbench.beams.reader import TreeReader
+from specbench.beams.rounds import plain_round, speculative_round
+from specbench.beams.search import Search
 from specbench.decoding.timer import Clock
 
 LIMIT = 12

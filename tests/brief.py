@@ -3,13 +3,11 @@
 `install` changes the process.
 """
 
-from specbench.config import components
 from specbench.executors import autotune
-from specbench.run import interleave, machine_watch, warm_up
+from specbench.run import provenance, warm_up
 
 
 def install() -> None:
-    components.WARM_UP_TOKENS, warm_up.WIDTHS, warm_up.PROBE_TOKENS, warm_up.ROOM = 1, 0, 4, 2
-    interleave.PROBES = 2
-    machine_watch.CPU_BYTES, machine_watch.SIZE = 2**20, 32  # nothing depends on how much the machine's probes read,
+    warm_up.TOKENS, warm_up.SHORT = 1, 1
+    provenance.CPU_BYTES = 2**20  # nothing depends on how much the machine's probe reads,
     autotune.SECONDS, autotune.CACHE_BYTES = 0.02, 1e6  # or on which of the exact products is the fastest

@@ -34,7 +34,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.decoding.transfers import _kept, counts
 from specbench.models import load
-from specbench.stats.test_statistics import classes
 
 aten = torch.ops.aten
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -267,7 +266,7 @@ def cuda_on_cpu(any_shapes: bool = False) -> Iterator[Device]:
         stack.enter_context(mock.patch.object(torch.cuda, "synchronize", lambda *_: device.wait("synchronize")))
         stack.enter_context(torch.inference_mode(False))  # there, operations would arrive before they are taken apart
         stack.enter_context(torch.no_grad())
-        for kept in (_kept, counts, classes):  # tensors of this device
+        for kept in (_kept, counts):  # tensors of this device
             stack.callback(kept.cache_clear)
         stack.enter_context(device)
         stack.enter_context(OnHost(device))

@@ -17,7 +17,7 @@ from specbench.decoding.timer import Clock
 from specbench.decoding.verify import leading, rejection_rate, speculative_sampling
 from specbench.decoding.verify_tree import iterative_sampling
 from specbench.policies.fixed import FixedGamma
-from specbench.stats.costs import CostTable
+from specbench.run.warm_up import MeasuredCosts
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.rejection import RejectionVerifier
@@ -232,7 +232,7 @@ class TooSmallM(RejectionVerifier):
 
 def learning_policy(kind, **settings):
     policy = kind(**settings)
-    costs = CostTable()
-    costs.laps = {0: [(0.0, 1.0, 0.0, 1.0, 1, 1.0)], 3: [(0.6, 1.0, 0.0, 1.6, 1, 1.0)]}
+    costs = MeasuredCosts()
+    costs.calls = {0: [1.0], 3: [1.6]}
     policy.calibrate(costs)
     return policy

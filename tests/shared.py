@@ -1,6 +1,5 @@
 """Fixtures that several folders use, and what is installed in every process that runs tests."""
 
-import base64
 import gc
 import os
 from pathlib import Path
@@ -62,23 +61,6 @@ def traced_programs(monkeypatch) -> list[torch.fx.GraphModule]:
 
     monkeypatch.setattr(torch._inductor, "standalone_compile", Artifact)
     return made
-
-
-PICTURE = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABh6FO1AAAAABJRU5ErkJggg=="
-)
-
-
-@pytest.fixture
-def no_figures(monkeypatch) -> None:
-    """A run's page has one picture in place of its figures."""
-
-    def page(folder, runs):
-        (folder / "figures").mkdir()
-        (folder / "figures" / "one.png").write_bytes(PICTURE)
-        (folder / "report.html").write_text("<p>a page</p>")
-
-    monkeypatch.setattr("specbench.results.report.page.write_report", page)
 
 
 @pytest.fixture(scope="session")

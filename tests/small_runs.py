@@ -4,25 +4,23 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hydra import compose, initialize_config_dir
 
 import specbench.run.command as command
+import specbench.run.run
 from specbench.config.build import build
 from specbench.config.paths import conf_dir
 from specbench.config.validate import check
 from specbench.data.stdlib import StdlibData
-from specbench.results.writer import write_result
-from specbench.run.decoder import Session
-from specbench.run.interleave import InterleavedGroup
-from specbench.run.run import run
-from specbench.stats import costs, gamma_sweep
-from specbench.stats.machine_noise import Probes
+from specbench.run.evaluate import Fields
+from specbench.run.jobs import Job
+from specbench.run.run import Group, execute
+from specbench.run.session import Session
 
 
 def composed(*overrides: str):
@@ -86,34 +84,31 @@ def parts_of(*overrides: str):
 MADE = {}  # runs by their overrides
 
 
-@contextmanager
-def steady():
-    """Inside, a machine is taken for steady and the costs of rounds for right, however busy it is and short the run:
-    else there is nothing to replay."""
-    judge, check = Probes.judge, gamma_sweep.checked_costs
+def run(parts, folder):
+    """A run with parts that are built: its results, as attributes too, and its records."""
+    logger = check(composed("logger=none")).choices
+    job = Job(folder, SimpleNamespace(resolved=parts.config, choices=logger))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Probes, "judge", lambda self, groups: replace(judge(self, groups), steady=True, reasons=[]))
-        patch.setattr(gamma_sweep, "checked_costs", lambda *found: replace(check(*found), passed=True))
-        patch.setattr(costs, "FEWEST_ROUNDS", 1)
-        yield
+        patch.setattr(specbench.run.run, "build", lambda *given: parts)
+        [found] = execute([job])
+    if isinstance(found, Exception):
+        raise found
+    return Fields(found.results), found.records
 
 
 @pytest.fixture
 def finished(tmp_path_factory):
-    """Runs by their overrides, made once in a process: result, record and folder."""
+    """Runs by their overrides, made once in a process: results, records and folder."""
 
     def get(*overrides):
         if overrides not in MADE:
             folder = tmp_path_factory.mktemp("run")
             limited = any(override.startswith("data.limit") for override in overrides)
             parts = parts_of("max_new_tokens=24", *([] if limited else ["data.limit=5"]), *overrides)
-            result, record = run(parts, folder)
-            write_result(result, record, "digest", folder, parts.target.tokenizer)
-            MADE[overrides] = result, record, folder
+            MADE[overrides] = (*run(parts, folder), folder)
         return MADE[overrides]
 
-    with steady():
-        yield get
+    return get
 
 
 def call(arguments, monkeypatch, folder) -> int:
@@ -129,18 +124,18 @@ def call(arguments, monkeypatch, folder) -> int:
 
 def interrupt_the_second_group(monkeypatch) -> None:
     """A signal while the second group of prompts decodes."""
-    plain = InterleavedGroup.decode_all_ways
+    plain = Group.by_all_ways
 
-    def interrupted(self, wanted, jobs, number):
-        if number == 1:
+    def interrupted(self, requests, batch):
+        if batch.number == 1:
             raise KeyboardInterrupt
-        return plain(self, wanted, jobs, number)
+        return plain(self, requests, batch)
 
-    monkeypatch.setattr(InterleavedGroup, "decode_all_ways", interrupted)
+    monkeypatch.setattr(Group, "by_all_ways", interrupted)
 
 
 def fail_where(monkeypatch, fails) -> None:
-    """Speculative decoding, but for warm-up and probes, raises an error of the device where `fails(session, jobs)`."""
+    """Speculative decoding, but for warm-up, raises an error of the device where `fails(session, jobs)`."""
     plain = Session.decode
 
     def decode(self, jobs, speculative, *others, **options):

@@ -109,7 +109,6 @@ def build(
         workload=workload,
         spare=spare,
         acceptance_law=verifier.law_of(chosen["drafter"].kind, chosen["drafter"].settings) if decoding.samples else "",
-        metrics={name: choice.kind.from_settings(choice.settings) for name, choice in checked.metrics.items()},
         notes=notes_on_models(target, drafter, verifier, decoding.generate_settings),
     )
 

@@ -11,7 +11,6 @@ from specbench.models.language_model import LanguageModel
 from specbench.peers.base import Peer
 from specbench.policies.base import GammaPolicy
 from specbench.policies.workload import Workload
-from specbench.stats.metrics.base import Metric
 from specbench.verifiers.base import Verifier
 
 EVERY_GAMMA = 20  # as large as any policy of conf/ has it
@@ -43,7 +42,6 @@ class Components:
     seed: int
     segments_before: int = 0  # of its workload, which other runs have decoded
     verdict_tokens: int = 0  # tokens that the losslessness verdict may read again
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
     stop_strings: Sequence[str] = ()
     rendered: Mapping[Prompt, Request] = field(default_factory=dict)  # of prompts of one turn that were read as texts
     acceptance_law: str = ""  # `Verifier.law_of`

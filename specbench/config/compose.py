@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from specbench.config.paths import conf_dir
 from specbench.decoding.component import Component
 from specbench.errors import ConfigError, first_line, shown, unknown
-from specbench.run_config import GROUPS, METRIC, METRICS, RunConfig
+from specbench.run_config import GROUPS, RunConfig
 
 LONGEST, MOST_COMMAS = 100_000, 5_000  # of a value: characters, commas
 _LOADING = threading.Lock()  # Hydra's plugins and resolvers are of the process
@@ -42,8 +42,9 @@ def compose_sweep(overrides: Sequence[str], by: ConfigLoader) -> DictConfig:
 def refuse_no_overrides(words: Sequence[str], options: Iterable[str] = ()) -> None:
     """Raises ConfigError for words of a command that Hydra would not explain: no override and none of its `options`, or
     a folder without a name."""
-    file = Path(__file__).parents[1] / f"{words[0] if words else ''}.py"
-    if words and words[0].isidentifier() and os.path.isfile(file) and "__main__" in file.read_text():
+    package = Path(__file__).parents[1]
+    entries = [package / f"{words[0]}.py", package / words[0] / "__main__.py"] if words else []
+    if words and words[0].isidentifier() and any(os.path.isfile(file) for file in entries):
         raise ConfigError(f"{words[0]} is a command of its own: python -m specbench.{' '.join(words)}")
     for number, word in enumerate(words):
         key, equals, value = word.partition("=")
@@ -135,7 +136,7 @@ def known_keys(overrides: Sequence[str]) -> list[str]:
     for group in GROUPS:
         file = conf_dir() / group / f"{chosen[group]}.yaml"
         keys += [f"{group}.{key}" for key in option_file(file) if key not in ("_target_", "defaults")]
-    return [*keys, *GROUPS, "metric", "experiment"]
+    return [*keys, *GROUPS, "experiment"]
 
 
 def option_files(file: Path) -> list[Path]:
@@ -157,7 +158,7 @@ def option_file(file: Path) -> dict[str, Any]:
 
 
 def base_of(group: str) -> type[Component]:
-    """The base class of what can be chosen in a group, or of metrics."""
-    module, _, name = (METRIC if group == METRICS else GROUPS[group].base).rpartition(".")
+    """The base class of what can be chosen in a group."""
+    module, _, name = GROUPS[group].base.rpartition(".")
     found: type[Component] = getattr(import_module(module), name)
     return found

@@ -13,12 +13,12 @@ from specbench.data.prompts import Data, Prompt, Request, render
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
 from specbench.executors.machine import free_bytes
+from specbench.measure.recorder import ROOM
+from specbench.measure.target_text import CHUNK
 from specbench.models.context import Context
 from specbench.models.load import footprint, load_tokenizer, uses_template
 from specbench.models.sizes import ModelSize
 from specbench.run_config import RunConfig
-from specbench.stats.position_stats import CHUNK
-from specbench.stats.verdict_records import LAW_BYTES
 
 MOST_START_TOKENS = 2  # of an encoder-decoder's text: the start, and a token that is forced after it
 
@@ -147,7 +147,7 @@ def _laws(root: RunConfig, vocab_size: int) -> int:
     if not root.temperature:
         return 0
     plain = 4 * MOST * root.batch_size * root.max_new_tokens * vocab_size
-    return int(min(LAW_BYTES, 4 * plain) + min(LAW_BYTES, plain))
+    return int(min(ROOM, 4 * plain) + min(ROOM, plain))
 
 
 def _of_draft(checked: ValidatedConfig, gamma: int, vocab_size: int) -> int:

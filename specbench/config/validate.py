@@ -3,7 +3,8 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -13,9 +14,8 @@ from specbench.component import Selection, Selections, chosen_class
 from specbench.config.compose import base_of
 from specbench.config.paths import inside_outputs
 from specbench.decoding.component import CodeIdentity
-from specbench.errors import ConfigError, first_line, shown
-from specbench.results.fingerprint import Identity, of_code, of_libraries, of_module
-from specbench.run_config import GROUPS, METRICS, OTHERS, Role, RunConfig, with_role
+from specbench.errors import ConfigError, first_line
+from specbench.run_config import GROUPS, OTHERS, Role, RunConfig, with_role
 from specbench.settings import validate
 
 WITHOUT_TORCH = ("data", "workload", "logger")  # groups that are checked before torch is loaded
@@ -27,26 +27,11 @@ class ValidatedConfig:
 
     root: RunConfig
     choices: Selections
-    metrics: Mapping[str, Selection]
     resolved: dict[str, Any]
-
-    @property
-    def digest(self) -> str:
-        """A hash of all settings that the numbers depend on."""
-        return hashlib.sha256(json.dumps(self._settings, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def _settings(self) -> dict[str, Any]:
         return {key: value for key, value in self.resolved.items() if key not in with_role(Role.LABEL)}
-
-    @property
-    def divisible(self) -> bool:
-        """Whether a process can decode some groups of the run, and others before or after it the rest, as one decodes
-        all: nothing that was chosen refuses several workers, since it learns from what was decoded before, say."""
-        several = replace(self.choices, scalars={**self.choices.scalars, "workers": 2})
-        every = (*self.choices.groups.values(), *self.metrics.values())
-        alone = True
-        return alone and not any(choice.kind.refuses(choice.settings, several) for choice in every)
 
     def nodes(self, gamma: int) -> int:
         """The most guesses of a draft of `gamma` levels."""
@@ -59,33 +44,13 @@ class ValidatedConfig:
 
         from specbench.executors.machine import cpu_features
 
-        found = self.identity()
-        untraced = with_role(Role.UNTRACED)
-        settings = {key: value for key, value in self._settings.items() if key not in untraced}
-        sources = {key: value for key, value in found.sources.items() if key.partition(".")[0] not in untraced}
-        machine = [found.code, found.device, cpu_features(), torch.get_num_threads()]
-        every = [json.dumps(own, sort_keys=True, default=str) for own in ([settings, sources, *machine], machine)]
+        package = Path(__file__).parents[1]
+        code = [path.read_bytes() for ending in ("py", "cpp") for path in sorted(package.rglob(f"*.{ending}"))]
+        settings = {key: value for key, value in self._settings.items() if key not in with_role(Role.UNTRACED)}
+        machine = [hashlib.sha256(b"".join(code)).hexdigest(), torch.__version__, cpu_features(),
+                   torch.get_num_threads()]  # fmt: skip
+        every = [json.dumps(own, sort_keys=True, default=str) for own in ([settings, *machine], machine)]
         return CodeIdentity(*(hashlib.sha256(own.encode()).hexdigest()[:16] for own in every))
-
-    def identity(self, here: bool = True) -> Identity:
-        """All that the numbers depend on, as it is now: the files that the settings name are looked at again. Without
-        the device, if the run is not one of this machine."""
-        from specbench.config.devices import pick_device, pick_dtype
-        from specbench.executors.machine import device_name
-
-        named = {group: choice for group, choice in self.choices.groups.items() if group not in with_role(Role.LABEL)}
-        named |= {f"{METRICS}.{name}": choice for name, choice in self.metrics.items()}
-        sources: dict[str, str] = {}
-        code, machine = {"specbench": of_code(), **of_libraries()}, {}
-        for key, choice in named.items():
-            sources |= {f"{key}.{name}": version for name, version in choice.settings.sources().items()}
-            module = choice.kind.__module__
-            if not module.startswith("specbench."):
-                code[module] = of_module(module)
-        if here:
-            device = pick_device(self.root.device)
-            machine = {"device": device_name(device), "dtype": str(pick_dtype(self.root.dtype, device))}
-        return Identity(self.digest, self._settings, sources, code, machine)
 
 
 def check(config: DictConfig, names: Mapping[str, str] | None = None, here: bool = True) -> ValidatedConfig:
@@ -102,8 +67,7 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None, here: bool
     policy = groups["lenience_policy"]
     lowest = policy.kind.lowest(policy.settings, root.lenience)
     choices = Selections(groups, root.temperature, lowest, str(device), vars(root))
-    metrics = choose_metrics(config)
-    for key, choice in (*groups.items(), *(("metric", choice) for choice in metrics.values())):
+    for key, choice in groups.items():
         if reason := choice.kind.refuses(choice.settings, choices):
             raise ConfigError(f"{key}={choice.name} is not possible {reason}")
     if root.beams > 1 and groups["decoding"].name == "sampling":
@@ -111,7 +75,7 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None, here: bool
         raise ConfigError(f"beams={root.beams} is not possible with decoding=sampling: {only}")
     own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     resolved: Any = OmegaConf.to_container(own, resolve=True)
-    return ValidatedConfig(root, choices, metrics, resolved)
+    return ValidatedConfig(root, choices, resolved)
 
 
 def check_early(config: DictConfig, names: Mapping[str, str] | None = None) -> tuple[RunConfig, dict[str, Selection]]:
@@ -124,20 +88,9 @@ def check_early(config: DictConfig, names: Mapping[str, str] | None = None) -> t
     return root, {group: choose(config, group, names.get(group)) for group in WITHOUT_TORCH}
 
 
-def choose_metrics(config: DictConfig) -> dict[str, Selection]:
-    """The metrics that were chosen, by name. Raises ConfigError."""
-    chosen = config.get(METRICS)
-    if chosen is None:
-        return {}
-    if not isinstance(chosen, DictConfig):
-        raise ConfigError(f"{METRICS}={shown(chosen)} is not allowed: choose metrics with metric=[NAME,NAME]")
-    return {str(name): choose(config, METRICS, str(name)) for name in chosen}
-
-
 def choose(config: DictConfig, group: str, name: str | None) -> Selection:
-    """The class and the validated settings of a group, or of the metric `name`. Raises ConfigError."""
-    key, how = (f"{METRICS}.{name}", f"metric=[{name}]") if group == METRICS else (group, f"{group}=NAME")
-    base = base_of(group)
+    """The class and the validated settings of a group. Raises ConfigError."""
+    key, how, base = group, f"{group}=NAME", base_of(group)
     try:
         node = OmegaConf.select(config, key)
     except OmegaConfBaseException as error:

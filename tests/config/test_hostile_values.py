@@ -24,7 +24,6 @@ from specbench.data.template import check_template, fill
 from specbench.errors import ConfigError, visible
 from specbench.run_config import GROUPS, RunConfig
 from specbench.settings import BaseSettings, validate
-from specbench.stats.metrics.base import Metric
 from specbench.train.student import Student
 from specbench.train.trainer import Training
 
@@ -38,7 +37,7 @@ def _no_logs():
 
 
 MANY = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-BASES = {**{group: base_of(group) for group in GROUPS}, "metric": Metric, "method": Student}
+BASES = {**{group: base_of(group) for group in GROUPS}, "method": Student}
 # Options whose interpolation or path a file alone does not have.
 WITHOUT = {"path": "shipped:drafter", "gamma": 4, "reference": __file__, "tokenizer": "shipped:target"}
 
@@ -136,7 +135,7 @@ def whole() -> Any:
 
 @pytest.mark.slow
 @given(st.dictionaries(st.sampled_from([key for name, key in FIELDS if name == "run"] + ["data.limit", "drafter.top_k",
-       "gamma_policy.gamma", "target.path", "cache._target_", "logger.tags", "metrics", "executor"]), VALUE, min_size=1,
+       "gamma_policy.gamma", "target.path", "cache._target_", "logger.tags", "executor"]), VALUE, min_size=1,
        max_size=3))  # fmt: skip
 @settings(MANY, max_examples=500)
 def test_any_values_of_a_whole_run(changes):
@@ -153,7 +152,6 @@ def test_any_values_of_a_whole_run(changes):
         sound(checked.root)
         for choice in checked.choices.groups.values():
             sound(choice.settings)
-        assert len(checked.digest) == 16
     finally:
         for key, value in before.items():
             OmegaConf.update(config, key, value, merge=False)

@@ -7,23 +7,17 @@ import os
 from pathlib import Path
 
 import pytest
-from matplotlib import pyplot as plt
 from rich.table import Table
 from small_runs import composed, run_main, small
 from transformers import AutoTokenizer
 
 import specbench
-import specbench.results.report.command as report
 from specbench.config.components import timed_gammas
 from specbench.config.validate import check
 from specbench.data.prompts import Prompt, render
 from specbench.errors import ConfigError, VisibleFormatter, first_line, shown, visible
 from specbench.policies.fixed import FixedGamma
-from specbench.results.reader import StoredRun
-from specbench.results.report.html_page import Drawing, FigureFolder
-from specbench.results.report.style import save_figure
-from specbench.results.report.sweep_figures import heat_maps
-from specbench.results.terminal import show
+from specbench.report.terminal import show
 
 REFUSED = {  # overrides: what the sentence holds
     "gama=5": "gama is not a setting. Did you mean gamma?",
@@ -32,7 +26,7 @@ REFUSED = {  # overrides: what the sentence holds
     "drafter=ngram,bigram": "several values: python -m specbench -m makes a run of each, python -m specbench.compare",
     "--gamma 4": "--gamma is not an option: a setting is given as gamma=4",
     "drafter=ngram --gama=4": "gama is not a setting (settings are given without --, as gamma=4). Did you mean gamma?",
-    "table outputs/run --by drafter": "of its own: python -m specbench.table outputs/run --by drafter",
+    "report outputs/run --format csv": "of its own: python -m specbench.report outputs/run --format csv",
     "drafter=ngram drafter.windw=3": "Did you mean drafter.window?",
     "drafter=lama1b": "Did you mean drafter=llama1b? Available: drafter=bigram",
     "drafters=ngram": "drafters is not a setting. Did you mean drafter?",
@@ -83,10 +77,8 @@ REFUSED = {  # overrides: what the sentence holds
     "drafter=early_exit drafter.layers=2": "it was trained for 1 layers",
     "drafter=tree gamma_policy=entropy": "needs a drafter that is a model",
     "gamma=[1": "gamma=[1",
-    "metrics=calibration": "choose metrics with metric=[NAME,NAME]",
     "verifier._target_=specbench.drafters.random.RandomDrafter": "it must be a subclass of Verifier",
     "verifier.alpha=.5": "not a setting of the chosen verifier. Available: none.",
-    "metric=[calibration,nothing]": "metric=nothing is not a choice",
     "name=../../esc": "name=../../esc is not allowed: it must be the name of a folder inside outputs/",
     "name=/tmp/esc": "name=/tmp/esc is not allowed",
     "name=a/../../b": "name=a/../../b is not allowed",
@@ -186,11 +178,10 @@ def test_hostile_text_reaches_neither_terminal_nor_page(monkeypatch, capsys, tmp
                  "data.category_field=kind", "stop=['[/b]']", "data.limit=1"]  # fmt: skip
     code, err = run_main(small(*arguments), monkeypatch, capsys, tmp_path)
     assert code == 0, err
-    report.main([str(out)])
     assert "v2[/b]$x$" in capsys.readouterr().out
-    for text in (err, (out / "report.html").read_text(), (out / "run.log").read_text()):
+    for text in (err, (out / "page.html").read_text(), (out / "run.log").read_text()):
         assert not set(text) & set("\x1b\x9b\u202e")
-    assert "v2[/b] \\x1b[31m\\x9b2J\\u202e$" in (out / "report.html").read_text()
+    assert "v2[/b] \\x1b[31m\\x9b2J\\u202e$" in (out / "page.html").read_text()
 
 
 def test_tables_logs_and_errors_show_escapes_as_text(capsys):
@@ -205,22 +196,6 @@ def test_tables_logs_and_errors_show_escapes_as_text(capsys):
     assert visible("a\tb\u2028\ud800é") == "a\\tb\\u2028\\ud800é" and visible("a\tb\nc\r", layout=True) == "a\tb\nc\\r"
     assert len(shown("x" * 10000)) < 200 and shown(10**5000) == "a number of thousands of digits"
     assert first_line(ValueError("\n\n a. \nb")) == "a" and first_line(KeyError()) == "KeyError"
-
-
-def test_figures_of_dotted_keys_do_not_overwrite_each_other(tmp_path):
-    figures = FigureFolder(tmp_path)
-    for name in ("heat_drafter.path_data.path", "heat_drafter.path_data.limit", "heat_a/b", "heat_a_b"):
-        figures.draw(Drawing(name, "", plt.figure))
-    assert {path.name for path in tmp_path.glob("*.png")} == {
-        "heat_drafter.path_data.path.png", "heat_drafter.path_data.limit.png", "heat_a_b.png", "heat_a_b-2.png",
-    }  # fmt: skip
-
-
-def test_a_swept_value_is_no_mathtext(tmp_path):
-    keys = {"data.path": HOSTILE, "drafter.path": "$\\nope{$"}
-    runs = [StoredRun(tmp_path, {"alpha": {"mean": 0.5}}, keys)]
-    svg = save_figure(lambda: heat_maps(runs, "data.path", "drafter.path", "alpha/mean", "alpha"), tmp_path / "map")
-    assert "$\\nope{$" in svg and not set(svg) & set("\x1b\x9b\u202e")
 
 
 def test_a_long_prompt_has_no_warning_of_transformers():

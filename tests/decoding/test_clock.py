@@ -10,7 +10,6 @@ from graph_memory import SimulatedGraphs
 
 from specbench.decoding import timer as clock
 from specbench.decoding.timer import DECODING, Lap, Timer
-from specbench.run.decoder import untimed
 
 
 class Machine:
@@ -179,14 +178,3 @@ def test_graphs_say_when_they_are_launched():
     assert told == [[6.0], [8.0]] and result.tolist() == [10.0]
     double(torch.tensor([6.0]))
     assert len(told) == 2
-
-
-def test_the_recorder_tells_the_clock_of_no_launch():
-    """Else its preparation would be the host's part of a round."""
-    told, executor = [], SimulatedGraphs()
-    double = executor.leaf(lambda x: x * 2)
-    with executor.timed(lambda: told.append("launch")):
-        untimed(executor, lambda x: double(x))(torch.tensor([4.0]))
-        assert told == []
-        double(torch.tensor([5.0]))
-        assert told == ["launch"]

@@ -12,7 +12,7 @@ from checkpoints import checkpoint, shutil
 from choosing import only
 from eagle_cases import SIZES, D, V, layer_shapes, numbers
 from safetensors.torch import load_file, save_file
-from small_runs import composed, parts_of, small
+from small_runs import composed, parts_of, run, small
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel as StockMtp
@@ -29,7 +29,6 @@ from specbench.errors import ConfigError
 from specbench.models.mtp import MtpModel
 from specbench.models.mtp_weights import mtp_place, without_modules
 from specbench.policies.fixed import FixedGamma
-from specbench.run.run import run
 
 HIDDEN, LAYERS = 16, 2
 SHAPE = dict(hidden_size=HIDDEN, intermediate_size=32, moe_intermediate_size=8, num_attention_heads=4,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from decoder_cases import jobs_of, make_drafter, spare_of, tabular_model
-from small_runs import parts_of
+from small_runs import parts_of, run
 
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
@@ -17,7 +17,6 @@ from specbench.decoding.token_tree import MISSING, ROOT
 from specbench.drafters.lookup_base import point_mass_tree
 from specbench.drafters.suffix import SuffixAutomaton, SuffixDrafter
 from specbench.policies.fixed import FixedGamma
-from specbench.run.run import run
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 

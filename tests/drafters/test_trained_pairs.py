@@ -7,18 +7,16 @@ import pytest
 import torch
 from choosing import slow_unless
 from omegaconf import OmegaConf
-from small_runs import composed, parts_of
+from small_runs import composed, parts_of, run
 
-from specbench.contrib.paper.docstrings import DocstringData, documented, pairs
-from specbench.contrib.paper.unconditional import UnconditionalData
 from specbench.data.prompts import load
 from specbench.data.sources import place_of
+from specbench.data.unconditional import UnconditionalData
 from specbench.drafters.ngram_lm import training_tokens
 from specbench.errors import ConfigError
-from specbench.run.run import run
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-DATA = {"ende": "specbench.contrib.paper.aligned_text", "unconditional": "specbench.contrib.paper.unconditional"}
+DATA = {"ende": "specbench.data.parallel", "unconditional": "specbench.data.unconditional"}
 TASKS = {"ende": "ende", "bytes": "unconditional"}
 SHAPE = dict(d_model=8, d_kv=4, num_heads=2, d_ff=8, num_layers=1, num_decoder_layers=1)
 PAIRS = [([3, 4, 5, 1], [6, 7, 1]), ([8, 1], [9, 10, 11, 1]), ([5, 6, 7, 8, 1], [3, 1]), ([9, 3, 1], [4, 4, 1])]
@@ -106,36 +104,6 @@ def test_a_token_of_the_byte_model_is_a_byte(recipes, monkeypatch):
     sys.modules.pop("train", None)
 
 
-def test_a_function_is_told_apart_from_its_documentation():
-    import ast
-
-    source = 'class A:\n    async def f(x):\n        """Says what.\n\n        And more.\n        """\n'
-    source += "        y = x\n        return y\n"
-    node = ast.parse(source).body[0].body[0]
-    body, summary = documented(node, source.splitlines())
-    assert body == "async def f(x):\n    y = x\n    return y" and summary == "Says what."
-    assert documented(ast.parse("def f():\n    return 1\n").body[0], ["def f():", "    return 1"]) is None
-    assert documented(ast.parse('def f(): """A."""\n').body[0], ['def f(): """A."""']) is None
-
-
-def test_what_is_summarised_is_held_out():
-    found = list(pairs(held_out=True))
-    assert len(found) > 50 and len({pair.name for pair in found}) == len(found)
-    assert all(pair.summary not in pair.body and 3 <= len(pair.body.splitlines()) <= 40 for pair in found[:20])
-
-
-@pytest.mark.slow
-def test_what_training_has_seen_is_not_summarised():
-    """Of the held-out modules' functions some are in other modules, too."""
-    from specbench.data.stdlib_corpus import read_modules
-
-    training = "\n".join(read_modules(held_out=False).values())
-    found = {pair.name: pair.summary for pair in pairs(held_out=True)}
-    kept = [found[prompt.id] for prompt in DocstringData(limit=None).prompts()]
-    assert 50 < len(kept) < len(found) and not [summary for summary in kept if f'"""{summary}' in training]
-    assert [summary for summary in found.values() if f'"""{summary}' in training]
-
-
 def test_unconditional_prompts_differ_in_their_noise_alone():
     prompts = load(UnconditionalData(start=None, count=5, limit=3))
     assert [prompt.id for prompt in prompts] == ["1", "2", "3"] and {prompt.turns for prompt in prompts} == {("",)}
@@ -168,7 +136,7 @@ def test_a_shipped_pair_runs_from_its_drafter_alone(drafter, data, tmp_path):
     assert parts.target.name.endswith(f"{target}/target")
     assert composed(f"drafter={drafter}").data._target_.rpartition(".")[0] == DATA[data]
     result, _ = run(parts, tmp_path)
-    assert result.lossless.verdict == "passed" and result.counts.tested > 0 and result.alpha.mean < 1
+    assert result.lossless.passed and result.counts.tested > 0 and result.alpha.mean < 1
 
 
 @pytest.mark.parametrize("pair", [pytest.param("ende", marks=SLOW), "bytes"])

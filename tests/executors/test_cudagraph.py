@@ -27,8 +27,8 @@ from specbench.executors.compile_cache import Programs
 from specbench.executors.compiled_function import Leaf
 from specbench.executors.cudagraph import Captured, CudaGraphExecutor, no_garbage_collection
 from specbench.executors.eager import EagerExecutor
+from specbench.measure.recorder import round_numbers
 from specbench.policies.entropy import EntropyGamma
-from specbench.run.recorder import round_numbers
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 

@@ -4,11 +4,10 @@ import json
 
 import pytest
 from graph_memory import Rerun
-from small_runs import parts_of
+from small_runs import parts_of, run
 
 import specbench.run.warm_up
 from specbench.executors import pytree as buckets
-from specbench.run.run import run
 
 KINDS = {
     # The second prompt is not read again: rounds leave less behind.

@@ -22,14 +22,14 @@ from encoder_decoder_cases import (
     generated_by,
     module_of,
 )
-from small_runs import parts_of
+from small_runs import parts_of, run
 from torch import nn
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
+from specbench.beams.beam import BeamDecoding
+from specbench.beams.search import BeamRules
 from specbench.cache.encoder_inputs import EncoderInputs
 from specbench.config.build import notes_on_models
-from specbench.contrib.beams.beam import BeamDecoding
-from specbench.contrib.beams.search_state import BeamRules
 from specbench.data.sources import SHIPPED
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.sampling import Sampling
@@ -40,12 +40,11 @@ from specbench.decoding.timer import Timer
 from specbench.errors import ConfigError
 from specbench.executors.auto import AutoExecutor, CompiledExecutor
 from specbench.executors.eager import EagerExecutor
+from specbench.measure.stock import stock_scores
 from specbench.models.flops import per_token
 from specbench.models.language_model import LanguageModel
 from specbench.models.positions import Positions
 from specbench.models.reference_forward import stock_logits
-from specbench.run.reference_scores import read
-from specbench.run.run import run
 
 EXECUTORS = {"eager": EagerExecutor, "half": partial(AutoExecutor, ["half"]),
              "compiled": partial(CompiledExecutor, ["half"])}  # fmt: skip
@@ -214,10 +213,10 @@ def test_a_forced_token_and_suppressed_ones_are_those_of_generate():
     target.allocate(1, len(expected) + 1)
     queue = Scheduler([job], [target], 8, 1)
     verifier = decoder_cases.verifier_of(VERIFIERS["speculative"], target.sampling)
-    decode_autoregressive(state, target, verifier, Timer(target.device), admit=queue)
+    decode_autoregressive(state, target, verifier, Timer(target.device), feed=queue)
     assert [2, 4, *queue.sequences[0].generated] == expected
-    found = read(target, [2, 4], queue.sequences[0].generated, None, (), INPUTS[0])
-    assert found.finite and not (found.short > found.tolerance).any()
+    logits = stock_scores(target, torch.tensor([expected]), 2, INPUTS[0])
+    assert logits.argmax(-1).tolist() == queue.sequences[0].generated
     assert not {free[0], free[1]} & set(queue.sequences[0].generated)
 
 
@@ -248,11 +247,22 @@ def pair(tmp_path_factory):
 def test_a_model_that_drafts_for_itself_has_alpha_one(pair, temperature, tmp_path):
     same = (f"target.path={pair[0]}", "drafter=model", f"drafter.path={pair[0]}", "target=model")
     parts = parts_of(*same, f"temperature={temperature}", "batch_size=2", "executor=eager")
-    result, record = run(parts, tmp_path)
+    result, records = run(parts, tmp_path)
     assert result.alpha.mean == pytest.approx(1, abs=1e-5)
     assert result.alpha_on_target_text.mean == pytest.approx(1, abs=1e-5)
-    assert result.lossless.verdict == "passed"
-    assert all(x.request.encoder_input and len(x.request.tokens) == 1 for group in record.groups for x in group.results)
+    assert result.lossless.passed
+    assert all(record.encoder_tokens for record in records)
+
+
+@pytest.mark.slow
+def test_a_run_searches_the_beams_of_an_encoder_decoder(pair, tmp_path):
+    target, drafter = pair
+    parts = parts_of("target=model", f"target.path={target}", "drafter=model", f"drafter.path={drafter}",
+                     "decoding=beam", "beams=3", "gamma=2", "max_new_tokens=6")  # fmt: skip
+    result, records = run(parts, tmp_path)
+    beam = result.details.beam
+    assert result.lossless.passed and beam.equal == beam.requests == 2
+    assert beam.levels > 0 and all(record.search for record in records)
 
 
 def test_a_number_of_beams_is_noted_unless_it_is_searched_for():
@@ -263,17 +273,6 @@ def test_a_number_of_beams_is_noted_unless_it_is_searched_for():
     told = [" ".join(notes_on_models(target, *nothing, of)) for of in applied]
     assert ["num_beams=3" in text for text in told] == [True, True, False]
     assert all("min_length=5" in text for text in told)
-
-
-@pytest.mark.slow
-def test_a_whole_run_is_compiled(pair, tmp_path):
-    """Every program is there before anything is timed, plain and speculative, for inputs of unequal lengths."""
-    same = (f"target.path={pair[0]}", "drafter=model", f"drafter.path={pair[0]}", "target=model")
-    parts = parts_of(*same, "temperature=1", "batch_size=2", "executor=compiled", "gamma=2", "max_new_tokens=8")
-    result, _ = run(parts, tmp_path)
-    assert result.alpha.mean == pytest.approx(1, abs=1e-5) and result.lossless.verdict == "passed"
-    programs = result.executor["programs"]
-    assert programs["used"] and not programs["missed"] and programs["made"] + programs["found"]
 
 
 @pytest.mark.parametrize("choice", ["drafter=early_exit", "drafter=medusa", "attention=triton"])
@@ -299,7 +298,7 @@ def test_the_recipes_run_without_weights(drafter, tmp_path):
     parts = parts_of(f"drafter={drafter}", *random, *few, "max_new_tokens=4", "executor=eager", "data.limit=1")
     assert parts.target.name == "google/flan-t5-xxl" and parts.drafter.model.name.endswith(drafter[3:])
     result, _ = run(parts, tmp_path)
-    assert result.lossless.verdict == "passed" and result.counts.tokens
+    assert result.lossless.passed and result.counts.tokens
 
 
 def many_texts(inputs) -> list[list[int]]:

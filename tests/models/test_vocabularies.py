@@ -11,12 +11,11 @@ from checkpoints import EMBED, HEAD, checkpoint, edit_tokenizer, tensors
 from choosing import slow_unless
 from decoder_cases import V
 from law_cases import FEW, Law, decode, worst_excess
-from small_runs import parts_of
+from small_runs import parts_of, run
 from tabular import random_table
 
 from specbench.errors import ConfigError
 from specbench.models.vocabulary import Intersection, intersection
-from specbench.run.run import run
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 
@@ -136,9 +135,9 @@ def test_padded_vocabularies_leave_the_text_as_it_is(drafter_is, kind, batch_siz
     parts = parts_of("target=model", f"target.path={target}", f"drafter={kind}", path, f"batch_size={batch_size}",
                      "data.limit=3", "max_new_tokens=8", "gamma=2", "temperature=0",
                      "repetition_penalty=1.2")  # fmt: skip
-    result, record = run(parts, tmp_path)
+    result, records = run(parts, tmp_path)
     assert result.lossless.passed and result.counts.failed == 0
-    padding = [t >= 4160 for group in record.groups for found in group.results for t in found.speculative.tokens]
+    padding = [t >= 4160 for record in records for t in record.speculative.ids]
     assert any(padding) == (drafter_is == "narrower")
 
 

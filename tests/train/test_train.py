@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from choosing import only
-from small_runs import composed, parts_of, training
+from small_runs import composed, parts_of, run, training
 
 from specbench.config.build import build
 from specbench.config.validate import check
@@ -16,7 +16,6 @@ from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
 from specbench.errors import ConfigError
 from specbench.models.heads import Heads, HeadsConfig
 from specbench.models.load import PretrainedModel, load_module
-from specbench.run.run import run
 from specbench.settings import validate
 from specbench.train.data import text_rows
 from specbench.train.look_ahead import LookAheadStudent

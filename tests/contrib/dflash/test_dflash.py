@@ -13,7 +13,7 @@ from choosing import in_turn, only
 from dflash_cases import BLOCK, HEADS, HIDDEN, KEYS, KINDS, MASK, SIZE, TOTAL, WINDOW, V, folder_of, random_weights
 from eagle_cases import numbers
 from safetensors.torch import load_file, save_file
-from small_runs import composed, parts_of, small
+from small_runs import composed, parts_of, run, small
 
 from specbench.config.validate import check
 from specbench.contrib.dflash.model import DFlashModel
@@ -25,7 +25,6 @@ from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
 from specbench.errors import ConfigError
 from specbench.policies.fixed import FixedGamma
-from specbench.run.run import run
 
 
 @cache

@@ -25,7 +25,7 @@ from eagle_cases import (
     write,
 )
 from law_cases import learning_policy
-from small_runs import composed, parts_of, small
+from small_runs import composed, parts_of, run, small
 
 from specbench.config.build import build
 from specbench.config.validate import check
@@ -44,7 +44,6 @@ from specbench.models.vocabulary import DraftVocabulary
 from specbench.policies.confidence import ConfidenceGamma
 from specbench.policies.fixed import FixedGamma
 from specbench.policies.heuristic import HeuristicGamma
-from specbench.run.run import run
 
 LAYERS = TARGET["num_hidden_layers"]
 DEFAULT = (2, LAYERS // 2, LAYERS - 3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from choosing import slow_unless
 from decoder_cases import shape_of, spare_of
-from small_runs import composed, parts_of, small
+from small_runs import composed, parts_of, run, small
 from test_eagle import expected_laws, overrides, parts
 
 from specbench.config.validate import check
@@ -23,7 +23,6 @@ from specbench.decoding.verify_tree import match
 from specbench.drafters import tree, tree_shapes
 from specbench.errors import ConfigError
 from specbench.policies.fixed import FixedGamma
-from specbench.run.run import run
 from specbench.verifiers.iterative import IterativeVerifier
 
 GAMMA, NODES, WIDTH = 3, 7, 3  # of `shape_of`

@@ -1,19 +1,14 @@
-"""A drafter, a verifier, a data source, a metric and a logger, as a user would write them."""
+"""A drafter, a verifier, a data source and a logger, as a user would write them."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 from pydantic import Field
-from torch import Tensor
 
 from specbench.data.prompts import Data, Prompt
 from specbench.drafters.lookup_base import PointMassDrafter
-from specbench.results.loggers.base import Logger
-from specbench.results.schema import RunResult
+from specbench.report.files import Run
+from specbench.report.loggers import Logger
 from specbench.settings import BaseSettings
-from specbench.stats.metrics.base import Metric
-from specbench.stats.metrics.base import Path as TakenPath
-from specbench.stats.records import RunRecord
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 
@@ -53,21 +48,9 @@ class ListData(Data):
             yield Prompt(f"list {number}", (text,), "mine")
 
 
-class FullRounds(Metric):
-    """The share of rounds in which every guess was kept."""
-
-    columns = ("full",)
-
-    def of_round(self, path: TakenPath) -> Tensor:
-        return (path.accepted == path.draft.count).double()[:, None]
-
-    def of_run(self, requests: Sequence[Sequence[tuple[float, ...]]]) -> Mapping[str, float | None]:
-        full = [numbers[0] for rounds in requests for numbers in rounds]
-        return {"share": sum(full) / len(full) if full else None}
-
-
 class OneLine(Logger):
     """Writes the speedup to a file."""
 
-    def log(self, result: RunResult, record: RunRecord, out_dir: Path) -> None:
-        (out_dir / "speedup.txt").write_text(f"{result.speedup.measured} over {len(record.results)} prompts\n")
+    def finish(self, run: Run) -> None:
+        measured = run.results["speedup"]["measured"]
+        (run.folder / "speedup.txt").write_text(f"{measured} over {len(run.records)} prompts\n")

@@ -1,0 +1,1 @@
+"""The paper's tables and figures: its printed numbers, its formulas', and ours beside them."""

@@ -1,0 +1,64 @@
+"""`python -m specbench.report FOLDER`: the page and the tables of a finished run, sweep or comparison."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from specbench.errors import ConfigError, answering
+from specbench.report import files
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Writes page.html into the folder, or prints the tables in another format."""
+    parser = argparse.ArgumentParser(prog="python -m specbench.report", description=__doc__)
+    parser.add_argument("folder", type=Path, help="the folder of a run, or one with several below it")
+    parser.add_argument(
+        "--format",
+        choices=("html", "markdown", "latex", "csv"),
+        default="html",
+        help="html writes page.html, the others print",
+    )
+    parser.add_argument(
+        "--wandb-report", metavar="ENTITY/PROJECT", help="also makes a dashboard there; needs an account"
+    )
+    args = parser.parse_args(words)
+    with answering():
+        if not args.folder.is_dir():
+            raise ConfigError(f"{args.folder} is no folder: give the folder of a finished run")
+        if args.format == "html":
+            print(write_page(args.folder))
+        else:
+            print_tables(args.folder, args.format)
+        if args.wandb_report:
+            from specbench.report.dashboards import save_dashboard
+
+            print(save_dashboard(args.wandb_report, files.read_all(args.folder)))
+
+
+def write_page(folder: Path) -> Path:
+    """Makes the page of a run, a comparison or a sweep again; returns its place. Raises ConfigError."""
+    from specbench.report import page
+
+    if (folder / files.RESULTS).is_file():
+        run = files.read_run(folder)
+        text = page.run_page(run, run.records)
+    elif (folder / files.COMPARISON).is_file():
+        rows = files.read_json(folder / files.COMPARISON)["rows"]
+        text = page.comparison_page(rows, files.read_all(folder), folder.name)
+    else:
+        text = page.sweep_page(files.read_all(folder), folder.name)
+    files.write_text(folder / files.PAGE, text)
+    return folder / files.PAGE
+
+
+def print_tables(folder: Path, form: str) -> None:
+    """Prints the tables of a folder as Markdown, LaTeX or CSV. Raises ConfigError."""
+    from specbench.report import tables
+
+    runs = files.read_all(folder)
+    if (folder / files.COMPARISON).is_file():
+        print(tables.written(tables.comparison(files.read_json(folder / files.COMPARISON)["rows"]), form))
+    print(tables.written(tables.runs_table(runs), form))
+    categories = tables.by_category(runs)
+    if len(categories):
+        print(tables.written(categories, form))

@@ -1,0 +1,144 @@
+"""What a command prints: the answer of a run in a few lines, tables of sweeps and comparisons, and progress."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from specbench.errors import Visible
+
+WIDTH = 140  # characters, where the output is not a terminal
+
+
+class ProgressHook(Protocol):
+    """Called with how many prompts are done, how many there are, and what is going on."""
+
+    def __call__(self, done: int, total: int | None, what: str) -> None: ...
+
+
+def console() -> Console:
+    """The terminal; text from outside reaches it without control characters."""
+    wide = None if "COLUMNS" in os.environ or Console().is_terminal else WIDTH
+    return Console(markup=False, emoji=False, highlight=False, width=wide)
+
+
+def show(*renderables: Any) -> None:
+    """Prints text and tables."""
+    for renderable in renderables:
+        console().print(Visible(renderable))
+
+
+def headline(results: Mapping[str, Any]) -> str:
+    """One sentence: whether speculative decoding was faster, with the interval."""
+    from specbench.report.tables import ratio
+
+    speedup = results["speedup"]
+    measured, interval = speedup["measured"], speedup["ci95"]
+    if measured is None:
+        return "No speedup was measured"
+    told = ratio(measured, interval)
+    if interval is None:
+        return f"Speedup {told}: too few prompts for an interval"
+    if interval[0] > 1:
+        return f"Speculative decoding is faster than plain decoding: {told}"
+    if interval[1] < 1:
+        return f"Speculative decoding is slower than plain decoding: {told}"
+    return f"Speculative decoding is not shown to be faster or slower than plain decoding: {told}"
+
+
+def summary(results: Mapping[str, Any], folder: Path) -> None:
+    """Prints the answer of a run: at most twelve lines."""
+    from specbench.report.tables import mean, number, ratio, verdict
+
+    cost, speedup, lossless = results["cost"], results["speedup"], results["lossless"]
+    peers = [f"{ratio(own['measured'], own['ci95'])} over {name}" for name, own in results["speedup_over"].items()]
+    reason = f" ({lossless['reason']})" if lossless["reason"] else ""
+    bandwidth = results["bandwidth"]
+    read, peak = bandwidth["target_bytes_per_second"], bandwidth["measured_peak_bytes_per_second"]
+    share = f", at {read / peak:.0%} of the measured memory bandwidth" if read and peak else ""
+    rates = results["throughput"]
+    lines = {
+        "alpha": f"{mean(results['alpha'])}   block efficiency {mean(results['block_efficiency'])} tokens per call",
+        "costs": f"c {number(cost['c'])}   v {number(cost['v'])}   o {number(cost['o'])}   in target steps of "
+        f"{number(1e3 * (cost['target_step_seconds'] or 0))} ms",
+        "Theorem 3.8": f"{ratio(speedup['theorem_3_8'], None)} predicted, {ratio(speedup['measured'], None)} measured, "
+        f"{ratio(speedup['end_to_end'], speedup['end_to_end_ci95'])} with prefill",
+        "tokens/s": f"{number(rates['speculative_tokens_per_second'])}, plain decoding "
+        f"{number(rates['baseline_tokens_per_second'])}{share}",
+        "lossless": verdict(lossless) + reason,
+    }
+    if peers:
+        lines["peers"] = ", ".join(peers)
+    show(Text(headline(results), style="bold"))
+    for name, line in lines.items():
+        show(Text(f"  {name:12} {line}"))
+    for note in results["notes"][:3]:
+        show(Text(f"  note         {note}", style="dim"))
+    show(Text(f"  files        {folder}", style="dim"))
+
+
+def one_line(results: Mapping[str, Any]) -> str:
+    """The results of a job of a sweep in a few words."""
+    from specbench.report.tables import mean, ratio, verdict
+
+    speedup = results["speedup"]
+    told = f"{ratio(speedup['measured'], speedup['ci95'])}, alpha {mean(results['alpha'])}"
+    found = verdict(results["lossless"])
+    return told if found == "passed" else f"{told}, lossless: {found}"
+
+
+def table(frame: Any) -> Table:
+    """A DataFrame for the terminal."""
+    found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    for number, head in enumerate(frame.columns):
+        found.add_column(Text(str(head)), justify="left" if number == 0 else "right")
+    for row in frame.itertuples(index=False):
+        found.add_row(*(Text(str(cell)) for cell in row))
+    return found
+
+
+def comparison(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Prints the ranking of a comparison, with one sentence in front."""
+    from specbench.report.tables import comparison as ranking
+
+    show(Text(compared_headline(rows), style="bold"), table(ranking(rows)), Text(f"files: {folder}", style="dim"))
+
+
+def compared_headline(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The fastest method, whether it gains on plain decoding, and from which methods it is not told apart."""
+    from specbench.report.tables import ratio
+
+    first = rows[0]
+    alike = [row["method"] for row in rows[1:] if row["rank"] == 1]
+    gain = f"{ratio(first['speedup'], first['speedup_ci95'])} over plain decoding"
+    told = f"{first['method']} is the fastest of {len(rows)}: {gain}"
+    if first["speedup_ci95"] is None or first["speedup_ci95"][0] <= 1:
+        told = f"No method is shown to gain; the fastest of {len(rows)} is {first['method']}: {gain}"
+    return told + (f"; not told apart from {', '.join(alike)}" if alike else "")
+
+
+def sweep(frame: Any, folder: Path) -> None:
+    """Prints the table of a sweep."""
+    show(Text(f"{len(frame)} runs", style="bold"), table(frame), Text(f"files: {folder}", style="dim"))
+
+
+@contextmanager
+def progress(place: str = "") -> Iterator[ProgressHook]:
+    """A bar of prompts while a terminal shows it; `place` says of which job."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("prompts"),
+               TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())  # fmt: skip
+    screen = Console(stderr=True)
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task(f"{place}loading", total=None)
+
+        def report(done: int, total: int | None, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=f"{place}{what}")
+
+        yield report

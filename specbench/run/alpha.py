@@ -1,0 +1,121 @@
+"""`python -m specbench.alpha [outputs/RUN] [overrides]`: alpha of a target and a drafter over texts, without decoding.
+
+With a run's folder the texts are what it decoded, and the overrides replace some of its own, as drafter.path=Q; without
+one they are the prompts of the data.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench.errors import ConfigError, answering
+
+if TYPE_CHECKING:
+    from specbench.measure.target_text import ScoredText, TeacherForced
+    from specbench.report.files import Run
+
+FILE = "alpha.json"
+BROKEN = 3  # exit code if a control does not differ from alpha
+
+
+def main(words: list[str] | None = None) -> None:
+    """Runs the command; a mistake of the user's becomes one sentence and exit code 2."""
+    parser = argparse.ArgumentParser(prog="specbench.alpha", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("words", nargs="*", metavar="RUN or OVERRIDE", help="a run's folder first, if it is of one")
+    parser.add_argument("--json", type=Path, metavar="FILE", help=f"where to write the numbers (in a run: {FILE})")
+    args = parser.parse_args(words)
+    with answering():
+        folder = Path(args.words.pop(0)) if args.words and "=" not in args.words[0] else None
+        sound = measure(folder, args.words, args.json or (folder / FILE if folder else None))
+    if sound is False:
+        sys.exit(BROKEN)
+
+
+def measure(folder: Path | None, overrides: Sequence[str], file: Path | None) -> bool | None:
+    """Reads the texts with both models, prints and writes the numbers. Returns whether both controls differ from alpha;
+    None if there are too few texts to say. Raises ConfigError."""
+    from specbench.report import files
+
+    run = files.read_run(folder) if folder else None
+    changed = {word.partition("=")[0] for word in overrides}
+    before = run.results["details"]["overrides"] if run else []
+    words = [*(word for word in before if word.partition("=")[0] not in changed), *overrides]
+
+    from specbench.config.build import build
+    from specbench.config.compose import compose
+    from specbench.config.validate import check
+    from specbench.measure.target_text import read_alpha
+
+    parts = build(check(compose([*words, "executor=eager", "logger=none"])), announce=lambda text: None)
+    refuse_no_models(parts)
+    try:
+        found = read_alpha(parts.target, parts.drafter.models[0], of_run(run, parts) if run else of_prompts(parts))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    show(found, run)
+    if file is not None:
+        named = {"target": parts.target.name, "drafter": parts.drafter.models[0].name}
+        files.write_text(file, json.dumps(asdict(found) | named, indent=1))
+        print(f"written to {file}")
+    return found.sound
+
+
+def refuse_no_models(parts: Any) -> None:
+    """Raises ConfigError if target or drafter cannot read a text by itself."""
+    if not parts.drafter.models:
+        raise ConfigError(
+            f"drafter={parts.choices['drafter']} has no model that gives q along a text: choose one that has, as "
+            "drafter=model drafter.path=Q, or run python -m specbench, which measures alpha of any drafter"
+        )
+    if parts.target.start_tokens is not None:
+        raise ConfigError(f"target.path={parts.target.name} has an encoder: specbench.alpha reads decoders alone")
+
+
+def of_run(run: "Run", parts: Any) -> "Iterator[ScoredText]":
+    """What a run has decoded, behind its prompts; prompts of several turns are left out. Raises ConfigError."""
+    from specbench.measure.target_text import ScoredText
+
+    prompts = {request.id: request.tokens for request in parts.rendered.values()}
+    texts = {record.id: record.speculative.ids for record in run.records if record.speculative is not None}
+    if not prompts.keys() & texts.keys():
+        raise ConfigError(f"{run.folder} has no text of a prompt of one turn: give a run that has")
+    for name, ids in texts.items():
+        if name in prompts:
+            yield ScoredText(name, [*prompts[name], *ids], len(prompts[name]))
+
+
+def of_prompts(parts: Any) -> "Iterator[ScoredText]":
+    """The prompts themselves, scored from their second token on."""
+    from specbench.measure.target_text import ScoredText
+
+    for request in parts.rendered.values():
+        yield ScoredText(request.id, request.tokens, 1)
+
+
+def show(found: "TeacherForced", run: "Run | None") -> None:
+    """Prints the table and what it means."""
+    import pandas as pd
+
+    from specbench.report import tables, terminal
+
+    rows = {
+        "alpha, by teacher forcing": found.alpha,
+        "control: p of the next position": found.shifted,
+        "control: the drafter sees the text": found.unmasked,
+    }
+    cells = {
+        name: tables.mean(None if each is None else {"mean": each.value, "stderr": each.stderr})
+        for name, each in rows.items()
+    }
+    if run is not None:
+        cells["the run's alpha, where it tested"] = tables.mean(run.results["alpha"])
+        cells["the run's alpha along plain decoding's text"] = tables.mean(run.results["alpha_on_target_text"])
+    terminal.show(terminal.table(pd.DataFrame({"": cells.keys(), "mean of beta": cells.values()})))
+    terminal.show(f"{found.positions:,} positions of {found.texts} texts in {found.seconds:.1f} s")
+    if found.sound is False:
+        terminal.show("A control does not differ from alpha by three standard errors: do not trust this number.")

@@ -1,0 +1,145 @@
+"""`specbench.evaluate`: a run from Python, with the folder that the command line leaves, and its results."""
+
+import difflib
+import logging
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Quote, QuotedString
+from omegaconf import OmegaConf
+
+from specbench.config.compose import compose, explained
+from specbench.config.default_drafter import with_drafter
+from specbench.config.validate import check
+from specbench.errors import ConfigError, VisibleFormatter, first_line
+
+# Texts that need no quotation marks.
+BARE = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z_./][\w./:@-]*", re.IGNORECASE | re.ASCII)
+_RUNNING = threading.RLock()  # one run at a time: each would be in the other's times
+
+
+class Fields(dict[str, Any]):
+    """A mapping of results.json whose entries are attributes too: `result.speedup.measured`."""
+
+    def __init__(self, entries: Mapping[str, Any]):
+        super().__init__({key: _fields(value) for key, value in entries.items()})
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        close = difflib.get_close_matches(name, self, n=1)
+        hint = f", did you mean {close[0]}?" if close else ""
+        raise AttributeError(f"{name!r} is not in results.json here{hint}: it has {', '.join(self)}")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self]
+
+
+def _fields(value: Any) -> Any:
+    """Mappings as `Fields`, at any depth of lists."""
+    if isinstance(value, Mapping):
+        return Fields(value)
+    return [_fields(entry) for entry in value] if isinstance(value, list) else value
+
+
+class Evaluation(Fields):
+    """A finished run: what its results.json holds, as attributes and as a mapping, and the `folder` of its files."""
+
+    def __init__(self, entries: Mapping[str, Any], folder: Path):
+        super().__init__(entries)
+        self.folder = folder
+
+    def __repr__(self) -> str:
+        from specbench.report.terminal import headline
+
+        return f"{headline(self)} ({self.folder})"
+
+
+def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> Evaluation:
+    """See `specbench.evaluate`."""
+    with _RUNNING:
+        return _evaluate(words_of([*overrides, settings]))
+
+
+def _evaluate(words: Sequence[str]) -> Evaluation:
+    from specbench.report import files
+    from specbench.run.command import refuse_verdict
+    from specbench.run.jobs import Job
+    from specbench.run.run import execute
+
+    config = compose(with_drafter(words, logging.getLogger(__name__).info))
+    with explained(words):
+        folder = Path(config.hydra.run.dir).absolute()
+    OmegaConf.set_readonly(config.hydra, False)
+    config.hydra.runtime.output_dir = str(folder)
+    job = Job(folder, check(config), list(config.hydra.overrides.task))
+    if job.checked.root.repeats > 1:
+        raise ConfigError(f"repeats={job.checked.root.repeats} is not possible from Python: use the command line")
+    with logged(folder):
+        [run] = execute([job])
+    if isinstance(run, Exception):
+        raise run
+    if run.results["status"] == "interrupted":
+        raise KeyboardInterrupt(f"the numbers of what was finished are in {folder}")
+    if job.checked.root.strict:
+        refuse_verdict(run)
+    return Evaluation(files.read_run(folder).results, folder)
+
+
+@contextmanager
+def logged(folder: Path) -> Iterator[None]:
+    """Inside, what specbench logs goes to run.log, as with the command line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(folder / "run.log", encoding="utf-8")
+    handler.setFormatter(VisibleFormatter("[%(asctime)s][%(name)s][%(levelname)s] %(message)s"))
+    logger = logging.getLogger("specbench")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(min(logging.INFO, level or logging.INFO))
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()
+
+
+def words_of(entries: Sequence[str | Mapping[str, Any]]) -> list[str]:
+    """All overrides as the command line has them. Raises ConfigError."""
+    words: list[str] = []
+    for entry in entries:
+        if isinstance(entry, str) and not entry.startswith("-"):
+            words.append(entry)
+        elif isinstance(entry, Mapping):
+            words += [word for key, value in entry.items() for word in _words(str(key), value)]
+        else:
+            raise ConfigError(f"{entry!r} is not an override: give a text as in 'drafter=ngram', or a mapping of keys")
+    return words
+
+
+def _words(key: str, value: Any) -> Iterator[str]:
+    """A setting as overrides: a mapping is one for each of its keys, `data={"limit": 3}` is data.limit=3."""
+    if isinstance(value, Mapping):
+        for name, entry in value.items():
+            yield from _words(f"{key}.{name}", entry)
+        return
+    try:
+        yield f"{key}={spelled(value)}"
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{key}: a value is not possible: {first_line(error)}") from error
+
+
+def spelled(value: Any) -> str:
+    """A value in the grammar of Hydra's overrides."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(spelled, value))}]"
+    if isinstance(value, bytes | bytearray):
+        raise ValueError(f"{value[:80]!r} is bytes and not a text")
+    bare = (isinstance(value, int | float) and not isinstance(value, str)) or BARE.fullmatch(str(value))
+    return str(value) if bare else QuotedString(text=str(value), quote=Quote.single).with_quotes()

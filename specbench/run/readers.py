@@ -1,0 +1,70 @@
+"""Reads the texts of a request again after it was decoded: betas along plain decoding's text, and the verdict."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from specbench.data.prompts import Request
+from specbench.errors import first_line
+from specbench.measure.record import Record
+from specbench.measure.target_text import read_target_text
+from specbench.measure.verdict import read_text, unread
+from specbench.run.session import Decoded
+
+log = logging.getLogger(__name__)
+TARGET_TEXT_TOKENS = 10_000  # of plain decoding's texts along which betas are read, about
+
+
+def read_texts(method: Any, request: Request, record: Record, ours: Decoded, plain: Decoded, row: int) -> None:
+    """Adds to a record what its texts say of alpha and of losslessness, as long as tokens may be read. Without memory
+    for it the run goes on, and the verdict is not "passed"."""
+    parts = method.parts
+    assert record.speculative is not None and record.baseline is not None
+    if not parts.decoding.samples:
+        record.search = parts.decoding.read(parts.target, request, ours.searches[row], plain.searches[row])
+        return
+    record.drift = ours.drift[row]
+    new, baseline = record.speculative.ids, record.baseline.ids
+    behind = sum(len(known.baseline.ids) for known in method.records if known.target_text and known.baseline)
+    if parts.verifier.judges_by_law and parts.drafter.reads_text and behind < TARGET_TEXT_TOKENS:
+        kept = plain.draws[row].target if plain.draws else ()
+        try:
+            record.target_text = read_target_text(
+                parts.target, parts.drafter, request.tokens, baseline, request.encoder_input, kept,
+                parts.verifier.lenience,
+            )  # fmt: skip
+        except (RuntimeError, MemoryError) as error:
+            log.warning("no betas along the text of %s: %s", request.id, first_line(error))
+    if not parts.verifier.judged:
+        record.verdict = unread(parts.verifier.note or "its verifier is not judged")
+    elif tokens_read(method.records) >= parts.verdict_tokens and (not parts.target.sampling.greedy or new == baseline):
+        record.verdict = unread(f"more than verdict_tokens={parts.verdict_tokens} tokens")
+    else:
+        stops, decode = parts.target.stop_tokens, parts.target.tokenizer.decode
+        record.verdict = read_text(
+            parts.target,
+            parts.drafter,
+            request.tokens,
+            new,
+            baseline,
+            ours.draws[row],
+            request.encoder_input,
+            ended=ends_where_it_should(new, record.limit, stops, parts.stop_strings, decode),
+        )
+
+
+def tokens_read(records: Sequence[Record]) -> int:
+    """Tokens that were read again for the verdict, prompts included."""
+    read = (record for record in records if record.speculative and record.verdict and "tokens" in record.verdict)
+    return sum(record.prompt_tokens + len(record.speculative.ids) for record in read if record.speculative)
+
+
+def ends_where_it_should(
+    tokens: Sequence[int], limit: int, stop_tokens: Sequence[int], strings: Sequence[str], decode: Callable[..., str]
+) -> bool:
+    """Whether the new tokens of a text end at the first stop token or stop string, or else at `limit` tokens. `decode`
+    is the tokenizer's."""
+    before, whole = (decode(list(part), skip_special_tokens=True) for part in (tokens[:-1], tokens))
+    stopped_before = bool(set(tokens[:-1]) & set(stop_tokens)) or any(string in before for string in strings)
+    stops = tokens[-1] in stop_tokens or any(string in whole for string in strings)
+    return not stopped_before and (stops or len(tokens) == limit)

@@ -1,0 +1,277 @@
+"""Beam search (A.4): hypotheses and scores against an enumeration and transformers, and plain against speculative."""
+
+import copy
+
+import pytest
+import torch
+from beam_cases import assert_equal, enumerated_by
+from choosing import in_turn
+from decoder_cases import CACHES, V, tabular_model
+from small_runs import call, composed, parts_of, run, small
+from tabular import random_table
+from transformers import AutoModelForCausalLM, MistralConfig
+
+from specbench.beams import reader as tree_reader
+from specbench.beams import rounds as beam_search
+from specbench.beams.decode import recorded
+from specbench.beams.numbers import judge
+from specbench.beams.reader import TreeReader
+from specbench.beams.rounds import BeamRound, draft, plain_round, speculative_round
+from specbench.beams.search import BeamRules, Search
+from specbench.config.validate import check
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.timer import Clock, Lap
+from specbench.errors import ConfigError
+from specbench.models.language_model import LanguageModel
+from specbench.report.files import read_run
+
+GREEDY = Sampling(temperature=0)
+PROMPT = [3, 1, 4, 1, 5]
+STOPS = {3, 8}
+
+
+def searched(rules, target, drafter=None, gamma=0, prompt=PROMPT, stops=STOPS, limit=12, columns=200):
+    """The finished search of one prompt, its rounds, and the target's reader; plain without a drafter."""
+    found = Search(rules, prompt[-1], frozenset(stops), limit, torch.device("cpu"))
+    readers = [TreeReader(model) for model in (target, drafter) if model is not None]
+    for reader in readers:
+        reader.open(prompt, columns)
+    rounds = []
+    while not found.over:
+        if drafter is None:
+            rounds.append(plain_round(found, *readers, Clock()))
+        else:
+            left = max(0, min(gamma, limit - found.levels - 1))
+            rounds.append(speculative_round(found, *readers, left, Clock()))
+    return found, rounds, readers[0]
+
+
+def enumerated(table, rules, prompt=PROMPT, stops=STOPS, limit=12):
+    """As `enumerated_by`, of a table of pairs."""
+
+    def law(text):
+        before, last = [*prompt, *text][-2:]
+        return table[before, last]
+
+    return enumerated_by(law, rules, stops, limit)
+
+
+RULES = [BeamRules(1, 2, 1.0, False), BeamRules(3, 5, 1.0, False), BeamRules(3, 3, 0.0, True),
+         BeamRules(4, 9, 2.0, False), BeamRules(2, 6, -1.0, True)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rules", "cache"), in_turn(RULES, [(cache,) for cache in CACHES]), ids=str)
+def test_both_searches_find_what_an_enumeration_finds(rules, cache, monkeypatch):
+    monkeypatch.setattr(tree_reader, "MOST_UNUSED", 3)
+    accepted = rejected = 0
+    for seed in range(4):
+        table = random_table(V, seed)
+        target = tabular_model(table, GREEDY, cache, context=300)
+        wanted = enumerated(table, rules)
+        assert_equal(searched(rules, target)[0].finished, wanted)
+        for gamma, spread in ((1, 0.3), (3, 0.3), (3, 3.0), (6, 0.0)):
+            similar = table + random_table(V, seed + 50, spread)
+            found, rounds, _ = searched(rules, target, tabular_model(similar, GREEDY, cache, context=300), gamma)
+            assert_equal(found.finished, wanted)
+            assert sum(r.levels for r in rounds) == found.levels
+            accepted, rejected = accepted + sum(r.accepted for r in rounds), rejected + sum(r.rejected for r in rounds)
+    assert accepted > 10 and rejected > 3
+
+
+def test_accepting_all_continuations_but_one_finds_other_beams(monkeypatch):
+    """The negative control: a level that holds w - 1 of w continuations is accepted, with a guess for the other."""
+
+    def lenient(chosen):
+        found = [parent.children.get(token) for parent, token in chosen]
+        if found.count(None) != 1:
+            return None if None in found else found
+        known = [node for node in found if node is not None]
+        others = [node for parent, _ in chosen for node in parent.children.values() if node not in known]
+        return [node or (others or known)[0] for node in found]
+
+    rules, differ = BeamRules(3, 4, 1.0, False), 0
+    monkeypatch.setattr(beam_search, "drafted", lenient)
+    for seed in range(8):
+        table = random_table(V, seed)
+        similar = table + random_table(V, seed + 50, 0.6)
+        models = (tabular_model(t, GREEDY, context=300) for t in (table, similar))
+        found, _, _ = searched(rules, *models, gamma=4)
+        differ += [h.tokens for h in found.finished] != [tokens for tokens, _ in enumerated(table, rules)]
+    assert differ > 2
+
+
+def test_a_target_that_drafts_for_itself_accepts_every_level():
+    target, twin = (tabular_model(random_table(V, 1), GREEDY, context=300) for _ in range(2))
+    _, rounds, reader = searched(BeamRules(3, 3, 1.0, False), target, twin, gamma=4, stops=())
+    assert all(not r.rejected and r.accepted == r.gamma for r in rounds)
+    assert [r.levels for r in rounds] == [5, 5, 2]
+    assert rounds[1].width == 3 + 3 * 4  # w + u gamma (A.4)
+    assert reader.tokens == sum(r.width for r in rounds)
+
+
+def test_a_level_without_a_possible_guess_ends_the_draft():
+    """From then on all tokens end a text, so none is a guess."""
+    target, twin = (tabular_model(random_table(V, 1), GREEDY, context=300) for _ in range(2))
+    search = Search(BeamRules(2, 4, 1.0, False), PROMPT[-1], frozenset(), 12, torch.device("cpu"))
+    readers = [TreeReader(model) for model in (target, twin)]
+    for reader in readers:
+        reader.open(PROMPT, 200)
+    plain_round(search, readers[0], Clock())
+    search.stop_tokens = frozenset(range(V))
+    assert len(search.running) == 2 and draft(search, readers[1], 3) == []
+
+
+def hub_model(module, stops) -> LanguageModel:
+    """A model of transformers behind the adapter."""
+    model = tabular_model(random_table(V, 1), GREEDY)
+    found = LanguageModel(module, model.tokenizer, name="tiny", sampling=GREEDY, new_cache=CACHES["static"],
+                          executor=model.executor)  # fmt: skip
+    found.stop_tokens = sorted(stops)
+    return found
+
+
+@pytest.mark.parametrize(("penalty", "early"), in_turn([0.0, 1.0, 2.0], [(False,), (True,)], [1.0]))
+def test_the_beams_and_scores_are_those_of_transformers(penalty, early, good):
+    module, other = (AutoModelForCausalLM.from_pretrained(good) for _ in range(2))
+    torch.manual_seed(3)
+    for weight in other.parameters():
+        weight.add_(torch.randn_like(weight) * weight.std() * 0.05)
+    lengths = set()
+    for prompt in ([5, 17, 9], [40, 41, 42, 43], [7] * 6):
+        text = torch.tensor([prompt])
+        probed = module.generate(text, num_beams=4, do_sample=False, max_new_tokens=14, pad_token_id=0)
+        stops = {int(probed[0, len(prompt) + 4]), int(probed[0, len(prompt) + 9])}  # tokens that the search would meet
+        answer = module.generate(
+            text, num_beams=4, do_sample=False, max_new_tokens=14, eos_token_id=sorted(stops), pad_token_id=0,
+            length_penalty=penalty, early_stopping=early, num_return_sequences=4, return_dict_in_generate=True,
+            output_scores=True,
+        )  # fmt: skip
+        wanted = []
+        for row, score in zip(answer.sequences[:, len(prompt) :].tolist(), answer.sequences_scores, strict=True):
+            end = next((i + 1 for i, x in enumerate(row) if x in stops), len(row))
+            wanted.append((row[:end], float(score)))
+        rules = BeamRules(4, 8, penalty, early)
+        for drafter in (None, hub_model(other, stops)):
+            found, _, _ = searched(rules, hub_model(module, stops), drafter, 3, prompt, stops, limit=14)
+            assert_equal(found.finished, [entry for entry in wanted if entry[1] > -1e8])
+        lengths |= {len(h.tokens) for h in found.finished}
+    assert len(lengths) > 1 or penalty == 2, "some hypotheses end before the limit"
+
+
+def test_levels_behind_the_end_of_the_text_are_not_counted():
+    """Rounds of a text of 10 tokens; the last one is cut, and the time of a call behind the end is shared."""
+    rounds = [BeamRound(4, 2, True, 3, 30), BeamRound(4, 4, False, 5, 30), BeamRound(4, 4, False, 5, 30)]
+    calls = [{Lap.VERIFY: 1.0}] * 3
+    found = recorded(rounds, calls, 5)
+    assert (found.tokens, found.accepted, found.tested) == ([3, 2], [2, 2], [3, 2])
+    assert (found.betas, found.recovered, found.bonus) == ([[1.0, 1.0, 0.0], [1.0, 1.0]], [1, 0], [0, 0])
+    assert found.verify == [1.5, 1.5]
+    whole = recorded(rounds[:2], calls[:2], 8)
+    assert (whole.tokens, whole.accepted, whole.bonus) == ([3, 5], [2, 4], [0, 1])
+
+
+@pytest.mark.slow
+def test_calls_behind_the_end_of_the_best_text_are_no_rounds(tmp_path):
+    parts = parts_of("decoding=beam", "beams=3", "gamma=2", "decoding.length_penalty=0", "max_new_tokens=24")
+    parts.target.stop_tokens = [*parts.target.stop_tokens, *parts.target.tokenizer.encode(" =")]
+    result, records = run(parts, tmp_path)
+    for record in records:
+        for method, text in (("speculative", record.speculative), ("baseline", record.baseline)):
+            assert len(text.ids) < record.search[method]["levels"] and len(text.rounds) < record.search[method]["calls"]
+            assert min(text.rounds.tokens) > 0 and sum(text.rounds.tokens) == len(text.ids)
+    counts, beam = result.counts, result.details.beam
+    assert result.block_efficiency.mean == counts.tokens / counts.rounds
+    assert beam.levels > counts.tokens and beam.calls > counts.rounds
+
+
+REFUSED = {
+    "temperature=1": "decoding=beam is not possible with temperature=1.0: it must be 0, or use decoding=sampling",
+    "top_k=5": "with top_k=5: it must be 0",
+    "top_p=0.9": "with top_p=0.9",
+    "repetition_penalty=1.1": "with repetition_penalty=1.1",
+    "lenience=0.5": "with lenience=0.5: it must be 1",
+    "batch_size=2": "with batch_size=2: it must be 1",
+    "stop=[x]": r"with stop=\['x'\]",
+    "verifier=block": "with verifier=block: use verifier=speculative",
+    "gamma_policy=adaptive": "with gamma_policy=adaptive: use gamma_policy=fixed",
+    "lenience_policy=load": "with lenience_policy=load",
+    "workload=poisson": "with workload=poisson: use workload=all_at_once",
+    "peers=transformers": "with peers=transformers",
+    "drafter=ngram": "with drafter=ngram, which has no beams",
+    "drafter=tree": "with drafter=tree, which has no beams|with drafter=tree, which drafts trees|verifier=",
+    "executor=compiled": "with executor=compiled, whose calls have few shapes",
+    "decoding.drafter_beams=3": "decoding.drafter_beams=3 is not allowed: it must be at least beams=4",
+    "decoding.early_stopping=never": "decoding.early_stopping=never is not allowed: it must be true or false",
+    "beams=65": "beams=65 is not allowed: it must be an integer >= 1 and <= 64",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_what_makes_no_sense_with_beams_is_refused_before_a_model_loads(override):
+    with pytest.raises(ConfigError, match=REFUSED[override]):
+        check(composed("decoding=beam", override))
+
+
+@pytest.mark.parametrize("role", ["target", "drafter"])
+def test_a_sliding_window_that_texts_outgrow_is_refused_before_a_model_loads(role, tmp_path):
+    def checked(window):
+        MistralConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=2, max_position_embeddings=256, sliding_window=window,
+        ).save_pretrained(tmp_path)  # fmt: skip
+        return check(composed("decoding=beam", f"{role}.path={tmp_path}", f"{role}.weights=random"))
+
+    with pytest.raises(ConfigError, match=f"decoding=beam is not possible with {role}.path=.*see the last 6 tokens"):
+        checked(6)
+    for window in (None, 256):
+        assert checked(window).choices["decoding"].name == "beam"
+
+
+def test_beams_without_a_beam_search_are_refused():
+    with pytest.raises(ConfigError, match="beams=4 is not possible with decoding=sampling: it must be 1, or use"):
+        check(composed("beams=4"))
+    assert check(composed("decoding=beam", "beams=6")).choices["decoding"].settings.drafter_width == 12
+
+
+def test_a_run_by_beam_search_leaves_the_numbers_of_a_run(monkeypatch, tmp_path):
+    words = small("decoding=beam", "beams=3", "gamma=3", "logger=none", f"hydra.run.dir={tmp_path}")
+    assert call(words, monkeypatch, tmp_path) == 0
+    run = read_run(tmp_path)
+    beam, counts = run.results["details"]["beam"], run.results["counts"]
+    assert run.results["lossless"]["passed"] and beam["equal"] == beam["requests"] == 2
+    assert (beam["beams"], beam["drafter_beams"], beam["most_target_runs_a_call"]) == (3, 6, 3 + 6 * 3)
+    assert beam["levels"] == beam["plain_levels"] == counts["tokens"] == 24  # no text ends before its limit
+    assert beam["calls"] == counts["rounds"] < 24 and beam["plain_target_runs"] == 2 * (1 + 3 * 11)
+    assert run.results["alpha"]["mean"] == run.results["alpha_counted"]["mean"] == counts["accepted"] / counts["tested"]
+    assert all(record.speculative.ids == record.baseline.ids for record in run.records)
+
+
+def test_other_beams_and_scores_fail_the_verdict(tmp_path):
+    """Negative controls on the record of a sound run."""
+    _, [record] = run(parts_of("decoding=beam", "data.limit=1"), tmp_path)
+    assert judge([record], coarse=False)["passed"] is True
+    assert judge([], coarse=False)["passed"] is None
+    beams = record.search["speculative"]["hypotheses"]
+    honest = copy.deepcopy(beams)
+    beams[0][1] += 1e-2
+    assert "best scores" in judge([record], coarse=False)["reason"] and judge([record], False)["passed"] is False
+    beams[:] = copy.deepcopy(honest)
+    beams[1][0][-1] += 1
+    beams[1][1] -= 1e-2
+    assert "other beams" in judge([record], coarse=False)["reason"] and judge([record], False)["passed"] is False
+    assert judge([record], coarse=True)["passed"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_accepting_what_was_not_chosen_does_not_pass_in_16_bits(dtype, monkeypatch, tmp_path):
+    """The negative control: a continuation that was not drafted becomes another guess of its level."""
+
+    def lenient(chosen):
+        known = [parent.children.get(token) for parent, token in chosen]
+        others = [node for parent, _ in chosen for node in parent.children.values() if node not in known]
+        return None if known.count(None) > len(others) else [node or others.pop() for node in known]
+
+    monkeypatch.setattr(beam_search, "drafted", lenient)
+    parts = parts_of("decoding=beam", "gamma=3", f"dtype={dtype}", "beams=3", "max_new_tokens=16", "data.limit=4")
+    assert run(parts, tmp_path)[0].lossless.passed is not True

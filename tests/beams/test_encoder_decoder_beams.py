@@ -1,0 +1,115 @@
+"""Beam search on encoder-decoders (A.4, the paper's T5): against transformers, an enumeration, and plain search."""
+
+import pytest
+import torch
+from beam_cases import LIMIT, assert_equal, enumerated_by, searched
+from choosing import slow_unless
+from decoder_cases import CACHES
+from encoder_decoder_cases import INPUTS, Tokenizer, module_of
+
+from specbench.beams import reader as tree_reader
+from specbench.beams.numbers import stock_score
+from specbench.beams.search import BeamRules
+from specbench.decoding.sampling import Sampling
+from specbench.executors.eager import EagerExecutor
+from specbench.models.language_model import LanguageModel
+from specbench.models.reference_forward import stock_logits
+
+FAST = [("bart", "paged")]
+
+
+def adapted(module, stops, cache="static") -> LanguageModel:
+    found = LanguageModel(module, Tokenizer(), name="tiny", sampling=Sampling(temperature=0), new_cache=CACHES[cache],
+                          executor=EagerExecutor())  # fmt: skip
+    found.stop_tokens = sorted(stops)
+    return found
+
+
+def pair(kind, spread=0.05):
+    """A module, and one like it."""
+    module, other = module_of(kind), module_of(kind)
+    torch.manual_seed(3)
+    for weight in other.parameters():
+        weight.add_(torch.randn_like(weight) * weight.std() * spread)
+    return module, other
+
+
+def stops_on_the_way(module, read) -> set[int]:
+    """Tokens that a search of this input would meet."""
+    text = greedy_text(module, read, num_beams=4)
+    return {text[5], text[8]} - {module.generation_config.forced_bos_token_id}
+
+
+def greedy_text(module, read, **more) -> list[int]:
+    """A text of LIMIT new tokens."""
+    ids = torch.tensor([read])
+    return module.generate(ids, do_sample=False, max_new_tokens=LIMIT, min_new_tokens=LIMIT, **more)[0].tolist()
+
+
+def of_transformers(module, read, rules, stops):
+    answer = module.generate(
+        torch.tensor([read]), num_beams=rules.width, do_sample=False, max_new_tokens=LIMIT, eos_token_id=sorted(stops),
+        pad_token_id=0, length_penalty=rules.length_penalty, early_stopping=rules.early_stopping,
+        num_return_sequences=rules.width, return_dict_in_generate=True, output_scores=True,
+    )  # fmt: skip
+    start, found = 1 + (module.generation_config.forced_bos_token_id is not None), []
+    for row, score in zip(answer.sequences[:, start:].tolist(), answer.sequences_scores.tolist(), strict=True):
+        end = next((i + 1 for i, x in enumerate(row) if x in stops), len(row))
+        found.append((row[:end], score))
+    return [entry for entry in found if entry[1] > -1e8]
+
+
+@pytest.mark.parametrize(("kind", "cache"), [
+    slow_unless((kind, cache) in FAST, kind, cache)
+    for kind in ("t5", "bart") for cache in CACHES
+])  # fmt: skip
+def test_the_beams_and_scores_are_those_of_transformers(kind, cache, monkeypatch):
+    """BART's text has a forced second token, which counts for the length, and tokens that are never drawn, whose share
+    nobody gets."""
+    monkeypatch.setattr(tree_reader, "MOST_UNUSED", 5)
+    (module, other), (_, unlike) = pair(kind), pair(kind, 0.5)
+    if kind == "bart":
+        for m in (module, other, unlike):
+            m.generation_config.forced_bos_token_id = 4
+        first = greedy_text(module, INPUTS[0])
+        for m in (module, other, unlike):
+            m.generation_config.suppress_tokens, m.generation_config.bad_words_ids = [first[2]], [[first[3]]]
+    lengths, tested = set(), [0, 0]
+    for read, penalty, early in zip(INPUTS, (0.0, 1.0, 2.0), (True, False, False), strict=True):
+        rules = BeamRules(4, 8, penalty, early)
+        stops = stops_on_the_way(module, read)
+        wanted = of_transformers(module, read, rules, stops)
+        target, *drafters = (adapted(m, stops, cache) for m in (module, other, unlike))
+        assert_equal(searched(rules, read, stops, target)[0], wanted)
+        for drafter in drafters:
+            found, *counts = searched(rules, read, stops, target, drafter)
+            assert_equal(found, wanted)
+            tested = [have + more for have, more in zip(tested, counts, strict=True)]
+        lengths |= {len(hypothesis.tokens) for hypothesis in found}
+        again = stock_score(target, target.start_tokens, found[0].tokens, rules, read)
+        assert again.score == pytest.approx(found[0].score, abs=again.tolerance)
+    assert len(lengths) > 1 and min(tested) > 0
+
+
+def enumerated(model, read, rules, stops):
+    """As `enumerated_by`; each text is read by the stock module alone."""
+
+    def law(text):
+        so_far = torch.tensor([[*model.start_tokens, *text, 0]])
+        return stock_logits(model, so_far, so_far.shape[1] - 1, read)[0]
+
+    return enumerated_by(law, rules, stops, LIMIT)
+
+
+@pytest.mark.slow
+def test_both_searches_find_what_an_enumeration_finds_and_another_input_does_not():
+    module, other = pair("t5")
+    rules, differ = BeamRules(3, 6, 1.0, False), 0
+    for read, wrong in ((INPUTS[0], INPUTS[1]), (INPUTS[2], INPUTS[0])):
+        stops = stops_on_the_way(module, read)
+        target, drafter = adapted(module, stops), adapted(other, stops)
+        wanted = enumerated(target, read, rules, stops)
+        for chosen in (None, drafter):
+            assert_equal(searched(rules, read, stops, target, chosen)[0], wanted)
+        differ += [h.tokens for h in searched(rules, wrong, stops, target, drafter)[0]] != [t for t, _ in wanted]
+    assert differ == 2
