@@ -86,7 +86,7 @@ def operations(axes: Any, runs: Sequence[Run]) -> None:
 def rounds_in_time(axes: Any, runs: Sequence[Run]) -> None:
     """Figures 1 and 5: the first rounds of a text in time, by phase, with plain decoding's steps below them."""
     colours = dict(zip(PHASES, ("#55a868", THEORY, "#8172b2", "#bbbbbb"), strict=True))
-    labels = []
+    labels: list[str] = []
     for run in runs:
         record = next(record for record in run.records if record.speculative and record.baseline)
         for text, kind in ((record.speculative, "speculative"), (record.baseline, "plain")):
