@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Self
 
+SCHEMA_VERSION = 2  # of the names in results.json
+
 
 @dataclass
 class Rounds:

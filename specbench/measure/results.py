@@ -14,11 +14,10 @@ from specbench.measure import breakdown, formulas
 from specbench.measure.drift import drift
 from specbench.measure.intervals import FEWEST, Estimate, Floats, Formula, estimates
 from specbench.measure.latency import latency, served
-from specbench.measure.record import Facts, Record
+from specbench.measure.record import SCHEMA_VERSION, Facts, Record
 from specbench.measure.rounds import clusters_of_prompts, clusters_of_times, columns_of, finished, prompts_frame
 from specbench.measure.verdict import judge
 
-SCHEMA_VERSION = 2
 STEADY = 0.15  # relative change of plain decoding's pace over a run above which a note says so
 
 schema: dict[str, str] = {

@@ -1,165 +1,256 @@
-"""Figures of finished runs, as SVG for pages and as images for W&B."""
+"""Figures of finished runs, as SVG for pages."""
 
 import io
+import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from specbench.errors import visible
-from specbench.measure.record import Record
+from specbench.measure.record import Record, Rounds, Text
 from specbench.report.files import Run
 from specbench.report.tables import MEANING
 
-INK = "#7a828c"  # readable on white and on black
+INK = "#7a828c"  # of text and axes; a page puts its own colour of text in its place
 THEORY, MEASURED, GAIN, LOSS = "#4c78a8", "#e07b39", "#3f9b6b", "#c8553d"
-PHASES = {"draft": "#e07b39", "verify": "#4c78a8", "accept": "#8a63a8", "host": "#a8adb3"}
-FIRST_ROUNDS = 12  # of a text, in its timeline
-STYLE: dict[Any, Any] = {
+LINES = (MEASURED, THEORY, GAIN, "#8a63a8", LOSS, "#b58a1b", "#4aa3a2", INK)
+PARTS = {"draft": MEASURED, "verify": THEORY, "accept": "#8a63a8", "host": "#a8adb3"}  # of a round
+PART_NAMES = {"draft": "drafting", "verify": "target's call", "accept": "accepting", "host": "host"}
+WIDTH = 5.2  # inches
+FIRST_TOKENS = 24  # of a text, in its timeline
+STYLE: Any = {  # matplotlib names each key in its types
     "font.size": 9,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "text.color": INK,
+    "text.parse_math": False,  # a label is text, whatever it holds
     "xtick.color": INK,
     "ytick.color": INK,
     "legend.frameon": False,
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "svg.fonttype": "none",
+    "svg.hashsalt": "specbench",
 }
 
 
 def svg(figure: Figure) -> str:
-    """The figure as SVG text, without the XML header."""
+    """The figure as SVG text in the page's colour of text, without the XML header."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True)
-    plt.close(figure)
+    with warnings.catch_warnings(), matplotlib.rc_context(STYLE):
+        warnings.filterwarnings("ignore", "Glyph")  # a browser has fonts that matplotlib lacks
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    return text[text.index("<svg") :].replace(INK, "currentColor")
 
 
-def canvas(rows: int, width: float = 5.2) -> tuple[Figure, Any]:
-    """Axes for so many horizontal bars."""
-    return plt.subplots(figsize=(width, 0.9 + 0.34 * rows), layout="constrained")
+def canvas(rows: float) -> tuple[Figure, Any]:
+    """A figure for so many horizontal bars, and its axes."""
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.34 * rows), layout="constrained")
+    return figure, figure.subplots()
+
+
+def legend(axes: Any, columns: int) -> None:
+    """A legend above the axes, with each name once."""
+    handles, labels = axes.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
+    axes.legend(unique.values(), unique.keys(), ncols=columns, columnspacing=1.2, handlelength=1.2, **place)
+
+
+def name_rows(axes: Any, names: Sequence[str]) -> None:
+    """Names from top to bottom; long ones are broken, and cut after two lines."""
+    short = [textwrap.fill(visible(name), 34, max_lines=2, placeholder=" ...") for name in names]
+    axes.set_yticks(range(len(names)), short)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+
+
+def at_one(axes: Any) -> None:
+    """A line where both methods are as fast."""
+    axes.axvline(1, color=INK, linewidth=0.8, linestyle=":")
+    axes.set_xlabel("speedup over plain decoding")
+
+
+def draw_interval(axes: Any, value: float | None, ends: Sequence[float] | None, y: float, **look: Any) -> None:
+    """A value with its 95 % interval."""
+    if value is not None:
+        axes.plot(value, y, "o", **look)
+        axes.plot(ends or (value, value), (y, y), linewidth=2, color=look["color"])
 
 
 def accounting(run: Run) -> Figure | None:
-    """The factors of the speedup as bars from one to the next: from Theorem 3.8's prediction to the measurement."""
-    factors = run.results["speedup"]["accounting"]
+    """The factors of the speedup as bars from one to the next, from Theorem 3.8's prediction to the measurement."""
+    speedup = run.results["speedup"]
+    factors = [entry for entry in speedup["accounting"] if entry["factor"] != "rows" or abs(entry["value"] - 1) > 1e-3]
     if not factors:
         return None
-    with plt.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE):
         figure, axes = canvas(len(factors) + 1)
-        level, names = 1.0, []
+        level = 1.0
         for y, entry in enumerate(factors):
             after = level * entry["value"]
             colour = THEORY if y == 0 else GAIN if after >= level else LOSS
-            axes.barh(y, after - level, left=level, color=colour, height=0.62)
-            axes.annotate(f"x{entry['value']:.2f}", (max(after, level), y), xytext=(4, 0), va="center",
-                          textcoords="offset points")  # fmt: skip
-            names.append(MEANING.get(entry["factor"], entry["factor"]))
+            axes.barh(y, after - level, left=level, color=colour, height=0.6)
+            axes.plot((after, after), (y + 0.3, y + 0.7), color=INK, linewidth=0.8)
+            value = f"x{entry['value']:.2f}" if y else f"{after:.2f}"
+            annotate_behind(axes, value, max(after, level), y)
             level = after
-        speedup = run.results["speedup"]
-        _interval(axes, speedup["measured"], speedup["ci95"], len(factors))
-        axes.annotate(f"{speedup['measured']:.2f}x", (max(level, (speedup["ci95"] or [level])[-1]), len(factors)),
-                      xytext=(6, 0), textcoords="offset points", va="center")  # fmt: skip
-        axes.set_yticks(range(len(names) + 1), [*names, "measured"])
-        axes.invert_yaxis()
-        axes.axvline(1, color=INK, linewidth=0.8, linestyle=":")
+        last, ends = len(factors), speedup["ci95"] or (level, level)
+        axes.barh(last, level - 1, left=1, color=MEASURED, height=0.6)
+        axes.plot(ends, (last, last), color=INK, linewidth=1.6)
+        annotate_behind(axes, f"{speedup['measured']:.2f}", max(level, 1, ends[1]), last)
+        name_rows(axes, [*(MEANING.get(entry["factor"], entry["factor"]) for entry in factors), "measured"])
         axes.margins(x=0.14)
-        axes.set_xlabel("speedup over plain decoding")
+        at_one(axes)
     return figure
 
 
-def _interval(axes: Any, value: float | None, ends: Sequence[float] | None, y: float, colour: str = MEASURED) -> None:
-    """A value with its 95 % interval."""
-    if value is not None:
-        axes.plot(value, y, "o", color=colour)
-        axes.plot(ends or (value, value), (y, y), color=colour, linewidth=2)
+def annotate_behind(axes: Any, text: str, x: float, y: float) -> None:
+    """A value behind the end of a bar."""
+    axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center")
 
 
 def acceptance(run: Run) -> Figure | None:
-    """beta at each place of the draft, and how many rounds accepted so many guesses."""
+    """The mean of beta at each place of the draft, and how many rounds accepted so many guesses."""
     found = run.results["acceptance"]
     if not found["by_place"]:
         return None
-    with plt.rc_context(STYLE):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(6.4, 2.6), layout="constrained")
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 2.2), layout="constrained")
+        left, right = figure.subplots(1, 2)
         places = [entry["place"] for entry in found["by_place"]]
         errors = [1.96 * (entry["stderr"] or 0) for entry in found["by_place"]]
         left.errorbar(places, [entry["mean"] for entry in found["by_place"]], errors, fmt="o-", color=MEASURED)
-        if run.results["alpha"]["mean"] is not None:
-            left.axhline(run.results["alpha"]["mean"], color=THEORY, linewidth=1, linestyle="--", label="alpha")
-            left.legend()
-        left.set(xlabel="place in the draft", ylabel="mean of beta", ylim=(0, 1), xticks=places)
+        alpha = run.results["alpha"]["mean"]
+        if alpha is not None:
+            left.axhline(alpha, color=THEORY, linewidth=1, linestyle="--")
+            left.annotate(f"alpha {alpha:.2f}", (places[0], alpha), xytext=(0, -11), textcoords="offset points",
+                          color=THEORY)  # fmt: skip
+        left.set(xlabel="place in the draft", ylabel="mean of beta", ylim=(0, 1.02))
         right.bar(range(len(found["lengths"])), found["lengths"], color=MEASURED, width=0.7)
-        right.set(xlabel="guesses accepted", ylabel="rounds", xticks=range(len(found["lengths"])))
+        right.set(xlabel="guesses accepted", ylabel="rounds")
+        for axes in (left, right):
+            axes.xaxis.get_major_locator().set_params(integer=True)
     return figure
 
 
 def timeline(records: Sequence[Record]) -> Figure | None:
-    """The first rounds of a text in time, speculative above plain: which phase took how long, and what it kept."""
-    record = next((one for one in records if one.speculative and one.baseline), None)
-    if record is None or record.speculative is None or record.baseline is None:
+    """The first tokens of a text in time, by both methods: what took how long in each round, and what it kept."""
+    texts = typical_text(records)
+    if texts is None:
         return None
-    with plt.rc_context(STYLE):
-        figure, axes = canvas(2, width=6.4)
-        span = 0.0
-        for y, text in enumerate((record.speculative.rounds, record.baseline.rounds)):
-            begin = 0.0
-            for number in range(min(FIRST_ROUNDS, len(text))):
-                for phase, colour in PHASES.items():
-                    seconds = 1e3 * getattr(text, phase)[number]
-                    axes.barh(y, seconds, left=begin, color=colour, height=0.5, label=phase)
-                    begin += seconds
-                axes.annotate(str(text.tokens[number]), (begin, y - 0.28), ha="right", fontsize=7)
-                axes.plot((begin, begin), (y - 0.25, y + 0.25), color=INK, linewidth=0.8)
-            span = begin if y == 0 else span
-        axes.set_yticks((0, 1), ("speculative", "plain"))
-        axes.invert_yaxis()
-        handles, labels = axes.get_legend_handles_labels()
-        unique = dict(zip(labels, handles, strict=True))
-        axes.legend(unique.values(), unique.keys(), ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.02))
-        axes.set_xlabel(f"ms of the first {FIRST_ROUNDS} rounds of a text; above each the tokens that it kept")
+    ours, plain = texts
+    tokens = min(FIRST_TOKENS, len(ours.ids), len(plain.ids))
+    with matplotlib.rc_context(STYLE):
+        figure, axes = canvas(2)
+        draw_rounds(axes, ours.rounds, tokens, 0)
+        draw_rounds(axes, plain.rounds, tokens, 1)
+        name_rows(axes, ("speculative", "plain"))
+        legend(axes, 4)
+        axes.set_xlabel(f"ms until {tokens} tokens were there; above each round what it kept")
     return figure
 
 
-def speedups(runs: Sequence[Run]) -> Figure:
-    """The speedup of each run with its interval, beside Theorem 3.8's prediction."""
-    with plt.rc_context(STYLE):
-        figure, axes = canvas(len(runs))
-        for y, run in enumerate(runs):
-            speedup = run.results["speedup"]
-            _interval(axes, speedup["measured"], speedup["ci95"], y)
-            if speedup["theorem_3_8"] is not None:
-                axes.plot(speedup["theorem_3_8"], y, "D", color=THEORY, markerfacecolor="none")
-        _named(axes, [run.label for run in runs])
-        axes.plot([], [], "o", color=MEASURED, label="measured, 95 % interval")
-        axes.plot([], [], "D", color=THEORY, markerfacecolor="none", label="Theorem 3.8")
-        axes.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    return figure
+def typical_text(records: Sequence[Record]) -> tuple[Text, Text] | None:
+    """The speculative and the plain text of the request with the median speedup; None if there is none."""
+    pairs = [(record.speculative, record.baseline) for record in records]
+    both = [(ours, plain) for ours, plain in pairs if ours and plain and ours.ids and plain.ids and ours.seconds]
+    both.sort(key=lambda pair: pair[1].seconds / len(pair[1].ids) * len(pair[0].ids) / pair[0].seconds)
+    return both[len(both) // 2] if both else None
 
 
-def ranking(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """The speedup of each compared method over plain decoding, the fastest first."""
-    with plt.rc_context(STYLE):
+def draw_rounds(axes: Any, rounds: Rounds, tokens: int, y: float) -> None:
+    """The rounds of a text until so many tokens were kept, as one bar."""
+    columns = {part: getattr(rounds, part) for part in PARTS}
+    numbered = max(rounds.tokens, default=1) > 1  # in plain decoding each round keeps one token
+    begin, kept = 0.0, 0
+    for number in range(len(rounds)):
+        if kept >= tokens:
+            break
+        middle = begin
+        for part, colour in PARTS.items():
+            seconds = 1e3 * columns[part][number]
+            axes.barh(y, seconds, left=begin, color=colour, height=0.5, label=PART_NAMES[part])
+            begin += seconds
+        axes.plot((begin, begin), (y - 0.3, y + 0.25), color=INK, linewidth=0.8)
+        if numbered:
+            axes.annotate(str(rounds.tokens[number]), ((middle + begin) / 2, y - 0.29), ha="center", fontsize=6.5)
+        kept += rounds.tokens[number]
+
+
+def speedups(rows: Sequence[tuple[str, float | None, Sequence[float] | None, float | None]]) -> Figure:
+    """Rows of a name, a measured speedup, its interval, and Theorem 3.8's prediction."""
+    with matplotlib.rc_context(STYLE):
         figure, axes = canvas(len(rows))
-        for y, row in enumerate(rows):
-            _interval(axes, row["speedup"], row["speedup_ci95"], y, GAIN if row["rank"] == 1 else INK)
-        _named(axes, [row["method"] for row in rows])
+        for y, (_, measured, ends, predicted) in enumerate(rows):
+            draw_interval(axes, measured, ends, y, color=MEASURED, label="measured, 95 % interval")
+            if predicted is not None:
+                axes.plot(predicted, y, "D", color=THEORY, markerfacecolor="none", label="Theorem 3.8")
+        name_rows(axes, [row[0] for row in rows])
+        legend(axes, 2)
+        at_one(axes)
     return figure
 
 
-def _named(axes: Any, names: Sequence[str]) -> None:
-    """Names from top to bottom, and a line at 1."""
-    axes.set_yticks(range(len(names)), [visible(name.replace("$", "\\$")) for name in names])
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.axvline(1, color=INK, linewidth=0.8, linestyle=":")
-    axes.set_xlabel("speedup over plain decoding")
+def sweep_lines(runs: Sequence[Run]) -> Figure | None:
+    """The speedup over the override that has the most numbers, a line for each setting of the others, and Theorem 3.8's
+    predictions dashed; None if no override has three numbers."""
+    settings = [overrides(run) for run in runs]
+    key = swept_number(settings)
+    if key is None:
+        return None
+    lines: dict[str, list[tuple[float, Mapping[str, Any]]]] = {}
+    common = set.intersection(*(set(own.items()) for own in settings))
+    for run, own in zip(runs, settings, strict=True):
+        if run.results["speedup"]["measured"] is not None:
+            rest = [f"{name}={value}" for name, value in own.items() if name != key and (name, value) not in common]
+            lines.setdefault(", ".join(rest), []).append((float(own[key]), run.results["speedup"]))
+    if not 0 < len(lines) <= len(LINES):
+        return None
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 3), layout="constrained")
+        axes = figure.subplots()
+        for colour, (name, points) in zip(LINES, sorted(lines.items()), strict=False):
+            draw_line(axes, sorted(points, key=lambda point: point[0]), colour, visible(name) or "measured")
+        axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
+        axes.set(xlabel=key, ylabel="speedup over plain decoding")
+        axes.plot([], [], "--", color=INK, label="Theorem 3.8")
+        legend(axes, 2)
+    return figure
+
+
+def draw_line(axes: Any, points: Sequence[tuple[float, Mapping[str, Any]]], colour: str, name: str) -> None:
+    """Speedups by a number, with intervals, and their predictions."""
+    at, measured = [x for x, _ in points], [speedup["measured"] for _, speedup in points]
+    axes.plot(at, measured, "o-", color=colour, label=name)
+    for x, speedup in points:
+        axes.plot((x, x), speedup["ci95"] or (speedup["measured"],) * 2, color=colour, linewidth=1.2, alpha=0.6)
+    predicted = [float("nan") if speedup["theorem_3_8"] is None else speedup["theorem_3_8"] for _, speedup in points]
+    axes.plot(at, predicted, "--", color=colour, linewidth=1)
+
+
+def overrides(run: Run) -> dict[str, str]:
+    """The overrides of a run, by key."""
+    return {key: value for key, _, value in (word.partition("=") for word in run.results["details"]["overrides"])}
+
+
+def swept_number(settings: Sequence[Mapping[str, str]]) -> str | None:
+    """The key that all runs set to numbers, with the most of them; None if none has three."""
+    shared = [key for key in settings[0] if all(is_number(own.get(key, "")) for own in settings)]
+    counts = {key: len({own[key] for own in settings}) for key in shared}
+    best = max(counts, key=lambda key: counts[key], default=None)
+    return best if best is not None and counts[best] >= 3 else None
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a finite number."""
+    try:
+        return abs(float(text)) < float("inf")
+    except ValueError:
+        return False

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from specbench.errors import ConfigError
-from specbench.measure.record import Record, read
+from specbench.errors import ConfigError, shown
+from specbench.measure.record import SCHEMA_VERSION, Record, read
 
 RESULTS, RECORDS, ROUNDS, PAGE = "results.json", "prompts.jsonl", "rounds.parquet", "page.html"
 CONFIG = "config.yaml"
@@ -55,16 +55,20 @@ def read_run(folder: Path) -> Run:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What one of our JSON files holds. Raises ConfigError."""
+    """What results.json or comparison.json holds. Raises ConfigError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path} is not there: choose the folder of a finished run") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({error})") from error
-    if not isinstance(found, dict) or not {"schema_version", "kind"} & found.keys():
-        raise ConfigError(f"{path} was not written by this version of specbench")
-    return found
+    version = found.get("schema_version") if isinstance(found, dict) else None
+    if version != SCHEMA_VERSION:
+        raise ConfigError(
+            f"{path} was not written by this version of specbench: its schema_version is {shown(version)}, not "
+            f"{SCHEMA_VERSION}"
+        )
+    return dict(found)
 
 
 def read_all(folder: Path) -> list[Run]:
@@ -76,14 +80,19 @@ def read_all(folder: Path) -> list[Run]:
         raise ConfigError(f"{folder} has no finished run: no {RESULTS} is in it or below it")
     runs = [read_run(path) for path in paths]
     labels = labels_of([run.results["details"]["overrides"] for run in runs])
+    if len({*labels}) < len(labels):
+        labels = [str(path.relative_to(folder)) for path in paths]
     return [Run(run.folder, run.results, label) for run, label in zip(runs, labels, strict=True)]
 
 
 def labels_of(overrides: Sequence[Sequence[str]]) -> list[str]:
-    """A short name for each run: the overrides in which the runs differ; of one key alone only its values."""
+    """A short name for each run: the overrides in which the runs differ; of one key alone only its values, unless they
+    are numbers."""
     common = set.intersection(*map(set, overrides)) if len(overrides) > 1 else set()
     own = [[word for word in words if word not in common] for words in overrides]
     keys = {word.partition("=")[0] for words in own for word in words}
     if len(keys) == 1 and all(len(words) == 1 for words in own):
-        return [words[0].partition("=")[2] for words in own]
+        values = [words[0].partition("=")[2] for words in own]
+        if not any(value[:1] in "-+.0123456789" for value in values):
+            return values
     return [", ".join(words) or "default" for words in own]

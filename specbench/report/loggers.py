@@ -87,7 +87,7 @@ class WandbLogger(Logger):
                 )
 
     def __init__(self, mode: str, project: str, entity: str | None, tags: list[str]):
-        self.settings = {"mode": mode, "project": project, "entity": entity, "tags": tags}
+        self.settings: dict[str, Any] = {"mode": mode, "project": project, "entity": entity, "tags": tags}
         self.sums: dict[str, float] = {}
         self._run: Any = None
 
@@ -136,12 +136,14 @@ class WandbLogger(Logger):
             for entry in history(run.records):
                 opened.log(entry)
             rows = prompt_rows(run.records)
-            media = {"tables/prompts": wandb.Table(columns=[*PROMPT_COLUMNS], data=rows, allow_mixed_types=True)}
+            media: dict[str, Any] = {
+                "tables/prompts": wandb.Table(columns=[*PROMPT_COLUMNS], data=rows, allow_mixed_types=True)
+            }
             categories = [flat(category) for category in run.results["by_category"]]
             if categories:
-                heads = list(categories[0])
+                heads = list(dict.fromkeys(name for row in categories for name in row))
                 data = [[row.get(head) for head in heads] for row in categories]
-                media["tables/by_category"] = wandb.Table(columns=heads, data=data, allow_mixed_types=True)
+                media["tables/by_category"] = wandb.Table(columns=[*heads], data=data, allow_mixed_types=True)
             media["page"] = wandb.Html(str(run.folder / PAGE))
             opened.log(media)
             opened.summary.update(summary(run.results))
@@ -189,7 +191,11 @@ def history(records: Sequence[Record]) -> list[dict[str, Any]]:
             continue
         rounds = record.speculative.rounds
         for i in range(len(rounds)):
-            entry = {"gamma": rounds.gamma[i], "accepted": rounds.accepted[i], "tokens": rounds.tokens[i]}
+            entry: dict[str, float] = {
+                "gamma": rounds.gamma[i],
+                "accepted": rounds.accepted[i],
+                "tokens": rounds.tokens[i],
+            }
             entry |= {f"{phase}_ms": 1e3 * getattr(rounds, phase)[i] for phase in ("draft", "verify", "accept", "host")}
             if rounds.betas[i]:
                 entry["beta"] = sum(rounds.betas[i]) / len(rounds.betas[i])

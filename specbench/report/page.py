@@ -12,7 +12,7 @@ from specbench.errors import visible
 from specbench.measure.record import Record
 from specbench.report import figures, tables
 from specbench.report.files import Run
-from specbench.report.terminal import compared_headline, headline
+from specbench.report.terminal import compared_headline, headline, verdict_and_prediction
 
 PROMPTS_SHOWN = 8  # on the page of a run
 
@@ -28,53 +28,67 @@ def template() -> Template:
 def run_page(run: Run, records: Sequence[Record]) -> str:
     """The page of one run: the answer, figures, tables, and what was decoded."""
     results = run.results
+    drawn = {
+        "From Theorem 3.8 to the measurement": figures.accounting(run),
+        "Acceptance": figures.acceptance(run),
+        "The first tokens of a typical text": figures.timeline(records),
+    }
+    shown = {"By category": tables.by_category([run])} if len(results["by_category"]) > 1 else {}
+    shown |= {"By method": tables.methods(run)}
+    shown |= {"Factors of the speedup": tables.costs(run), "By place in the draft": tables.acceptance(run)}
+    texts = [record for record in records if record.speculative and record.baseline][:PROMPTS_SHOWN]
+    title = results["name"] if results["status"] == "complete" else f"{results['name']} ({results['status']})"
+    return rendered(title, (headline(results), verdict_and_prediction(results)), tiles(results), drawn, shown,
+                    notes=results["notes"], texts=texts, facts=facts(results))  # fmt: skip
+
+
+def tiles(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """The numbers that come first: name, value, what it is."""
     speedup, cost = results["speedup"], results["cost"]
-    tiles = [
+    lossless = results["lossless"]
+    return [
         ("speedup", tables.ratio(speedup["measured"], None), interval(speedup["ci95"])),
-        ("Theorem 3.8", tables.ratio(speedup["theorem_3_8"], None), "predicted from alpha, gamma and c"),
+        (
+            "Theorem 3.8",
+            tables.ratio(speedup["theorem_3_8"], None),
+            f"by measured costs {tables.ratio(speedup['corrected'], None)}",
+        ),
         ("alpha", tables.number(results["alpha"]["mean"]), f"{results['alpha']['n']:,} tested guesses"),
         ("block efficiency", tables.number(results["block_efficiency"]["mean"]), "tokens per target call"),
-        ("lossless", tables.verdict(results["lossless"]), results["lossless"]["reason"] or "output distribution"),
         ("c, v, o", ", ".join(tables.number(cost[name], 2) for name in "cvo"), "in single-token target steps"),
+        ("lossless", tables.verdict(lossless), lossless["reason"] or "the output distribution is the target's"),
     ]
-    drawn = {
-        "From Theorem 3.8 to what was measured": figures.accounting(run),
-        "Acceptance": figures.acceptance(run),
-        "The first rounds of a text": figures.timeline(records),
-    }
-    shown = {"Acceptance": tables.acceptance(run), "Speedup by factor": tables.costs(run)}
-    if results["by_category"]:
-        shown = {"By category": tables.by_category([run]), **shown}
-    texts = [record for record in records if record.speculative and record.baseline][:PROMPTS_SHOWN]
-    return rendered(results["name"], headline(results), tiles, drawn, shown, notes=results["notes"], texts=texts,
-                    facts=facts(results))  # fmt: skip
 
 
 def sweep_page(runs: Sequence[Run], title: str) -> str:
     """The page of several runs."""
     best = max(runs, key=lambda run: run.results["speedup"]["measured"] or 0)
     speedup = best.results["speedup"]
-    told = (
-        f"{len(runs)} runs; the largest speedup is {tables.ratio(speedup['measured'], speedup['ci95'])}, {best.label}"
-    )
-    shown = {"Runs": tables.runs_table(runs)}
-    if any(run.results["by_category"] for run in runs):
-        shown["By category"] = tables.by_category(runs)
+    answer = f"Fastest of {len(runs)} runs: {best.label}, {tables.ratio(speedup['measured'], speedup['ci95'])}"
+    rows = [(run.label, s["measured"], s["ci95"], s["theorem_3_8"]) for run in runs if (s := run.results["speedup"])]
+    drawn = {"Speedup": figures.speedups(rows), "Speedup by setting": figures.sweep_lines(runs)}
+    shown = {"Runs": tables.runs_table(runs), "By category": tables.by_category(runs)}
     notes = ["Jobs of a sweep run at different times: python -m specbench.compare decodes each prompt by all in turn."]
-    return rendered(title, told, [], {"Speedup": figures.speedups(runs)}, shown, notes=notes,
+    return rendered(title, (answer, verdict_and_prediction(best.results)), [], drawn, shown, notes=notes,
                     facts=facts(runs[0].results))  # fmt: skip
 
 
 def comparison_page(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], title: str) -> str:
-    """The page of a comparison."""
-    shown = {"Ranking": tables.comparison(rows), "Runs": tables.runs_table(runs)}
-    return rendered(title, compared_headline(rows), [], {"Speedup": figures.ranking(rows)}, shown,
-                    notes=runs[0].results["notes"], facts=facts(runs[0].results))  # fmt: skip
+    """The page of a comparison, from the rows of `measure.compare` and its runs."""
+    predicted = {run.label: run.results["speedup"]["theorem_3_8"] for run in runs}
+    bars = [(row["method"], row["speedup"], row["speedup_ci95"], predicted.get(row["method"])) for row in rows]
+    places = {row["method"]: place for place, row in enumerate(rows)}
+    ordered = sorted(runs, key=lambda run: places.get(run.label, len(rows)))
+    shown = {"Ranking": tables.comparison(rows), "Runs": tables.runs_table(ordered)}
+    shown["By category"] = tables.by_category(ordered)
+    first = ordered[0].results
+    return rendered(title, (compared_headline(rows), verdict_and_prediction(first)), [],
+                    {"Speedup": figures.speedups(bars)}, shown, notes=first["notes"], facts=facts(first))  # fmt: skip
 
 
 def rendered(
     title: str,
-    answer: str,
+    answer: tuple[str, str],
     tiles: Sequence[tuple[str, str, str]],
     drawn: Mapping[str, Figure | None],
     shown: Mapping[str, Any],
@@ -85,9 +99,11 @@ def rendered(
 ) -> str:
     """The template with its parts."""
     pictures = {name: figures.svg(figure) for name, figure in drawn.items() if figure is not None}
-    parts = {name: (list(frame.columns), frame.astype(str).values.tolist()) for name, frame in shown.items()}
+    parts = {
+        name: (list(frame.columns), frame.astype(str).values.tolist()) for name, frame in shown.items() if len(frame)
+    }
     return template().render(title=title, answer=answer, tiles=tiles, pictures=pictures, tables=parts, notes=notes,
-                             facts=facts, texts=texts)  # fmt: skip
+                             facts=facts, texts=texts, text_columns=tables.TEXT_COLUMNS)  # fmt: skip
 
 
 def interval(ends: Sequence[float] | None) -> str:
@@ -96,15 +112,18 @@ def interval(ends: Sequence[float] | None) -> str:
 
 
 def facts(results: Mapping[str, Any]) -> dict[str, str]:
-    """Where and how a run was measured."""
-    known = results["provenance"]
-    versions = ", ".join(f"{name} {version}" for name, version in known.get("versions", {}).items())
-    return {
-        "command": "python -m " + " ".join(map(str, known.get("argv", []))),
-        "overrides": " ".join(results["details"]["overrides"]) or "none",
-        "device": str(known.get("device", "")),
+    """Where and how a run was measured; what is not known is left out."""
+    known, counts = results["provenance"], results["counts"]
+    commit = str(known.get("git_sha") or "")[:12]
+    found = {
+        "command": "python -m " + " ".join(map(str, known["argv"])) if known.get("argv") else "",
+        "overrides": " ".join(results["details"]["overrides"]),
+        "prompts": f"{counts['prompts']:,} in {counts['rounds']:,} rounds, {counts['tokens']:,} tokens, "
+        f"{counts['failed']} failed",
+        "device": " ".join(str(known[name]) for name in ("device", "cpu") if known.get(name)),
         "threads": str(known.get("threads", "")),
-        "versions": versions,
-        "commit": f"{known.get('git_sha')}{' with changes' if known.get('dirty') else ''}",
+        "versions": ", ".join(f"{name} {version}" for name, version in known.get("versions", {}).items()),
+        "commit": f"{commit} with changes" if commit and known.get("dirty") else commit,
         "started": str(known.get("started", "")),
     }
+    return {name: value for name, value in found.items() if value}

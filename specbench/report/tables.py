@@ -1,20 +1,28 @@
-"""Tables of finished runs as pandas DataFrames: by run, by category, by place of the draft, and of a comparison."""
+"""Tables of finished runs as DataFrames: by run, category, method and place in the draft, and of a comparison."""
 
+import html
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
+from specbench.errors import visible
 from specbench.report.files import Run
 
 Cells = Mapping[str, Callable[[Mapping[str, Any]], Any]]
 FORMATS = ("markdown", "latex", "csv")
+TEXT_COLUMNS = ("run", "category", "method", "factor", "lossless")  # the others hold numbers
 VERDICTS = {True: "passed", False: "failed", None: "unknown"}
 
 
 def number(value: float | None, digits: int = 3) -> str:
     """A number with so many digits, and "-" where there is none."""
-    return "-" if value is None else f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:,.0f}"
+    if value is None:
+        return "-"
+    if abs(value) >= 10**digits - 0.5:
+        return f"{value:,.0f}"
+    return f"{value:#.{digits}g}".removesuffix(".")
 
 
 def ratio(value: float | None, interval: Sequence[float] | None) -> str:
@@ -29,18 +37,34 @@ def mean(estimate: Mapping[str, Any] | None) -> str:
     if estimate is None or estimate["mean"] is None:
         return "-"
     error = estimate["stderr"]
-    return f"{estimate['mean']:.3f}" + ("" if error is None else f" +- {error:.3f}")
+    return f"{estimate['mean']:.3f}" + ("" if error is None else f" ± {error:.3f}")
 
 
 def verdict(lossless: Mapping[str, Any]) -> str:
     """The verdict in a word or two: "lossy by choice" where the settings change the distribution."""
-    found = VERDICTS[lossless["passed"]]
-    return found if lossless["expected"] or lossless["passed"] is None else "lossy by choice"
+    if not lossless["expected"] and lossless["passed"] is not False:
+        return "lossy by choice"
+    return VERDICTS[lossless["passed"]]
+
+
+def p_value(value: float | None) -> str:
+    """A p-value with three decimals."""
+    if value is None:
+        return "-"
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def milliseconds(percentiles: Mapping[str, float | None]) -> str:
+    """The median and the 90th percentile of some seconds, in milliseconds."""
+    if percentiles["p50"] is None:
+        return "-"
+    return " / ".join(number(1e3 * (percentiles[name] or 0)) for name in ("p50", "p90"))
 
 
 RUN_CELLS: Cells = {
     "speedup": lambda r: ratio(r["speedup"]["measured"], r["speedup"]["ci95"]),
     "Thm 3.8": lambda r: ratio(r["speedup"]["theorem_3_8"], None),
+    "lossless": lambda r: verdict(r["lossless"]),
     "alpha": lambda r: mean(r["alpha"]),
     "block efficiency": lambda r: mean(r["block_efficiency"]),
     "c": lambda r: number(r["cost"]["c"]),
@@ -48,7 +72,6 @@ RUN_CELLS: Cells = {
     "o": lambda r: number(r["cost"]["o"]),
     "tokens/s": lambda r: number(r["throughput"]["speculative_tokens_per_second"]),
     "plain tokens/s": lambda r: number(r["throughput"]["baseline_tokens_per_second"]),
-    "lossless": lambda r: verdict(r["lossless"]),
 }
 CATEGORY_CELLS: Cells = {
     "prompts": lambda c: str(c["prompts"]),
@@ -63,7 +86,7 @@ COMPARED_CELLS: Cells = {
     "method": lambda row: row["method"],
     "speedup": lambda row: ratio(row["speedup"], row["speedup_ci95"]),
     "of the first": lambda row: ratio(row["ratio"], row["ratio_ci95"]),
-    "p (Holm)": lambda row: "-" if row["p_value"] is None else f"{row['p_value']:.3f}",
+    "p (Holm)": lambda row: p_value(row["p_value"]),
     "alpha": lambda row: number(row["alpha"]),
     "block efficiency": lambda row: number(row["block_efficiency"]),
     "c": lambda row: number(row["c"]),
@@ -95,33 +118,47 @@ def sweep_csv(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def by_category(runs: Sequence[Run]) -> pd.DataFrame:
-    """One row for each run and category of prompts; empty if the data name none."""
-    found = []
-    for run in runs:
-        table = frame(run.results["by_category"], CATEGORY_CELLS)
-        table.insert(0, "category", [category["category"] for category in run.results["by_category"]])
-        table.insert(0, "run", run.label)
-        found.append(table)
-    whole = pd.concat(found, ignore_index=True) if found else pd.DataFrame()
-    return whole.drop(columns="run") if len(runs) == 1 and len(whole) else whole
+    """One row for each run and category of prompts; empty if the data name none. The run is left out if it is one."""
+    rows = [(run.label, category) for run in runs for category in run.results["by_category"]]
+    table = frame([category for _, category in rows], CATEGORY_CELLS)
+    table.insert(0, "category", [category["category"] for _, category in rows])
+    if len(runs) > 1:
+        table.insert(0, "run", [label for label, _ in rows])
+    return table
+
+
+def methods(run: Run) -> pd.DataFrame:
+    """One row for each method that decoded the prompts: speculative and plain decoding, and the peers."""
+    throughput, latency, speedup = (run.results[name] for name in ("throughput", "latency", "speedup"))
+    ratios = {"speculative": "", "baseline": ratio(speedup["measured"], speedup["ci95"])}
+    ratios |= {name: ratio(peer["measured"], peer["ci95"]) for name, peer in run.results["speedup_over"].items()}
+    waits = {"first token, ms: p50 / p90": "first_token", "per token, ms": "per_token"}
+    return pd.DataFrame(
+        {
+            "method": "plain" if name == "baseline" else name,
+            "tokens/s": number(throughput.get(f"{name}_tokens_per_second")),
+            "speculative over it": over,
+            **{head: milliseconds(latency[key][name]) if name in latency[key] else "-" for head, key in waits.items()},
+        }
+        for name, over in ratios.items()
+    )
 
 
 def acceptance(run: Run) -> pd.DataFrame:
     """Mean of beta at each place of the draft, and how many rounds accepted so many guesses."""
     places = {entry["place"]: entry for entry in run.results["acceptance"]["by_place"]}
-    lengths = run.results["acceptance"]["lengths"]
-    rows = []
-    for place in range(len(lengths)):
-        entry = places.get(place)
-        rows.append(
-            {
-                "guesses": place,
-                "rounds that accepted so many": lengths[place],
-                "beta at this place": mean(entry),
-                "tested": entry["n"] if entry else "-",
-            }
-        )
-    return pd.DataFrame(rows)
+    lengths = dict(enumerate(run.results["acceptance"]["lengths"]))
+    rounds = run.results["counts"]["rounds"]
+    return pd.DataFrame(
+        {
+            "guesses": str(place),
+            "rounds that accepted so many": f"{lengths.get(place, 0):,}",
+            "share": f"{lengths.get(place, 0) / rounds:.1%}" if rounds else "-",
+            "beta at this place": mean(places.get(place)),
+            "tested": f"{places[place]['n']:,}" if place in places else "-",
+        }
+        for place in range(max([*places, *lengths], default=-1) + 1)
+    )
 
 
 def costs(run: Run) -> pd.DataFrame:
@@ -136,7 +173,7 @@ def costs(run: Run) -> pd.DataFrame:
 
 MEANING = {
     "theorem_3_8": "Theorem 3.8",
-    "tokens": "tokens per round, over equation 1",
+    "tokens": "tokens per round, not equation 1's",
     "drafting": "drafting, not g c",
     "verify": "verification costs v, not 1",
     "rest": "the rest of a round costs o, not 0",
@@ -152,9 +189,10 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 def written(table: pd.DataFrame, form: str) -> str:
     """A table as Markdown, LaTeX or CSV; signs that have a meaning there are escaped."""
+    table = table.map(lambda cell: visible(str(cell)))
     if form == "csv":
         return str(table.to_csv(index=False))
     if form == "latex":
         return str(table.style.format(escape="latex").hide(axis="index").to_latex(hrules=True))
-    escaped = table.map(lambda cell: str(cell).replace("|", "\\|").replace("\n", " "))
+    escaped = table.map(lambda cell: re.sub(r"([\\|`*\[\]])", r"\\\1", html.escape(cell, quote=False)))
     return str(escaped.to_markdown(index=False, disable_numparse=True)) + "\n"

@@ -43,14 +43,23 @@ def headline(results: Mapping[str, Any]) -> str:
     measured, interval = speedup["measured"], speedup["ci95"]
     if measured is None:
         return "No speedup was measured"
-    told = ratio(measured, interval)
     if interval is None:
-        return f"Speedup {told}: too few prompts for an interval"
+        return f"{ratio(measured, None)} plain decoding's speed, from too few prompts for an interval"
     if interval[0] > 1:
-        return f"Speculative decoding is faster than plain decoding: {told}"
+        return f"Faster than plain decoding: {ratio(measured, interval)}"
     if interval[1] < 1:
-        return f"Speculative decoding is slower than plain decoding: {told}"
-    return f"Speculative decoding is not shown to be faster or slower than plain decoding: {told}"
+        return f"Slower than plain decoding: {ratio(measured, interval)}"
+    return f"Not shown to be faster or slower than plain decoding: {ratio(measured, interval)}"
+
+
+def verdict_and_prediction(results: Mapping[str, Any]) -> str:
+    """What stands beside the speedup: Theorem 3.8's prediction and whether the output distribution is the target's."""
+    from specbench.report.tables import ratio, verdict
+
+    predicted, lossless = results["speedup"]["theorem_3_8"], results["lossless"]
+    theorem = f"Theorem 3.8 predicts {ratio(predicted, None)}" if predicted else "Theorem 3.8 predicts nothing here"
+    reason = f" ({lossless['reason']})" if lossless["reason"] else ""
+    return f"{theorem}; lossless: {verdict(lossless)}{reason}"
 
 
 def summary(results: Mapping[str, Any], folder: Path) -> None:
@@ -89,16 +98,18 @@ def one_line(results: Mapping[str, Any]) -> str:
     from specbench.report.tables import mean, ratio, verdict
 
     speedup = results["speedup"]
-    told = f"{ratio(speedup['measured'], speedup['ci95'])}, alpha {mean(results['alpha'])}"
+    sentence = f"{ratio(speedup['measured'], speedup['ci95'])}, alpha {mean(results['alpha'])}"
     found = verdict(results["lossless"])
-    return told if found == "passed" else f"{told}, lossless: {found}"
+    return sentence if found == "passed" else f"{sentence}, lossless: {found}"
 
 
 def table(frame: Any) -> Table:
     """A DataFrame for the terminal."""
+    from specbench.report.tables import TEXT_COLUMNS
+
     found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    for number, head in enumerate(frame.columns):
-        found.add_column(Text(str(head)), justify="left" if number == 0 else "right")
+    for head in frame.columns:
+        found.add_column(Text(str(head)), justify="left" if head in TEXT_COLUMNS else "right")
     for row in frame.itertuples(index=False):
         found.add_row(*(Text(str(cell)) for cell in row))
     return found
@@ -112,16 +123,16 @@ def comparison(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
 
 
 def compared_headline(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The fastest method, whether it gains on plain decoding, and from which methods it is not told apart."""
+    """The fastest method, whether it gains on plain decoding, and from which methods it is not distinguished."""
     from specbench.report.tables import ratio
 
     first = rows[0]
     alike = [row["method"] for row in rows[1:] if row["rank"] == 1]
     gain = f"{ratio(first['speedup'], first['speedup_ci95'])} over plain decoding"
-    told = f"{first['method']} is the fastest of {len(rows)}: {gain}"
+    sentence = f"{first['method']} is the fastest of {len(rows)}: {gain}"
     if first["speedup_ci95"] is None or first["speedup_ci95"][0] <= 1:
-        told = f"No method is shown to gain; the fastest of {len(rows)} is {first['method']}: {gain}"
-    return told + (f"; not told apart from {', '.join(alike)}" if alike else "")
+        sentence = f"No method is shown to gain; the fastest of {len(rows)} is {first['method']}: {gain}"
+    return sentence + (f"; not distinguished from {', '.join(alike)}" if alike else "")
 
 
 def sweep(frame: Any, folder: Path) -> None:

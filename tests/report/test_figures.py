@@ -1,0 +1,130 @@
+"""Figures draw the numbers of results.json."""
+
+import warnings
+
+import pytest
+from matplotlib.colors import to_hex
+from records import records
+from stored import stored
+
+from specbench.report import figures
+from specbench.report.files import Run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    return stored(tmp_path_factory.mktemp("one"))
+
+
+def line(axes, colour: str, marker: str):
+    """The points of all lines of a colour and marker."""
+    found = [own for own in axes.lines if to_hex(own.get_color()) == colour and own.get_marker() == marker]
+    return [(float(x), float(y)) for own in found for x, y in zip(*own.get_data(), strict=True)]
+
+
+def texts(axes) -> list[str]:
+    return [label.get_text() for label in axes.get_yticklabels()]
+
+
+def test_the_bars_of_the_accounting_lead_from_one_to_the_speedup(run):
+    axes = figures.accounting(run).axes[0]
+    *steps, measured = axes.patches
+    ends = [bar.get_x() + bar.get_width() for bar in steps]
+    begins = [bar.get_x() for bar in steps]
+    assert begins == pytest.approx([1, *ends[:-1]]) and begins[0] == 1
+    speedup = run.results["speedup"]
+    factors = [entry["value"] for entry in speedup["accounting"] if entry["factor"] != "rows"]
+    assert [end / begin for begin, end in zip(begins, ends, strict=True)] == pytest.approx(factors)
+    assert measured.get_x() + measured.get_width() == pytest.approx(speedup["measured"])
+    assert any(list(own.get_xdata()) == pytest.approx(speedup["ci95"]) for own in axes.lines)
+
+
+def test_without_a_draft_there_is_no_accounting_and_no_acceptance(run):
+    speedup = run.results["speedup"] | {"accounting": []}
+    nothing = run.results | {"speedup": speedup, "acceptance": {"lengths": [3], "by_place": []}}
+    assert figures.accounting(Run(run.folder, nothing)) is None
+    assert figures.acceptance(Run(run.folder, nothing)) is None
+    assert figures.timeline([]) is None
+
+
+def test_acceptance_is_drawn_by_place(run):
+    left, right = figures.acceptance(run).axes
+    found = run.results["acceptance"]
+    expected = [(entry["place"], entry["mean"]) for entry in found["by_place"]]
+    assert line(left, figures.MEASURED, "o") == expected
+    assert [bar.get_height() for bar in right.patches] == found["lengths"]
+
+
+def test_the_timeline_ends_when_both_have_the_same_tokens(run):
+    ratios = [record.baseline.seconds / record.speculative.seconds for record in run.records]
+    record = run.records[ratios.index(sorted(ratios)[len(ratios) // 2])]
+    axes = figures.timeline(run.records).axes[0]
+    bars = [(round(bar.get_y() + bar.get_height() / 2), bar.get_x() + bar.get_width()) for bar in axes.patches]
+    for y, text in ((0, record.speculative), (1, record.baseline)):
+        rounds, kept, end = text.rounds, 0, 0.0
+        for number, tokens in enumerate(rounds.tokens):
+            if kept >= figures.FIRST_TOKENS:
+                break
+            end += sum(getattr(rounds, part)[number] for part in figures.PARTS)
+            kept += tokens
+        assert max(x for row, x in bars if row == y) == pytest.approx(1e3 * end)
+
+
+def test_speedups_stand_beside_their_predictions():
+    rows = [("a", 1.5, (1.2, 1.8), 1.6), ("b", 0.9, None, None), ("c", None, None, 1.1)]
+    axes = figures.speedups(rows).axes[0]
+    assert texts(axes) == ["a", "b", "c"]
+    assert line(axes, figures.MEASURED, "o") == [(1.5, 0), (0.9, 1)]
+    assert line(axes, figures.THEORY, "D") == [(1.6, 0), (1.1, 2)]
+
+
+def named(run: Run, *words: str, measured: float = 1.5) -> Run:
+    """The run under other overrides, with another speedup."""
+    details = run.results["details"] | {"overrides": list(words)}
+    speedup = run.results["speedup"] | {"measured": measured}
+    return Run(run.folder, run.results | {"details": details, "speedup": speedup}, " ".join(words))
+
+
+def test_a_sweep_over_numbers_is_a_line_for_each_other_setting(run):
+    runs = [
+        named(run, f"gamma={gamma}", f"drafter={drafter}", "t=0", measured=gamma + shift)
+        for gamma in (5, 1, 3)
+        for drafter, shift in (("x", 0.0), ("y", 0.5))
+    ]
+    axes = figures.sweep_lines(runs).axes[0]
+    assert axes.get_xlabel() == "gamma"
+    assert line(axes, figures.LINES[0], "o") == [(1, 1), (3, 3), (5, 5)]
+    assert line(axes, figures.LINES[1], "o") == [(1, 1.5), (3, 3.5), (5, 5.5)]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels[:2] == ["drafter=x", "drafter=y"]
+
+
+def test_a_sweep_without_three_numbers_has_no_lines(run):
+    assert figures.sweep_lines([named(run, "gamma=1"), named(run, "gamma=2")]) is None
+    assert figures.sweep_lines([named(run, f"drafter={name}") for name in "abc"]) is None
+    assert figures.sweep_lines([named(run, "gamma=1"), named(run, "gamma=2"), named(run)]) is None
+    assert figures.sweep_lines([named(run)]) is None
+    assert not figures.is_number("inf") and not figures.is_number("") and figures.is_number("-1e3")
+
+
+def test_labels_are_no_formulas_and_have_a_bound():
+    rows = [("$\\frac{1}{2", 1.0, None, None), ("long " * 50, 1.0, None, None), ("日本語\x1b", 1.0, None, None)]
+    figure = figures.speedups(rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text = figures.svg(figure)
+    assert "frac{1}{2" in text and "\x1b" not in text
+    assert max(len(label) for label in texts(figure.axes[0])) < 80
+
+
+def test_a_batch_has_a_factor_of_rows(tmp_path):
+    own = records(4)
+    for record in own:
+        record.group = 0
+        for text in (record.speculative, record.baseline):
+            text.rounds.rows = [2] * len(text.rounds)
+            text.seconds /= 2
+    run = stored(tmp_path, own, batch_size=2)
+    entry = next(e for e in run.results["speedup"]["accounting"] if e["factor"] == "rows")
+    shown = len(figures.accounting(run).axes[0].patches) - 1
+    assert shown == len(run.results["speedup"]["accounting"]) - (abs(entry["value"] - 1) <= 1e-3)

@@ -1,0 +1,99 @@
+"""`python -m specbench.report FOLDER`: pages and tables of finished runs, sweeps and comparisons."""
+
+import io
+import json
+
+import pandas as pd
+import pytest
+from records import records
+from stored import put, stored
+
+from specbench.measure.compare import compare
+from specbench.report import files, tables
+from specbench.report.command import main
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    for gamma in (2, 4):
+        own = records(4, gamma=gamma, seed=gamma)
+        stored(tmp_path / str(gamma), own, gamma=gamma, overrides=[f"gamma={gamma}"])
+    return tmp_path
+
+
+def refused(words, capsys) -> str:
+    """The sentence of a command that ends with code 2."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+def test_the_page_of_a_run_is_made_again(sweep, capsys):
+    page = sweep / "2" / files.PAGE
+    before = page.read_text()
+    page.unlink()
+    main([str(sweep / "2")])
+    assert page.read_text() == before and str(page) in capsys.readouterr().out
+
+
+def test_the_page_of_a_sweep(sweep):
+    main([str(sweep)])
+    text = (sweep / files.PAGE).read_text()
+    assert "gamma=2" in text and "gamma=4" in text
+
+
+def test_the_page_of_a_comparison(sweep):
+    runs = files.read_all(sweep)
+    rows = compare({run.label: run.records for run in runs})
+    content = {"schema_version": 2, "kind": "comparison", "rows": rows}
+    (sweep / files.COMPARISON).write_text(json.dumps(content))
+    main([str(sweep)])
+    assert "Ranking" in (sweep / files.PAGE).read_text()
+
+
+def test_formats_print_the_same_tables(sweep, capsys):
+    runs = files.read_all(sweep)
+    for form in tables.FORMATS:
+        main([str(sweep), "--format", form])
+        out = capsys.readouterr().out
+        assert tables.written(tables.runs_table(runs), form) in out
+        assert tables.written(tables.by_category(runs), form) in out
+    assert not (sweep / files.PAGE).exists()
+
+
+def test_csv_is_numbers_and_names(sweep, capsys):
+    main([str(sweep / "2"), "--format", "csv"])
+    first = capsys.readouterr().out.split("\n\n")[0]
+    frame = pd.read_csv(io.StringIO(first))
+    results = files.read_run(sweep / "2").results
+    assert frame["c"][0] == pytest.approx(results["cost"]["c"], rel=0.006)
+
+
+def test_a_comparisons_ranking_is_printed(sweep, capsys):
+    rows = compare({run.label: run.records for run in files.read_all(sweep)})
+    (sweep / files.COMPARISON).write_text(json.dumps({"schema_version": 2, "kind": "comparison", "rows": rows}))
+    main([str(sweep), "--format", "markdown"])
+    assert tables.written(tables.comparison(rows), "markdown") in capsys.readouterr().out
+
+
+def test_a_folder_that_is_none(tmp_path, capsys):
+    assert "is no folder" in refused([str(tmp_path / "nowhere")], capsys)
+
+
+def test_a_folder_without_a_finished_run(tmp_path, capsys):
+    put(tmp_path, records(1))
+    for form in ("html", "csv"):
+        assert files.RESULTS in refused([str(tmp_path), "--format", form], capsys)
+
+
+def test_results_that_a_kill_cut(tmp_path, capsys):
+    (tmp_path / files.RESULTS).write_text('{"schema_ver')
+    assert "cannot be read" in refused([str(tmp_path)], capsys)
+
+
+def test_a_dashboard_without_a_project(sweep, capsys):
+    main([str(sweep), "--format", "csv"])
+    capsys.readouterr()
+    assert "ENTITY/PROJECT" in refused([str(sweep), "--format", "html", "--wandb-report", "x"], capsys)

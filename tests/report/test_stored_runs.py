@@ -1,0 +1,133 @@
+"""What a run leaves in its folder, and what is read of folders that a kill, or another version, has left."""
+
+import json
+
+import pandas as pd
+import pytest
+from records import facts, records
+from stored import put, stored
+
+from specbench.errors import ConfigError
+from specbench.measure import record as record_module
+from specbench.measure.results import results
+from specbench.report import files
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return stored(tmp_path_factory.mktemp("one") / "run", overrides=["gamma=4"])
+
+
+def test_a_run_leaves_its_files(run):
+    names = {path.name for path in run.folder.iterdir()}
+    assert names == {files.RECORDS, files.RESULTS, files.ROUNDS, files.PAGE}
+
+
+def test_what_is_written_is_read_again(run):
+    again = files.read_run(run.folder)
+    assert again.results == json.loads(json.dumps(run.results)) and again.label == "run"
+    assert [record.line() for record in again.records] == [record.line() for record in records()]
+
+
+def test_results_follow_from_the_records_that_are_stored(run):
+    """prompts.jsonl is the record: the same numbers come out of it again."""
+    again = results(files.read_run(run.folder).records, facts(overrides=["gamma=4"]))
+    assert json.loads(json.dumps(again)) == files.read_json(run.folder / files.RESULTS)
+
+
+def test_rounds_are_columns(run):
+    frame = pd.read_parquet(run.folder / files.ROUNDS)
+    own = frame[frame["method"] == "speculative"]
+    assert len(own) == run.results["counts"]["rounds"] and own["tokens"].sum() == run.results["counts"]["tokens"]
+    assert own["accepted"].sum() == run.results["counts"]["accepted"]
+    betas = [beta for list_of_round in own["betas"] for beta in list_of_round]
+    assert sum(betas) / len(betas) == pytest.approx(run.results["alpha"]["mean"])
+
+
+def test_a_number_that_json_lacks_is_refused_and_the_old_file_stays(run, tmp_path):
+    folder = stored(tmp_path / "run").folder
+    before = (folder / files.RESULTS).read_bytes()
+    with pytest.raises(ValueError, match="JSON"):
+        files.write(folder, run.results | {"operations_factor": float("nan")}, records())
+    assert (folder / files.RESULTS).read_bytes() == before
+
+
+def test_a_kill_while_writing_leaves_the_file_that_was_there(run, tmp_path, monkeypatch):
+    path = tmp_path / files.RESULTS
+    files.write_text(path, "old")
+
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files.os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        files.write_text(path, "new")
+    assert path.read_text() == "old"
+    monkeypatch.undo()
+    files.write_text(path, "new")
+    assert path.read_text() == "new" and [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (None, "is not there"),
+        ("", "cannot be read"),
+        ('{"schema_version": 2, "na', "cannot be read"),
+        ("[1]", "not written by this version"),
+        ("3", "not written by this version"),
+        ('{"schema_version": 1}', "schema_version is 1"),
+        ('{"kind": "comparison"}', "schema_version is null"),
+    ],
+)
+def test_results_that_are_none_are_refused_in_a_sentence(content, match, tmp_path):
+    if content is not None:
+        (tmp_path / files.RESULTS).write_text(content)
+    with pytest.raises(ConfigError, match=match):
+        files.read_run(tmp_path)
+
+
+def test_bytes_that_are_no_text_are_refused_in_a_sentence(tmp_path):
+    (tmp_path / files.RESULTS).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        files.read_run(tmp_path)
+
+
+def test_a_run_that_was_killed_before_its_results_is_no_finished_run(run, tmp_path):
+    put(tmp_path / "killed", records())
+    (tmp_path / "killed" / f"{files.RESULTS}.part").write_text("{")
+    with pytest.raises(ConfigError, match="no finished run"):
+        files.read_all(tmp_path)
+    done = stored(tmp_path / "done")
+    assert [found.folder for found in files.read_all(tmp_path)] == [done.folder]
+
+
+def test_a_line_that_a_kill_cut_is_dropped(tmp_path):
+    path = put(tmp_path, records()) / files.RECORDS
+    path.write_bytes(path.read_bytes()[:-100])
+    assert [record.id for record in files.Run(tmp_path, {}).records] == [record.id for record in records()[:-1]]
+    record_module.drop_cut_lines(path)
+    with path.open("a", encoding="utf-8") as file:
+        record_module.append(file, records()[-1])
+    assert [record.id for record in files.Run(tmp_path, {}).records] == [record.id for record in records()]
+
+
+def test_processes_inside_a_run_are_no_runs_of_their_own(tmp_path):
+    whole = stored(tmp_path / "whole")
+    stored(tmp_path / "whole" / "process=0")
+    other = stored(tmp_path / "other", overrides=["gamma=2"])
+    assert {found.folder for found in files.read_all(tmp_path)} == {whole.folder, other.folder}
+
+
+def test_runs_are_named_by_what_differs():
+    assert files.labels_of([["a=1", "drafter=x"], ["a=1", "drafter=y"]]) == ["x", "y"]
+    assert files.labels_of([["gamma=1", "t=0"], ["gamma=2", "t=0"]]) == ["gamma=1", "gamma=2"]
+    assert files.labels_of([["gamma=1"], []]) == ["gamma=1", "default"]
+    assert files.labels_of([["a=1", "b=x"], ["a=1", "b=y", "c=3"]]) == ["b=x", "b=y, c=3"]
+    assert len(files.labels_of([["gamma=1"]])) == 1 and files.labels_of([]) == []
+
+
+def test_runs_with_the_same_overrides_are_named_by_their_folders(tmp_path):
+    for name in ("a", "b"):
+        stored(tmp_path / name, overrides=["gamma=4"])
+    assert [found.label for found in files.read_all(tmp_path)] == ["a", "b"]

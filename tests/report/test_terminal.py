@@ -1,0 +1,100 @@
+"""What is printed: the answer first, the numbers of results.json, and nothing that commands a terminal."""
+
+import io
+
+import pytest
+from rich.console import Console
+from stored import HOSTILE, hostile_records, stored
+
+from specbench.measure.compare import compare
+from specbench.report import tables, terminal
+from specbench.report.files import Run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    return stored(tmp_path_factory.mktemp("one"), notes=["one", "two", "three", "four"])
+
+
+def with_speedup(run: Run, measured, ci95) -> dict:
+    return run.results | {"speedup": run.results["speedup"] | {"measured": measured, "ci95": ci95}}
+
+
+def test_the_summary_begins_with_the_speedup(run, capsys):
+    terminal.summary(run.results, run.folder)
+    lines = capsys.readouterr().out.splitlines()
+    speedup, cost = run.results["speedup"], run.results["cost"]
+    assert all(f"{value:.2f}" in lines[0] for value in (speedup["measured"], *speedup["ci95"]))
+    text = "\n".join(lines)
+    assert f"{speedup['theorem_3_8']:.2f}" in text and f"{run.results['alpha']['mean']:.3f}" in text
+    assert all(tables.number(cost[name]) in text for name in "cvo")
+    assert tables.verdict(run.results["lossless"]) in text and str(run.folder) in text.replace("\n", "")
+    assert 6 <= len(lines) <= 12
+
+
+def test_the_headline_follows_the_interval(run):
+    faster = terminal.headline(with_speedup(run, 1.5, [1.2, 1.8]))
+    slower = terminal.headline(with_speedup(run, 0.5, [0.4, 0.6]))
+    neither = terminal.headline(with_speedup(run, 1.1, [0.9, 1.3]))
+    alone = terminal.headline(with_speedup(run, 1.1, None))
+    assert len({faster.split(":")[0], slower.split(":")[0], neither.split(":")[0], alone}) == 4
+    assert "1.50" in faster and "0.50" in slower and "0.90 to 1.30" in neither and "1.10" in alone
+    assert "x" not in terminal.headline(with_speedup(run, None, None)).split("No ")[-1][:1]
+
+
+def test_a_run_without_drafts_has_a_summary(run, capsys):
+    nothing = {"mean": None, "stderr": None, "n": 0}
+    cost = {name: None for name in run.results["cost"]} | {"ci95": {}}
+    speedup = {name: None for name in run.results["speedup"]} | {"accounting": []}
+    terminal.summary(run.results | {"alpha": nothing, "cost": cost, "speedup": speedup}, run.folder)
+    assert "None" not in capsys.readouterr().out
+
+
+def test_one_line_of_a_job_says_if_the_verdict_is_not_good(run):
+    lossless = run.results["lossless"]
+    good = terminal.one_line(run.results | {"lossless": lossless | {"expected": True, "passed": True}})
+    bad = terminal.one_line(run.results | {"lossless": lossless | {"expected": True, "passed": False}})
+    assert good in bad and "failed" in bad and "failed" not in good
+
+
+def test_a_table_has_all_cells(run, capsys):
+    frame = tables.runs_table([run])
+    terminal.sweep(frame, run.folder)
+    out = capsys.readouterr().out
+    assert all(str(cell) in out for cell in frame.iloc[0]) and all(head in out for head in frame.columns)
+
+
+def test_a_comparison_names_the_fastest_first(run, capsys):
+    rows = compare({"fast": run.records, "same": run.records})
+    terminal.comparison(rows, run.folder)
+    out = capsys.readouterr().out
+    assert rows[0]["method"] in out.splitlines()[0] and rows[1]["method"] in out.splitlines()[0]  # equally fast
+    assert all(f"{row['speedup']:.2f}" in out for row in rows)
+
+
+def test_nothing_is_claimed_of_a_comparison_without_a_gain(run):
+    rows = compare({"fast": run.records, "same": run.records})
+    slow = [row | {"speedup": 0.9, "speedup_ci95": [0.8, 1.05]} for row in rows]
+    unknown = [row | {"speedup_ci95": None} for row in rows]
+    claims = {terminal.compared_headline(found).partition("fast")[0] for found in (slow, unknown)}
+    assert len(claims) == 1 and terminal.compared_headline(rows).partition("fast")[0] not in claims
+
+
+def test_a_users_strings_send_no_commands(tmp_path, capsys):
+    run = stored(tmp_path / "run", hostile_records(), notes=[HOSTILE], lossy_reason=HOSTILE, expected_lossless=False)
+    terminal.summary(run.results, tmp_path / HOSTILE.replace("/", ""))
+    terminal.sweep(tables.runs_table([Run(run.folder, run.results, HOSTILE)]), tmp_path)
+    terminal.comparison(compare({HOSTILE: run.records, "other": run.records}), tmp_path)
+    out = capsys.readouterr().out
+    assert "alert(1)" in out and "\x1b" not in out and "\u202e" not in out
+
+
+def test_progress_is_shown_on_a_terminal_alone(monkeypatch, capsys):
+    with terminal.progress("job 1: ") as step:
+        step(1, 2, "decoding")
+    assert capsys.readouterr() == ("", "")
+    screen = Console(file=io.StringIO(), force_terminal=True, width=120)
+    monkeypatch.setattr(terminal, "Console", lambda **options: screen)
+    with terminal.progress("job 1: ") as step:
+        step(1, 2, "decoding")
+    assert "job 1" in screen.file.getvalue()
