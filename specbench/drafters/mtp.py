@@ -67,7 +67,7 @@ class MtpDrafter(TreeDrafter):
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         self.was_active = list(state.active)
-        if None in self.pairs.heard:
+        if None in self.pairs.of_prompts:
             self.pairs.prefill(state)
         return super().propose(state, [g if n > 1 else 0 for g, n in zip(gamma, state.lengths, strict=True)])
 

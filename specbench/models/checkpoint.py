@@ -25,7 +25,7 @@ LONGEST_REASON = 240  # characters of a library's message
 INDEX = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}
 MODEL = "a model, which must be a hub id or a folder with a config.json"
 TRAINED = "what python -m specbench.train makes, which must be a hub id or a folder with a config.json"
-# Tensors that do not fit are told to us, and refused by name.
+# Tensors that do not fit are listed, and refused by name.
 WHOLE = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 GGUF, CONVERSION = ".gguf", 2  # the version of what models/gguf.py writes
 NAMED = 3  # tensors that an error names

@@ -24,7 +24,7 @@ from specbench.models.sizes import context_of
 
 KINDS = "such as t5, bart, pegasus, marian or m2m_100"
 # Settings of generate() that change the distribution of a token by the text before it, and the values that do not.
-OTHER_LAWS: dict[str, tuple[Any, ...]] = {
+NOT_APPLIED: dict[str, tuple[Any, ...]] = {
     "min_length": (0, None), "min_new_tokens": (None, 0), "no_repeat_ngram_size": (0, None),
     "encoder_no_repeat_ngram_size": (0, None), "encoder_repetition_penalty": (1.0, None),
     "forced_eos_token_id": (None,), "exponential_decay_length_penalty": (None,), "sequence_bias": (None,),
@@ -161,7 +161,7 @@ def not_applied(module: Any) -> list[str]:
     """Settings of generation_config that ask for another distribution than the model's own, as "min_length=56"."""
     options = module.generation_config
     found = [
-        f"{key}={value}" for key, plain in OTHER_LAWS.items() if (value := getattr(options, key, None)) not in plain
+        f"{key}={value}" for key, plain in NOT_APPLIED.items() if (value := getattr(options, key, None)) not in plain
     ]
     longer = [words for words in options.bad_words_ids or [] if len(words) > 1]
     return found + [f"bad_words_ids={longer}"] * bool(longer)

@@ -60,7 +60,7 @@ def chosen_by_token(config: Any) -> int | None:
 
 
 def idle_experts(module: Any) -> tuple[float, float]:
-    """Weights, and their bytes, of the routed experts that a forward of one token does not wake."""
+    """Weights, and their bytes, of the routed experts that a forward of one token does not use."""
     chosen = chosen_by_token(module.config.get_text_config())
     numbers = held = 0.0
     if chosen is None:

@@ -131,7 +131,7 @@ def plain_attention(
 
 
 def choose_kernel(attention: str, module: Any, device: torch.device, name: str) -> bool:
-    """Whether the model uses the kernel; if so, the module is told. Raises ConfigError if it cannot and must."""
+    """Whether the model uses the kernel; if so, the module is set to it. Raises ConfigError if it cannot and must."""
     reason = refusal(module, device)
     if reason is None:
         module.set_attn_implementation(NAME)
@@ -141,7 +141,7 @@ def choose_kernel(attention: str, module: Any, device: torch.device, name: str) 
 
 
 def refusal(module: Any, device: torch.device) -> str | None:
-    """Why the kernel cannot be used, as far as that is known before a forward; None if nothing is in its way."""
+    """Why the kernel cannot be used, as far as that is known before a forward; None if nothing is known."""
     if not has_triton():
         return "the package triton is not installed"
     from triton import knobs
@@ -204,7 +204,7 @@ def lengths_of_kernels(model: Any) -> list[int]:
 
 
 def _kept(attention: str, name: str, reason: str | None) -> bool:
-    """Whether nothing is in the kernel's way; says so otherwise. Raises ConfigError if it must be used."""
+    """Whether no reason stands against the kernel; warns otherwise. Raises ConfigError if it must be used."""
     if reason is not None:
         if attention == "triton":
             raise ConfigError(f"attention=triton is not possible for {name}: {reason}, use attention=sdpa")

@@ -56,7 +56,7 @@ class MtpModel(LanguageModel):
         shared = [weight for part, before, theirs in parts if before is theirs for weight in part.parameters()]
         self.weight_bytes -= sum({id(weight): weight.nbytes for weight in shared}.values())
         self.width = gamma + 1  # pending pairs of a row, at most
-        self.heard: dict[int | None, list[Tensor]] = {}  # hidden states [b, n, H] of a row's prompt, or of all rows'
+        self.of_prompts: dict[int | None, list[Tensor]] = {}  # hidden states [b, n, H] of a row's prompt, or of all
         self.pending, self.behind = torch.empty(0), torch.empty(0)
         target.hidden_reader = self
 
@@ -87,19 +87,19 @@ class MtpModel(LanguageModel):
 
     def take_hidden(self, row: int | None, begin: int, hidden: Tensor) -> None:
         """See `HiddenReader.take_hidden`: keeps them until the pairs are read. hidden [b, n, H]."""
-        self.heard.setdefault(row, []).append(hidden)
+        self.of_prompts.setdefault(row, []).append(hidden)
 
     def clear_hidden(self) -> None:
-        self.heard = {}
+        self.of_prompts = {}
 
     def prefill(self, state: State, upto: int | None = None, start: int = 0, chunk: int = READ_CHUNK) -> None:
         """Reads the pairs of all rows' prompts but the last of each, of which it needs the prediction."""
         known = [max(0, length - 2) for length in state.lengths]
         self.cached = known
         self.behind.zero_()
-        if None not in self.heard:  # every prompt is one token
+        if None not in self.of_prompts:  # every prompt is one token
             return
-        hidden = torch.cat(self.heard.pop(None), 1)  # [B, T - 1, H]
+        hidden = torch.cat(self.of_prompts.pop(None), 1)  # [B, T - 1, H]
         for begin in range(0, hidden.shape[1] - 1, chunk):
             self._read_pairs(state.tokens, None, begin, hidden[:, begin : min(begin + chunk, hidden.shape[1] - 1)])
         last = (state.length - 2).clamp(min=0)
@@ -108,13 +108,13 @@ class MtpModel(LanguageModel):
 
     def read(self, state: State, row: int, begin: int, end: int) -> None:
         """Reads the pairs begin .. end - 1 of one row's prompt, but for its last one."""
-        heard = torch.cat(self.heard.pop(row), 1)  # [1, end - begin, H]
+        hidden = torch.cat(self.of_prompts.pop(row), 1)  # [1, end - begin, H]
         whole = end >= state.lengths[row] - 1
         if (count := end - begin - whole) > 0:
-            self._read_pairs(state.tokens[row : row + 1], row, begin, heard[:, :count])
+            self._read_pairs(state.tokens[row : row + 1], row, begin, hidden[:, :count])
         self.cached[row] = begin + max(0, count)
         if whole:
-            self.pending[row, 0] = heard[0, -1]
+            self.pending[row, 0] = hidden[0, -1]
 
     def _read_pairs(self, text: Tensor, row: int | None, begin: int, hidden: Tensor) -> None:
         """Reads the pairs of hidden states [b, n, H] of the tokens of text [b, T] from position `begin` on."""

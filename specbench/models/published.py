@@ -85,8 +85,8 @@ def load_network(read: Callable[[str, str], Any], path: str, key: str, target: L
     network, embedding = read(path, key), cast(Any, target.module.get_input_embeddings())
     sizes = embedding.weight.shape[1], target.vocab_size
     if (own := (network.hidden_size, network.vocab_size)) != sizes:
-        told = f"{own[0]} and {own[1]} tokens, but {target.name} has {sizes[0]} and {sizes[1]}"
-        raise ConfigError(f"{key}={path} is for hidden states of {told}: give one for this target")
+        sentence = f"{own[0]} and {own[1]} tokens, but {target.name} has {sizes[0]} and {sizes[1]}"
+        raise ConfigError(f"{key}={path} is for hidden states of {sentence}: give one for this target")
     place(network, f"{key}={path}", target)
     return with_products(network, target.executor)
 

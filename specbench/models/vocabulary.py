@@ -1,7 +1,7 @@
 """How a drafter's model reads the target's tokens, and its logits as those of the target's tokens.
 
 Families pad one vocabulary to different sizes. Tokenizers that differ share some tokens (token-level intersection of
-Timor et al. 2025). Either way q is a law over the target's tokens, so the output distribution stays the target's.
+Timor et al. 2025). Either way q is a distribution over the target's tokens, so that of the output stays the target's.
 """
 
 import hashlib

@@ -15,7 +15,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from specbench.decoding.sequence import Sequence
 from specbench.models.context import Context
-from specbench.models.encoder_decoder import OTHER_LAWS, encoder_words
+from specbench.models.encoder_decoder import NOT_APPLIED, encoder_words
 from specbench.models.language_model import LanguageModel
 from specbench.peers.base import Peer, PeerOutput, Peers
 
@@ -43,7 +43,7 @@ class TransformersPeers(Peers):
             "do_sample": not sampling.greedy,
         }
         if target.start_tokens is not None:
-            options |= {key: plain[0] for key, plain in OTHER_LAWS.items()}
+            options |= {key: plain[0] for key, plain in NOT_APPLIED.items()}
         if not sampling.greedy:
             options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
         found: dict[str, dict[str, Any]] = {"generate": {}}

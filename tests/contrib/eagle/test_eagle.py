@@ -499,7 +499,7 @@ def test_folders_that_hold_something_else(good, tmp_path):
     eagle1 = case("eagle1")[0]
     for drafter, folder, expected in (
         ("eagle3", good, "lacks d2t|lacks fc.weight"),
-        ("eagle3", broken, "damaged"),
+        ("eagle3", broken, "could not be loaded"),
         ("eagle3", eagle1, "lacks layers.0.hidden_norm.weight"),
         ("eagle", case("plain")[0], "choose drafter=eagle3"),
         ("eagle3", tmp_path / "nowhere", "there is no such folder"),
