@@ -213,7 +213,7 @@ def test_a_forced_token_and_suppressed_ones_are_those_of_generate():
     target.allocate(1, len(expected) + 1)
     queue = Scheduler([job], [target], 8, 1)
     verifier = decoder_cases.verifier_of(VERIFIERS["speculative"], target.sampling)
-    decode_autoregressive(state, target, verifier, Timer(target.device), feed=queue)
+    decode_autoregressive(state, target, verifier, Timer(target.device), admit=queue)
     assert [2, 4, *queue.sequences[0].generated] == expected
     logits = stock_scores(target, torch.tensor([expected]), 2, INPUTS[0])
     assert logits.argmax(-1).tolist() == queue.sequences[0].generated
