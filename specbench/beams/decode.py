@@ -8,11 +8,11 @@ from specbench.beams.reader import TreeReader
 from specbench.beams.rounds import BeamRound, plain_round, speculative_round
 from specbench.beams.search import BeamRules, FoundBeams, Search
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.timer import DECODING, Lap, Timer
+from specbench.decoding.timer import DECODING, Stage, Timer
 from specbench.measure.record import Rounds, Text
 from specbench.models.language_model import LanguageModel
 
-Laps = Mapping[Lap, float]  # seconds by phase of a round
+Seconds = Mapping[Stage, float]  # by stage of a round
 
 
 def decode_beams(
@@ -27,11 +27,11 @@ def decode_beams(
     Returns the best text of each, and all beams."""
     clock = Timer(target.device)
     found = [_search(target, drafter, rules, job, columns, gamma, clock) for job in jobs]
-    phases = clock.rounds()
+    stages = clock.rounds()
     prefill, of_drafter = (
-        sum(own.get(lap, 0.0) for own in phases) / len(jobs) for lap in (Lap.PREFILL, Lap.DRAFTER_PREFILL)
+        sum(own.get(stage, 0.0) for own in stages) / len(jobs) for stage in (Stage.PREFILL, Stage.DRAFTER_PREFILL)
     )
-    calls = [own for own in phases if Lap.VERIFY in own]
+    calls = [own for own in stages if Stage.VERIFY in own]
     texts, begin = [], 0
     for rounds, beams in found:
         ids = list(beams.hypotheses[0].tokens)
@@ -52,17 +52,17 @@ def _search(
     search = Search(rules, prompt[-1], stops, job.limit - len(prompt), model.device, model.forced_tokens)
     clock.start()
     target = opened(model, job, columns)
-    clock.lap(Lap.PREFILL)
+    clock.end(Stage.PREFILL)
     drafter, room = None, 0
     if drafting is not None:
         drafter, room = opened(drafting, job, columns), drafting.context - len(prompt) - 1
-        clock.lap(Lap.DRAFTER_PREFILL)
+        clock.end(Stage.DRAFTER_PREFILL)
     rounds: list[BeamRound] = []
     while not search.over:
         if rounds:
             clock.start()
         levels = max(0, min(gamma, search.limit - search.levels - 1, room - search.levels))
-        clock.lap(Lap.HOST)
+        clock.end(Stage.HOST)
         if drafter is None:
             rounds.append(plain_round(search, target, clock))
         else:
@@ -78,7 +78,7 @@ def opened(model: LanguageModel, job: Sequence, columns: int) -> TreeReader:
     return reader
 
 
-def recorded(rounds: abc.Sequence[BeamRound], calls: abc.Sequence[Laps], end: int) -> Rounds:
+def recorded(rounds: abc.Sequence[BeamRound], calls: abc.Sequence[Seconds], end: int) -> Rounds:
     """The rounds that yielded tokens of a best text of `end` tokens, with the seconds of their calls. Levels behind its
     end are not counted, as tokens behind a stop are not; the time of calls behind it is split evenly among the others.
     """
@@ -106,8 +106,8 @@ def recorded(rounds: abc.Sequence[BeamRound], calls: abc.Sequence[Laps], end: in
         found.add(**values | dict.fromkeys(("draft", "verify", "accept", "host"), 0.0))
         position += made.levels
     count = len(found)
-    for lap in DECODING:
-        own = [call.get(lap, 0.0) for call in calls]
+    for stage in DECODING:
+        own = [call.get(stage, 0.0) for call in calls]
         behind = sum(own[count:]) / count
-        setattr(found, lap.value, [seconds + behind for seconds in own[:count]])
+        setattr(found, stage.value, [seconds + behind for seconds in own[:count]])
     return found

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specbench.beams.reader import TreeReader
 from specbench.beams.search import Chosen, Node, Search
-from specbench.decoding.timer import Clock, Lap
+from specbench.decoding.timer import Clock, Stage
 
 
 @dataclass(frozen=True)
@@ -35,24 +35,24 @@ def plain_round(search: Search, target: TreeReader, clock: Clock) -> BeamRound:
     """One level of plain beam search."""
     running = search.running
     log_p = target.read(running)
-    clock.lap(Lap.VERIFY)
+    clock.end(Stage.VERIFY)
     search.running = [Node(token, parent) for parent, token in search.step(log_p)]
     target.keep(search.running)
-    clock.lap(Lap.ACCEPT)
+    clock.end(Stage.ACCEPT)
     return BeamRound(0, 0, False, 1, len(running))
 
 
 def speculative_round(search: Search, target: TreeReader, drafter: TreeReader, gamma: int, clock: Clock) -> BeamRound:
     """One round of speculative beam search, of `gamma` levels of guesses."""
     guesses = draft(search, drafter, gamma)
-    clock.lap(Lap.DRAFT)
+    clock.end(Stage.DRAFT)
     nodes = [*target.unread(search.running), *guesses]
     log_p = target.read(nodes)
-    clock.lap(Lap.VERIFY)
+    clock.end(Stage.VERIFY)
     levels, accepted = advance(search, nodes, log_p)
     target.keep(search.running)
     drafter.keep(search.running)
-    clock.lap(Lap.ACCEPT)
+    clock.end(Stage.ACCEPT)
     rejected = not search.over and accepted < gamma
     return BeamRound(gamma, accepted, rejected, levels, len(nodes))
 

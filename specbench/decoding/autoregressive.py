@@ -6,9 +6,9 @@ It runs through the same model, cache, executor, sampler and clock as the specul
 from specbench.decoding.draft import Draft
 from specbench.decoding.model import Target
 from specbench.decoding.protocols import Verifier
-from specbench.decoding.speculative import Admit, RoundHook, accept_and_append, any_active, end_round, ignore
+from specbench.decoding.speculative import Admit, RoundHook, accept_and_append, any_active, ignore
 from specbench.decoding.state import State
-from specbench.decoding.timer import Clock, Lap
+from specbench.decoding.timer import Clock, Stage
 
 
 def decode_autoregressive(
@@ -27,9 +27,11 @@ def decode_autoregressive(
     clock.start()
     while admit(state, clock):
         scores = target.score(state, no_draft)
-        clock.lap(Lap.VERIFY)
+        clock.end(Stage.VERIFY)
         verdict, kept = accept_and_append(state, scores.p, no_draft, verifier.under(state), target.executor)
         target.rollback(state, no_draft, verdict, scores, state.length - kept - 1)
-        clock.lap(Lap.ACCEPT)
-        end_round(state, scores, no_draft, verdict, kept, clock, after_round)
+        clock.end(Stage.ACCEPT)
+        after_round(state, scores, no_draft, verdict, kept)
+        clock.end(Stage.RECORD)
+        clock.start()
     return state

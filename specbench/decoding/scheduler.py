@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from specbench.decoding.model import Model
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
-from specbench.decoding.timer import Clock, Lap
+from specbench.decoding.timer import Clock, Stage
 
 
 class CacheTooSmallError(Exception):
@@ -54,10 +54,10 @@ class Scheduler:
         if self.waiting:
             self._admit(state, clock)
         state.waiting = len(self.waiting)
-        clock.lap(Lap.HOST)
+        clock.end(Stage.HOST)
         while self.reading:
             self._read(state, clock)
-            clock.lap(Lap.PREFILL)
+            clock.end(Stage.PREFILL)
             if any(state.active):
                 break
         return any(state.active)
@@ -81,9 +81,9 @@ class Scheduler:
         if not self.coming:
             return
         if not any(state.sequences) and not self.waiting:
-            clock.lap(Lap.HOST)
+            clock.end(Stage.HOST)
             time.sleep(max(0.0, self.coming[0].times["arrived"] - self._now(clock)))
-            clock.lap(Lap.IDLE)
+            clock.end(Stage.IDLE)
         while self.coming and self.coming[0].times["arrived"] <= self._now(clock):
             self.waiting.append(self.coming.pop(0))
 
@@ -131,7 +131,7 @@ class Scheduler:
                 self._encode(state, row, clock)
             for model in self.models:
                 model.prefill(state, chunk=max(1, self.prefill_chunk // state.batch_size))
-                self._lap(model, clock)
+                self._end(model, clock)
             self._begin(state, list(self.reading))
             return
         budget = self.prefill_chunk
@@ -144,7 +144,7 @@ class Scheduler:
             for model in self.models:
                 if model.cached[row] < upto:
                     model.read(state, row, model.cached[row], upto)
-                    self._lap(model, clock)
+                    self._end(model, clock)
             budget -= max(1, upto - begin)
             if upto == end:
                 self._begin(state, [row])
@@ -157,12 +157,12 @@ class Scheduler:
         self.encoded.add(row)
         for model in self.models:
             if model.encode(row, sequence):
-                self._lap(model, clock)
+                self._end(model, clock)
         return len(sequence.encoder_input)
 
-    def _lap(self, model: Model, clock: Clock) -> None:
+    def _end(self, model: Model, clock: Clock) -> None:
         """A model has read: the first one is the target."""
-        clock.lap(Lap.PREFILL if model is self.models[0] else Lap.DRAFTER_PREFILL, more=True)
+        clock.end(Stage.PREFILL if model is self.models[0] else Stage.DRAFTER_PREFILL, more=True)
 
     def _begin(self, state: State, rows: list[int]) -> None:
         """Makes these rows active: their prompts have been read."""

@@ -15,7 +15,7 @@ from specbench.decoding.noise import PROPOSAL, Noise, renew
 from specbench.decoding.protocols import Drafter, GammaPolicy, Verifier
 from specbench.decoding.rows import Rows, commit_tokens, summary_of
 from specbench.decoding.state import State
-from specbench.decoding.timer import Clock, Lap
+from specbench.decoding.timer import Clock, Stage
 
 RoundHook = Callable[[State, Scores, Draft, Verdict, Tensor], None]
 Admit = Callable[[State, Clock], bool]
@@ -49,23 +49,35 @@ def decode_speculative(
         drafter.begin(state, policy.stop)
     clock.start()
     while admit(state, clock):
-        room = state.remaining(drafter.context)  # of max_new_tokens and the contexts of both models
-        gamma = [min(wanted, left) for wanted, left in zip(policy.next_gamma(state), room, strict=True)]
+        gamma = choose_gamma(policy, state, drafter.context)
         draft = propose(drafter, state, gamma)  # sample x_1 .. x_gamma from M_q autoregressively
-        clock.lap(Lap.DRAFT)
-        if target.read_again(state):
-            clock.lap(Lap.READ_AGAIN)
+        clock.end(Stage.DRAFT)
+
+        target.read_again(state)
         scores = target.score(state, draft, drafter.needs_hidden)  # run M_p in parallel: p_1(x) .. p_{gamma+1}(x)
-        clock.lap(Lap.VERIFY)
+        clock.end(Stage.VERIFY)
+
         verdict, kept = accept_and_append(state, scores.p, draft, verifier.under(state), target.executor)  # n, t ~ p'
-        rollback(state, draft, verdict, scores, kept, target, drafter)
-        clock.lap(Lap.ACCEPT)
+        root = state.length - kept - 1
+        target.rollback(state, draft, verdict, scores, root)
+        drafter.rollback(state, draft, verdict, scores, root)
+        clock.end(Stage.ACCEPT)
+
         policy.observe(state.drafted, state.kept)
         if policy.constant is None:  # it may have learnt from guesses that were discarded
             renew(state.noise[PROPOSAL], state.rows.done)
-        clock.lap(Lap.HOST)
-        end_round(state, scores, draft, verdict, kept, clock, after_round)
+        clock.end(Stage.HOST)
+
+        after_round(state, scores, draft, verdict, kept)
+        clock.end(Stage.RECORD)
+        clock.start()
     return state
+
+
+def choose_gamma(policy: GammaPolicy, state: State, context: int) -> list[int]:
+    """gamma of each row, at most what its limit and the `context` of the drafter, in tokens, leave room for."""
+    room = state.remaining(context)
+    return [min(wanted, left) for wanted, left in zip(policy.next_gamma(state), room, strict=True)]
 
 
 def propose(drafter: Drafter, state: State, gamma: list[int]) -> Draft:
@@ -82,7 +94,7 @@ def accept_and_append(
     """Judges a draft and commits its tokens; returns the verdict and the tokens kept [B]. p [B, N + 1, V]."""
     if state.stop_strings is None:
         verdict, kept, summary = executor.leaf(accept_and_commit)(verifier, p, draft, state.rows)
-    else:  # stop strings are searched on the host, outside the leaf
+    else:  # stop strings are searched on the host, outside the compiled function
         verdict, kept, summary = accept_and_commit(verifier, p, draft, state.rows, state.find_stop_strings)
     state.read_round(summary)
     return verdict, kept
@@ -98,21 +110,3 @@ def accept_and_commit(
     if verifier.looks_ahead:
         renew(rows.noise, rows.done)
     return verdict, kept, summary_of(rows, verdict, draft)
-
-
-def rollback(
-    state: State, draft: Draft, verdict: Verdict, scores: Scores, kept: Tensor, target: Target, drafter: Drafter
-) -> None:
-    """Both models keep the accepted guesses in their caches and forget the others. kept [B] is tokens of each row."""
-    root = state.length - kept - 1
-    target.rollback(state, draft, verdict, scores, root)
-    drafter.rollback(state, draft, verdict, scores, root)
-
-
-def end_round(
-    state: State, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor, clock: Clock, after_round: RoundHook
-) -> None:
-    """Records a round and begins the next one."""
-    after_round(state, scores, draft, verdict, kept)
-    clock.lap(Lap.RECORD)
-    clock.start()

@@ -1,7 +1,6 @@
-"""The clock of both decoders: seconds of each part of a round, on the CPU or on a CUDA stream."""
+"""The clock of both decoders: seconds of each stage of a round, on the CPU or on a CUDA stream."""
 
 import time
-from collections.abc import Mapping
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -9,40 +8,30 @@ from typing import Any, NamedTuple
 import torch
 
 
-class Lap(StrEnum):
-    """What a stretch of a round's time was spent on, or WALL."""
+class Stage(StrEnum):
+    """What a stretch of time was spent on. The first four are decoding."""
 
     DRAFT = "draft"
     VERIFY = "verify"  # the target's call
-    READ_AGAIN = "read_again"  # of VERIFY, what a recurrent target reads once more after a rejection
     ACCEPT = "accept"  # the verdict, and committing its tokens
     HOST = "host"  # Python between the calls
     PREFILL = "prefill"  # reading prompts, by the target
     DRAFTER_PREFILL = "drafter_prefill"  # and by the drafter
-    RECORD = "record"  # measuring betas and metrics: no part of decoding
+    RECORD = "record"  # measuring betas: no part of decoding
     IDLE = "idle"  # waiting for requests to arrive
-    WALL = "wall"  # DRAFT, VERIFY, ACCEPT and HOST together, by the slower of host and device: on a CPU their sum
 
 
-Laps = Mapping[Lap, float]  # seconds
-DECODING = (Lap.DRAFT, Lap.VERIFY, Lap.ACCEPT, Lap.HOST)
-READING = (Lap.PREFILL, Lap.DRAFTER_PREFILL)
-KEPT = (*DECODING, Lap.WALL, *READING)  # what is stored of a round
-
-
-def decoding_seconds(laps: Laps) -> float:
-    """Seconds of a round in DRAFT, VERIFY, ACCEPT and HOST: without prefill, recording and idle time."""
-    return sum(seconds for lap, seconds in laps.items() if lap in DECODING)
+DECODING = (Stage.DRAFT, Stage.VERIFY, Stage.ACCEPT, Stage.HOST)
 
 
 class Clock:
-    """What the decoding loops call at the end of each part of a round. This one measures nothing."""
+    """What the decoding loops call at the end of each stage of a round. This one measures nothing."""
 
     def start(self) -> None:
         """Begins a new round."""
 
-    def lap(self, name: Lap, more: bool = False) -> None:
-        """Adds the time since the last mark to lap `name` of this round; `more` of what follows is of its kind."""
+    def end(self, stage: Stage, more: bool = False) -> None:
+        """Adds the time since the last mark to a stage of this round; `more` of what follows is of its kind."""
 
     def now(self) -> float:
         """Seconds of a clock that stands still while a round is recorded: requests arrive and wait by it."""
@@ -50,78 +39,72 @@ class Clock:
 
 
 class Mark(NamedTuple):
-    """The end of a lap, by the host's clock and, on CUDA, by an event of the device."""
+    """The end of a stage, by the host's clock and, on CUDA, by an event of the device."""
 
-    lap: Lap
+    stage: Stage
     host: float  # seconds
     event: Any = None
 
 
 class Timer(Clock):
-    """Measures the laps of one round after another, in seconds. On CUDA an event is recorded at each lap and read only
-    in `rounds`, so no lap waits. Recording and prefill have to be done before the next lap begins."""
+    """Measures the stages of one round after another, in seconds. On CUDA an event is recorded at the end of each and
+    read only in `rounds`, so that no stage waits; recording and prefill are waited for before the next stage."""
 
     def __init__(self, device: torch.device):
         self._device, self._cuda = device, device.type == "cuda"
         self._rounds: list[list[Mark]] = []
-        self._launched = False  # whether `launch` was called since the last lap
+        self._launched = False  # whether `launch` was called since the last mark
         self._recorded = 0.0  # seconds of the host's clock that recording has taken
 
     def start(self) -> None:
         self._wait()
         last = self._rounds[-1] if self._rounds else []
-        if last and last[-1].lap is Lap.RECORD:  # the device's part of it is done now, after a wait
+        if last and last[-1].stage is Stage.RECORD:  # the device's part of it is done now, after a wait
             self._recorded += time.perf_counter() - last[-2].host
         self._rounds.append([])
-        self._mark(Lap.HOST)
+        self._mark(Stage.HOST)
         self._launched = False
 
-    def lap(self, name: Lap, more: bool = False) -> None:
-        """As in the base class. Prompts are read to the end before the next lap begins, unless `more` are read."""
-        if name in READING and not more:
+    def end(self, stage: Stage, more: bool = False) -> None:
+        """As in the base class. Prompts are read to the end before the next stage begins, unless `more` are read."""
+        if stage in (Stage.PREFILL, Stage.DRAFTER_PREFILL) and not more:
             self._wait()
-        self._mark(name)
+        self._mark(stage)
         self._launched = False
 
     def launch(self) -> None:
-        """Called by an executor when a phase is prepared and its work goes to the device in one piece, as a CUDA graph:
-        the time since the last lap was Python's (HOST). Later phases of the same lap are part of that lap."""
+        """Called by an executor when a stage is prepared and its work goes to the device in one piece, as a CUDA graph:
+        the time since the last mark was Python's (HOST). Later pieces of the same stage are part of that stage."""
         if self._cuda and not self._launched:
-            self._mark(Lap.HOST)
+            self._mark(Stage.HOST)
             self._launched = True
 
     def now(self) -> float:
         """Seconds of the host's clock, without what recording took in the rounds before this one."""
         return time.perf_counter() - self._recorded
 
-    def rounds(self) -> list[dict[Lap, float]]:
-        """Seconds by lap, one dict per round; waits for the device."""
+    def rounds(self) -> list[dict[Stage, float]]:
+        """Seconds by stage, one dict per round, by the device's clock if it has one; waits for the device."""
         self._wait()
-        return [_laps(marks) for marks in self._rounds]
+        return [_seconds(marks) for marks in self._rounds]
 
-    def _mark(self, name: Lap) -> None:
+    def _mark(self, stage: Stage) -> None:
         event = None
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(self._device))
-        self._rounds[-1].append(Mark(name, time.perf_counter(), event))
+        self._rounds[-1].append(Mark(stage, time.perf_counter(), event))
 
     def _wait(self) -> None:
         if self._cuda:
             torch.cuda.synchronize(self._device)
 
 
-def _laps(marks: list[Mark]) -> dict[Lap, float]:
-    """Seconds by lap: those of the device, if it has a clock, and WALL."""
-    seconds: dict[Lap, float] = {}
-    hosts = 0.0  # seconds of the host's clock in DECODING
+def _seconds(marks: list[Mark]) -> dict[Stage, float]:
+    """Seconds by stage between marks."""
+    found: dict[Stage, float] = {}
     for before, now in pairwise(marks):
-        host = now.host - before.host
-        lap = host if now.event is None else before.event.elapsed_time(now.event) / 1e3
-        seconds[now.lap] = seconds.get(now.lap, 0.0) + lap
-        if now.lap is Lap.READ_AGAIN:
-            seconds[Lap.VERIFY] = seconds.get(Lap.VERIFY, 0.0) + lap
-        hosts += host if now.lap in (*DECODING, Lap.READ_AGAIN) else 0.0
-    if any(lap in DECODING for lap in seconds):
-        seconds[Lap.WALL] = max(hosts, decoding_seconds(seconds))
-    return seconds
+        on_host = now.event is None
+        spent = now.host - before.host if on_host else before.event.elapsed_time(now.event) / 1e3
+        found[now.stage] = found.get(now.stage, 0.0) + spent
+    return found

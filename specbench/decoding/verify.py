@@ -60,8 +60,8 @@ def block_verification(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
     h = torch.where(places < draft.count[:, None], left / (left + 1 - w).clamp(min=1e-30), w)
     stands = (r < h[:, 1:]) & (places[1:] <= draft.count[:, None])
     n = torch.where(stands, places[1:], 0).amax(1) if N else draft.count
-    law = torch.where(at_row(left[..., None], n) > 0, at_row(residual, n), at_row(p, n))
-    return verdict(x, n, draw(law, _at(bits, n)))
+    left = torch.where(at_row(left[..., None], n) > 0, at_row(residual, n), at_row(p, n))
+    return verdict(x, n, draw(left, _at(bits, n)))
 
 
 def rejection_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verdict:
@@ -94,7 +94,7 @@ def acceptance_probability(p: Tensor, draft: Draft, lenience: float, greedy: boo
     return (p_x / lenience).clamp(max=1)
 
 
-def output_law(p: Tensor, q: Tensor, lenience: float | Tensor, greedy: bool) -> tuple[Tensor, Tensor]:
+def output_distribution(p: Tensor, q: Tensor, lenience: float | Tensor, greedy: bool) -> tuple[Tensor, Tensor]:
     """The output distribution s [..., V] of a tested position, and the part of it [..., V] that comes from accepted
     guesses, from p [..., V], q [..., V] and lenience, a number or [..., 1]. s = p for lenience 1 (A.1); always s(x) <=
     p(x) / lenience (A.5)."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.verify import output_law
+from specbench.decoding.verify import output_distribution
 from specbench.measure.intervals import Estimate
 from specbench.measure.latency import METHODS, text_of
 from specbench.measure.record import Record
@@ -20,7 +20,7 @@ def drift_of_steps(p: Tensor, q: Tensor, lenience: float, greedy: bool) -> Tenso
     distribution s and p; KL(s | p) in nats; the largest s(x) l / p(x), which is at most 1 (A.5). At temperature 0 p is
     that before the argmax: 1 - s(best), log p lost against the best token, and the largest s(x) l max p / p(x)."""
     p, q = (values.double() / values.double().sum(-1, keepdim=True).clamp(min=1e-300) for values in (p, q))
-    s, _ = output_law(p, q, lenience, greedy)
+    s, _ = output_distribution(p, q, lenience, greedy)
     positive = p.clamp(min=1e-300)
     if greedy:
         most, best = p.max(-1, keepdim=True)

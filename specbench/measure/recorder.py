@@ -14,7 +14,7 @@ from torch import Tensor
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.model import Scores
 from specbench.decoding.state import State
-from specbench.decoding.timer import Lap
+from specbench.decoding.timer import Stage
 from specbench.decoding.verify import dense
 from specbench.decoding.verify_tree import accepted_path
 from specbench.measure.drift import NUMBERS, drift_of_steps
@@ -117,12 +117,12 @@ class Recorder:
         self._room -= p.nbytes + (0 if q is None else q.nbytes)
         return (p, q) if self._room >= 0 else (None, None)
 
-    def rounds(self, laps: Sequence[Mapping[Lap, float]], requests: int) -> list[Rounds]:
-        """The rounds of each of so many requests; `laps` are the seconds of each call by lap."""
+    def rounds(self, calls: Sequence[Mapping[Stage, float]], requests: int) -> list[Rounds]:
+        """The rounds of each of so many requests; `calls` are the seconds of each by stage."""
         found = [Rounds() for _ in range(requests)]
-        for (call, active), seconds in zip(self._rows(), laps, strict=True):
+        for (call, active), seconds in zip(self._rows(), calls, strict=True):
             shared: dict[str, Any] = {
-                name: seconds.get(Lap(name), 0.0) for name in ("draft", "verify", "accept", "host")
+                name: seconds.get(Stage(name), 0.0) for name in ("draft", "verify", "accept", "host")
             }
             shared |= {"steps": call.steps, "rows": len(active), "width": call.width, "lenience": call.lenience}
             for _, owner, _, counts, steps in active:

@@ -17,7 +17,7 @@ from torch import Tensor
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
-from specbench.decoding.verify import dense, output_law
+from specbench.decoding.verify import dense, output_distribution
 from specbench.measure.intervals import Estimate, estimates
 from specbench.measure.stock import penalised, readable, stock_scores
 from specbench.models.reference_forward import eager_attention
@@ -71,7 +71,7 @@ def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
 
 def _betas(p: Tensor, q: Tensor, lenience: float, greedy: bool) -> Tensor:
     """beta [n] from p [n, V] and q [n, V]."""
-    return output_law(p, q, lenience, greedy)[1].sum(-1)
+    return output_distribution(p, q, lenience, greedy)[1].sum(-1)
 
 
 def asked(drafter: Any, text: Tensor, begin: int, vocab_size: int, encoder_input: Any) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from specbench.decoding.scheduler import CacheTooSmallError, Scheduler
 from specbench.decoding.sequence import Sequence, StopStrings
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
-from specbench.decoding.timer import Lap, Timer
+from specbench.decoding.timer import Stage, Timer
 from specbench.errors import ConfigError
 from specbench.measure.record import Text
 from specbench.measure.recorder import Recorder, round_numbers
@@ -119,14 +119,14 @@ class Session:
 def texts_of(scheduler: Scheduler, clock: Timer, recorder: Recorder, tokenizer: Any) -> list[Text]:
     """Joins what scheduler, timer and recorder know of each request. Seconds of a call are split evenly among the rows
     that it served; those of reading prompts and of recording evenly among the requests."""
-    phases = clock.rounds()
-    rounds = recorder.rounds([own for own in phases if Lap.VERIFY in own], len(scheduler.sequences))
+    stages = clock.rounds()
+    rounds = recorder.rounds([own for own in stages if Stage.VERIFY in own], len(scheduler.sequences))
     shared = {
-        name: sum(own.get(lap, 0.0) for own in phases) / len(scheduler.sequences)
-        for name, lap in (
-            ("prefill_seconds", Lap.PREFILL),
-            ("drafter_prefill_seconds", Lap.DRAFTER_PREFILL),
-            ("record_seconds", Lap.RECORD),
+        name: sum(own.get(stage, 0.0) for own in stages) / len(scheduler.sequences)
+        for name, stage in (
+            ("prefill_seconds", Stage.PREFILL),
+            ("drafter_prefill_seconds", Stage.DRAFTER_PREFILL),
+            ("record_seconds", Stage.RECORD),
         )
     }
     texts = []

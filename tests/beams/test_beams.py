@@ -20,7 +20,7 @@ from specbench.beams.rounds import BeamRound, draft, plain_round, speculative_ro
 from specbench.beams.search import BeamRules, Search
 from specbench.config.validate import check
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.timer import Clock, Lap
+from specbench.decoding.timer import Clock, Stage
 from specbench.errors import ConfigError
 from specbench.models.language_model import LanguageModel
 from specbench.report.files import read_run
@@ -161,7 +161,7 @@ def test_the_beams_and_scores_are_those_of_transformers(penalty, early, good):
 def test_levels_behind_the_end_of_the_text_are_not_counted():
     """Rounds of a text of 10 tokens; the last one is cut, and the time of a call behind the end is shared."""
     rounds = [BeamRound(4, 2, True, 3, 30), BeamRound(4, 4, False, 5, 30), BeamRound(4, 4, False, 5, 30)]
-    calls = [{Lap.VERIFY: 1.0}] * 3
+    calls = [{Stage.VERIFY: 1.0}] * 3
     found = recorded(rounds, calls, 5)
     assert (found.tokens, found.accepted, found.tested) == ([3, 2], [2, 2], [3, 2])
     assert (found.betas, found.recovered, found.bonus) == ([[1.0, 1.0, 0.0], [1.0, 1.0]], [1, 0], [0, 0])

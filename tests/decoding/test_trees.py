@@ -17,7 +17,7 @@ from specbench.decoding.draft import Draft
 from specbench.decoding.noise import exponentials
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import accept_and_append, rollback
+from specbench.decoding.speculative import accept_and_append
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import MISSING, branching_tree, levels_of, pack, static_parent
 from specbench.decoding.verify import block_verification, rejection_sampling, speculative_sampling
@@ -194,7 +194,8 @@ def test_the_cache_holds_the_accepted_path(cache):
                 assert torch.allclose(draft.probs[row, 0], helper_table[before, last].softmax(-1), atol=1e-6)
             scores = target.score(state, draft)
             verdict, kept = accept_and_append(state, scores.p, draft, verifier, target.executor)
-            rollback(state, draft, verdict, scores, kept, target, drafter)
+            for model in (target, drafter):
+                model.rollback(state, draft, verdict, scores, state.length - kept - 1)
             moved += int((verdict.path[:, 1] > 1).sum())
             for row in range(2):
                 text = state.tokens[row, : state.lengths[row]].tolist()

@@ -13,14 +13,14 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
-from specbench.decoding.timer import Lap, Timer
+from specbench.decoding.timer import Stage, Timer
 from specbench.measure.record import Rounds
 from specbench.measure.recorder import Recorder, round_numbers
 from specbench.policies.fixed import FixedGamma
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 
-SECONDS = {Lap.DRAFT: 0.1, Lap.VERIFY: 0.2, Lap.ACCEPT: 0.03, Lap.HOST: 0.004, Lap.WALL: 1.0}
+SECONDS = {Stage.DRAFT: 0.1, Stage.VERIFY: 0.2, Stage.ACCEPT: 0.03, Stage.HOST: 0.004}
 
 
 def probabilities(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -118,12 +118,12 @@ def test_rounds_of_ragged_rows_add_up_to_their_texts(kind: str, tables: Any, num
             decode_speculative(state, target, drafter, FixedGamma(4), verifier, clock, recorder)
         else:
             decode_autoregressive(state, target, verifier, clock, recorder)
-        laps = [own for own in clock.rounds() if Lap.VERIFY in own]
+        laps = [own for own in clock.rounds() if Stage.VERIFY in own]
         found = recorder.rounds(laps, 4)
         for rounds, text, limit in zip(found, state.generated, limits, strict=True):
             check(rounds, len(text))
             assert len(text) == limit and (speculative or set(rounds.gamma) == {0})
-        spent = sum(sum(own.values()) - own[Lap.WALL] - own.get(Lap.RECORD, 0.0) for own in laps)
+        spent = sum(sum(own.values()) - own.get(Stage.RECORD, 0.0) for own in laps)
         assert sum(map(seconds_of, found)) == pytest.approx(spent)
         for draws, text in zip(recorder.draws(4), state.generated, strict=True):
             assert sum(len(p) for _, p in draws.target) == len(text)

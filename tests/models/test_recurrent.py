@@ -4,7 +4,6 @@ The models are tiny and random, of transformers' own classes. What is compared w
 sampled texts the law of a chain that is known.
 """
 
-import time
 from functools import cache
 from types import SimpleNamespace
 
@@ -25,7 +24,7 @@ from specbench.decoding.scheduler import Scheduler
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
-from specbench.decoding.timer import Clock, Lap, Timer
+from specbench.decoding.timer import Clock
 from specbench.drafters.model import ModelDrafter
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
@@ -225,18 +224,6 @@ def test_a_model_whose_state_cannot_be_followed_is_refused(kind, match, monkeypa
         module = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**shape))
     with pytest.raises(ConfigError, match=match):
         model_of(module, 0.0, StaticCache)
-
-
-def test_reading_again_is_part_of_verifying(monkeypatch):
-    """On a clock that moves by one second a call."""
-    ticks = iter(range(100))
-    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
-    watch = Timer(torch.device("cpu"))
-    watch.start()
-    for lap in (Lap.DRAFT, Lap.READ_AGAIN, Lap.VERIFY, Lap.ACCEPT):
-        watch.lap(lap)
-    [laps] = watch.rounds()
-    assert laps == {Lap.DRAFT: 1, Lap.READ_AGAIN: 1, Lap.VERIFY: 2, Lap.ACCEPT: 1, Lap.WALL: 4}
 
 
 @pytest.fixture(scope="module")
