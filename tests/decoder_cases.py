@@ -14,10 +14,6 @@ from specbench.cache.dynamic import DynamicCache
 from specbench.cache.paged import PagedCache
 from specbench.cache.slots import SlotCache
 from specbench.cache.static import StaticCache
-from specbench.contrib.dflash.drafter import DFlashDrafter
-from specbench.contrib.dflash.model import DFlashModel
-from specbench.contrib.eagle.drafter import EagleDrafter, ParallelEagleDrafter
-from specbench.contrib.eagle.model import EagleModel, ParallelEagleModel
 from specbench.decoding.draft import Draft
 from specbench.decoding.executor import Executor
 from specbench.decoding.noise import PROPOSAL, node_bits, uniforms
@@ -27,6 +23,8 @@ from specbench.decoding.token_tree import MISSING, ROOT, branching_tree, tree_of
 from specbench.decoding.transfers import upload
 from specbench.drafters.base import Drafter
 from specbench.drafters.blockwise import BlockwiseDrafter, MedusaDrafter
+from specbench.drafters.dflash import DFlashDrafter, DFlashModel
+from specbench.drafters.eagle3 import Eagle3Drafter, Eagle3Model
 from specbench.drafters.early_exit import EarlyExitDrafter
 from specbench.drafters.hierarchical import HierarchicalDrafter
 from specbench.drafters.model import ModelDrafter
@@ -35,6 +33,7 @@ from specbench.drafters.multi_draft import MultiDrafter
 from specbench.drafters.ngram import NgramDrafter
 from specbench.drafters.ngram_lm import BigramDrafter, UnigramDrafter, training_tokens
 from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter, PassDrafter
+from specbench.drafters.pair_model import PairInput, PairModel
 from specbench.drafters.prompt_lookup import PromptLookupDrafter
 from specbench.drafters.random import RandomDrafter
 from specbench.drafters.suffix import SuffixDrafter
@@ -43,7 +42,6 @@ from specbench.drafters.tree_shapes import CHILDREN, DynamicTree, FixedTree, Sam
 from specbench.executors.eager import EagerExecutor
 from specbench.models.heads import Heads, LookAhead, load_part
 from specbench.models.language_model import LanguageModel
-from specbench.models.mtp import MtpModel, PairInput
 from specbench.models.shared_cache import BorrowedCache, first_layers
 from specbench.settings import BaseSettings
 from specbench.verifiers.base import Verifier
@@ -62,7 +60,7 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
 
 
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
-          "non_autoregressive", "pass_lookahead", "early_exit", "mtp", "eagle", "under_ngram",
+          "non_autoregressive", "pass_lookahead", "early_exit", "mtp", "eagle3", "under_ngram",
           "under_under_model", "suffix")  # fmt: skip
 
 
@@ -77,13 +75,13 @@ TREES = (
     "medusa",
     "own_trees",
     "mtp_distinct",
-    "eagle_dynamic",
+    "eagle3_dynamic",
     "suffix_tree",
 )
 
 
 DRAFTERS = CHAINS + TREES
-TABULAR = ("dflash", "dspark", "peagle")  # chains too, of which there is a stand-in for a tabular target alone
+TABULAR = ("dflash", "dspark")  # chains too, of which there is a stand-in for a tabular target alone
 
 
 VERIFIERS = {
@@ -276,22 +274,17 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
     shape = shape_of(kind, target.sampling)
     if kind.startswith("mtp"):
         module = pair_table(drafter_model.module) if tabular else first_layer_of_pairs(target.module)
-        return MtpDrafter(MtpModel(module, target, kind, target.sampling, gamma=4), target.vocab_size, 4, shape)
-    if kind.startswith("eagle"):
+        return MtpDrafter(PairModel(module, target, kind, target.sampling, gamma=4), target.vocab_size, 4, shape)
+    if kind.startswith("eagle3"):
         module = pair_table(drafter_model.module) if tabular else first_layer_of_pairs(target.module)
         targets = torch.arange(target.vocab_size, device=target.device)[3:]  # of the draft model's own vocabulary
         module.features, tokens = torch.nn.Identity(), SomeTokens(module.get_output_embeddings(), targets)
         setattr(module, "output" if tabular else "lm_head", tokens)
-        model = EagleModel(module, target, kind, target.sampling, 4, (), normed=True, targets=targets)
-        return EagleDrafter(model, target.vocab_size, 4, shape)
+        model = Eagle3Model(module, target, kind, target.sampling, 4, (), normed=True, targets=targets)
+        return Eagle3Drafter(model, target.vocab_size, 4, shape)
     if kind in ("dflash", "dspark"):
         network = PairBlocks(target.module, markov=kind == "dspark")
         return DFlashDrafter(DFlashModel(network, BLOCKS, target.vocabulary, target), target.sampling, V)
-    if kind == "peagle":
-        module = pair_table(drafter_model.module)
-        module.features, module.mask_token, module.mask_hidden = torch.nn.Identity(), 9, torch.full((1, 1, 1), 3.0)
-        model = ParallelEagleModel(module, target, kind, target.sampling, 4, (), normed=True, targets=None)
-        return ParallelEagleDrafter(model, V, 4)
     own = kind == "non_autoregressive"
     model = drafter_model if own else BorrowedCache(target.module, target, "ahead", target.sampling)
     ahead = PairAhead() if tabular else extras(LookAhead, "drafter_lookahead" if own else "lookahead", model)

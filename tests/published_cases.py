@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from checkpoints import WEIGHTS, checkpoint
 from dflash_cases import KINDS, random_weights
-from eagle_cases import D, V, eagle3_tensors, layer_shapes, numbers, plain, speculators
+from eagle_cases import D, V, eagle3_tensors, numbers, speculators
 from safetensors.torch import save_file
 
 LAYERS = 8
@@ -26,22 +26,9 @@ def filled(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
     return {name: numbers(name, *shape) for name, shape in shapes.items()}
 
 
-def eagle() -> Checkpoint:
-    shapes = {"fc.weight": (D, 2 * D), "fc.bias": (D,)} | layer_shapes("layers.0", D)
-    tensors = filled({name: shape for name, shape in shapes.items() if "input_layernorm" not in name})
-    return plain(tensors, bias=True), tensors
-
-
 def eagle3() -> Checkpoint:
     tensors = eagle3_tensors(without={"embedding"})
     return speculators(tensors), tensors
-
-
-def peagle() -> Checkpoint:
-    config, tensors = eagle3()
-    return config | {"speculators_model_type": "peagle", "mask_token_id": 77}, tensors | {
-        "mask_hidden": numbers("mask_hidden", 1, 1, 3 * D)
-    }
 
 
 def dflash(kind: str = "speculators") -> Checkpoint:
@@ -72,7 +59,7 @@ def mtp() -> Checkpoint:
 
 
 CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
-    "eagle": eagle, "eagle3": eagle3, "dflash": dflash, "medusa": medusa, "mtp": mtp,
+    "eagle3": eagle3, "dflash": dflash, "medusa": medusa, "mtp": mtp,
 }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ class Drafter(Component, ABC):
     reads_text: bool = True  # whether q at a position depends only on the text before it
     fixed_in_round: ClassVar[bool] = False  # whether a round's guesses are looked up in the text before the round
     needs_hidden: ClassVar[bool] = False  # whether `rollback` reads the target's hidden states
-    listens: ClassVar[bool] = False  # whether it needs the hidden states of whole prompts, as the target reads them
+    needs_prompt_hidden: ClassVar[bool] = False  # whether it reads the target's hidden states of whole prompts too
     with_encoders: ClassVar[bool] = True  # whether it can draft for an encoder-decoder
     with_states: ClassVar[bool] = True  # whether it can draft for a target with a recurrent state
     trees: bool = False  # whether its drafts may branch

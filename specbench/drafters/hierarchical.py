@@ -57,7 +57,7 @@ class HierarchicalDrafter(Drafter):
         def check(self, prefix: str) -> None:
             super().check(prefix)
             kind, own = nested(self.below, f"{prefix}below", Drafter)
-            if (branches := kind.branches(own)) or kind.listens:
+            if (branches := kind.branches(own)) or kind.needs_prompt_hidden:
                 wanted = "a drafter of chains" if branches else "one that needs no hidden states of prompts"
                 raise ConfigError(
                     f"{prefix}below._target_={self.below['_target_']} is not possible: it must be {wanted}"

@@ -1,6 +1,6 @@
 """A smaller language model drafts autoregressively: the paper's main case (sections 2.1 and 3.6)."""
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +21,6 @@ from specbench.models.load import PretrainedModel
 from specbench.models.shared_cache import BorrowedCache
 from specbench.models.vocabulary import intersection
 from specbench.policies.base import GammaPolicy, Signal
-
-DraftMemory = tuple[Tensor | None, ...]
 
 
 class ModelSettings(PretrainedModel.Settings, OwnSampling):
@@ -54,10 +52,24 @@ def load_drafter(
     return model
 
 
+Memory = tuple[Tensor | None, ...]  # what a step needs of the one before it, beside the cache
+
+
+class Inputs(NamedTuple):
+    """What the first step of a draft reads."""
+
+    tokens: Tensor  # [b, n]
+    first: Tensor  # [b], the position of the first of them
+    memory: Memory
+    visible: int  # cache columns that attention may read, up to the last step of the draft
+
+
 class ModelDrafter(Drafter):
     """Samples gamma guesses from M_q autoregressively (Algorithm 1, first step). The first step of a round reads the
     last two committed tokens: if the last round accepted every guess, the last guess is not in the cache yet, and
-    reading two in every round keeps the shape fixed. Rows whose cache lacks more than these two are read first."""
+    reading two in every round keeps the shape fixed. Rows whose cache lacks more than these two are read first.
+
+    A subclass whose model reads more than tokens overrides `prepare`, `read` and `skip_round`."""
 
     Settings = VocabularySettings
     searches = True
@@ -82,76 +94,80 @@ class ModelDrafter(Drafter):
     def propose(self, state: State, gamma: list[int]) -> Draft:
         steps = self.steps(gamma)
         if steps == 0:
-            self.draft_nothing(state)
+            self.skip_round(state)
             return Draft.empty(state.batch_size, state.tokens.device)
-        given, visible = self.prepare(state, steps)
+        inputs = self.prepare(state, steps)
         if self.stop is not None:
-            tokens, q, gamma = self._chain_until(given, self.stop, state, gamma, visible)
+            tokens, q, gamma = self._chain_until(inputs, self.stop, state, gamma)
         else:
             phase = self.model.executor.phase(self._draft, self.model, usual=steps == self.gamma)
-            tokens, q = phase(self.model.rows_of(state), given, steps, visible)
+            tokens, q = phase(self.model.rows_of(state), steps, *inputs)
         B = state.batch_size
         q = None if q is None else all_rows(q, B)
         return Draft.chain(all_rows(tokens, B), q, counts(tuple(gamma), tokens.device))
 
-    def draft_nothing(self, state: State) -> None:
-        """Called in place of `prepare` in a round without guesses."""
-        if self.model.recurrence is not None:  # kept states of rejected guesses would be taken for read tokens
+    def skip_round(self, state: State) -> None:
+        """Called in a round without guesses. What the cache holds of guesses that were rejected must not be taken for
+        committed tokens once the text is as long as they were."""
+        if self.model.recurrence is not None:
             self.catch_up(state)
-        else:  # so would keys and values of theirs, once the text is as long as they were
+        else:
             rows = zip(self.model.cached, state.lengths, strict=True)
             self.model.cached = [min(cached, max(0, length - self.reread)) for cached, length in rows]
 
-    def prepare(self, state: State, steps: int) -> tuple[tuple[Any, ...], int]:
-        """Makes the cache ready for so many steps; returns what `first_read` is given, and the columns to attend to."""
+    def prepare(self, state: State, steps: int) -> Inputs:
+        """Makes the cache ready for so many steps; returns what the first of them reads."""
         width = self.catch_up(state)
         starts = [length - width for length in state.lengths]
-        return (width,), self.model.rollback_to(starts, width + steps - 1, state.active)
+        visible = self.model.rollback_to(starts, width + steps - 1, state.active)
+        tokens, first = last_tokens(self.model.rows_of(state), width)
+        return Inputs(tokens, first, (), visible)
 
-    def _draft(self, rows: Rows, given: tuple[Any, ...], steps: int, visible: int) -> tuple[Tensor, Tensor | None]:
-        """Guesses x_1 .. x_steps [B, steps] and their q [B, steps, V], None at temperature 0 (Algorithm 1)."""
-        step, (x, first, memory) = self.model.executor.leaf(self._step, self.model), self.first_read(rows, *given)
-        bits, seen = self._bits_and_seen(rows, steps)
-        guesses, laws = [], []
-        for i in range(steps):
-            x_i, q_i, _, memory = step(x, first, memory, bits[i], seen, visible, None)
-            guesses.append(x_i)
-            laws.append(q_i)
-            if seen is not None:
-                seen = seen.scatter(1, x_i[:, None], True)
-            x, first = x_i[:, None], rows.length + i
-        return torch.stack(guesses, 1), None if self.model.sampling.greedy else torch.stack(laws, 1)
-
-    def first_read(self, rows: Rows, *given: Any) -> tuple[Tensor, Tensor, DraftMemory]:
-        """What the first step reads: tokens [B, width], the position [B] of the first, and a memory, as `read` has
-        it."""
-        return *last_tokens(rows, *given), ()
+    def catch_up(self, state: State) -> int:
+        """Reads each row's committed tokens into the cache but for the last `reread` or fewer. Returns how many the
+        first step reads."""
+        width = self.reread if self.model.recurrence is None else 1
+        self.model.catch_up(state, width)
+        return width
 
     def read(
-        self, x: Tensor, first: Tensor, memory: DraftMemory, visible: int, tree: Tree | None = None
-    ) -> tuple[Tensor, DraftMemory]:
-        """Logits [B, m, V] after each of the m nodes x [B, m] of a tree, or after the last of the tokens x [B, n] if
-        `tree` is None (m = 1); the first of x is at position first [B]. The memory is what else a step needs of the one
-        before it, tensors [B, m, H] of the nodes that it reads or None."""
+        self, x: Tensor, first: Tensor, memory: Memory, visible: int, tree: Tree | None = None
+    ) -> tuple[Tensor, Memory]:
+        """Logits [b, m, V] after each of the m nodes x [b, m] of a tree, or after the last of the tokens x [b, n] if
+        `tree` is None (m = 1); the first of x is at position first [b]. Returns the memory of the next step too,
+        tensors [b, m, H] of these nodes."""
         logits = self.model.forward(x, first, visible, tree=tree, keep_logits=0 if tree else 1)
         return logits if tree else logits[:, -1:], ()
 
-    def _bits_and_seen(self, rows: Rows, steps: int) -> tuple[Tensor, Tensor | None]:
-        """Random bits of every step [steps, B], and the tokens of the repetition penalty [B, V] bool or None."""
-        text, length = rows.tokens, rows.length
-        seen = None if self.model.sampling.repetition_penalty == 1 else seen_tokens(text, length, self.vocab_size)
-        return window(rows.noise[PROPOSAL], length, steps).T.clone(memory_format=torch.contiguous_format), seen
+    # -- A chain of guesses -----------------------------------------------------------------------
+
+    def _draft(
+        self, rows: Rows, steps: int, x: Tensor, first: Tensor, memory: Memory, visible: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Guesses x_1 .. x_steps [b, steps] and their q [b, steps, V], None at temperature 0 (Algorithm 1)."""
+        step = self.model.executor.leaf(self._step, self.model)
+        bits, seen = self._bits_and_seen(rows, steps)
+        guesses: list[Tensor] = []
+        qs: list[Tensor] = []
+        for i in range(steps):
+            x_i, q_i, _, memory = step(x, first, memory, bits[i], seen, visible, None)
+            guesses.append(x_i)
+            qs.append(q_i)
+            if seen is not None:
+                seen = seen.scatter(1, x_i[:, None], True)
+            x, first = x_i[:, None], rows.length + i
+        return torch.stack(guesses, 1), None if self.model.sampling.greedy else torch.stack(qs, 1)
 
     def _chain_until(
-        self, given: tuple[Any, ...], stop: GammaPolicy, state: State, gamma: list[int], visible: int
+        self, inputs: Inputs, stop: GammaPolicy, state: State, gamma: list[int]
     ) -> tuple[Tensor, Tensor | None, list[int]]:
         """As `_draft`, but `stop` may end a row's draft after any of its guesses; returns the number of guesses of each
         row too. It decides from q and guesses that stay in the draft, so the output distribution does not change."""
-        rows = self.model.rows_of(state)
-        step, (x, first, memory) = self.model.executor.leaf(self._step, self.model), self.first_read(rows, *given)
+        rows, (x, first, memory, visible) = self.model.rows_of(state), inputs
+        step = self.model.executor.leaf(self._step, self.model)
         bits, seen = self._bits_and_seen(rows, max(gamma))
         guesses: list[Tensor] = []
-        laws: list[Tensor] = []
+        qs: list[Tensor] = []
         count, going = [0] * len(gamma), [wanted > 0 for wanted in gamma]
         while any(going):
             i = len(guesses)
@@ -160,41 +176,34 @@ class ModelDrafter(Drafter):
             memory = tuple(None if part is None else part.clone() for part in memory)
             guesses.append(x_i)
             if q_i is not None:
-                laws.append(q_i.clone())
+                qs.append(q_i.clone())
             count = [n + on for n, on in zip(count, going, strict=True)]
             more = stop.go_on(state, count, all_rows(signal, state.batch_size).tolist())
             going = [on and m and n < g for on, m, n, g in zip(going, more, count, gamma, strict=True)]
             if seen is not None:
                 seen = seen.scatter(1, x_i[:, None], True)
             x, first = x_i[:, None], rows.length + i
-        return torch.stack(guesses, 1), torch.stack(laws, 1) if laws else None, count
+        return torch.stack(guesses, 1), torch.stack(qs, 1) if qs else None, count
+
+    def _bits_and_seen(self, rows: Rows, steps: int) -> tuple[Tensor, Tensor | None]:
+        """Random bits of every step [steps, b], and the tokens of the repetition penalty [b, V] bool or None."""
+        text, length = rows.tokens, rows.length
+        seen = None if self.model.sampling.repetition_penalty == 1 else seen_tokens(text, length, self.vocab_size)
+        return window(rows.noise[PROPOSAL], length, steps).T.clone(memory_format=torch.contiguous_format), seen
 
     def _step(
-        self, x: Tensor, first: Tensor, memory: DraftMemory, bits: Tensor, seen: Tensor | None, visible: int,
+        self, x: Tensor, first: Tensor, memory: Memory, bits: Tensor, seen: Tensor | None, visible: int,
         signal: Signal | None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, DraftMemory]:  # fmt: skip
-        """One drafter step after the tokens x [B, n], the first at position first [B], with bits [B] and seen [B, V]
-        bool or None: a guess x_i [B], the q_i [B, V] that it was drawn from (None at temperature 0), its signal [B] for
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Memory]:  # fmt: skip
+        """One drafter step after the tokens x [b, n], the first at position first [b], with bits [b] and seen [b, V]
+        bool or None: a guess x_i [b], the q_i [b, V] that it was drawn from (None at temperature 0), its signal [b] for
         a gamma policy, or None, and the memory of the next step."""
         logits, memory = self.read(x, first, memory, visible)
-        return *self.guess(logits[:, -1], bits, seen, signal), memory
-
-    def guess(
-        self, logits: Tensor, bits: Tensor, seen: Tensor | None, signal: Signal | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """What `_step` returns, from logits [B, V]."""
-        sampling = self.model.sampling
+        logits, sampling = logits[:, -1], self.model.sampling
         if sampling.greedy:
             logits = sampling.penalize(logits, seen)
             x_i = logits.argmax(-1)
-            return x_i, None, None if signal is None else signal(logits.softmax(-1), x_i)
+            return x_i, None, None if signal is None else signal(logits.softmax(-1), x_i), memory
         q_i = sampling.probabilities(logits, seen)
         x_i = draw(q_i, bits)
-        return x_i, q_i, None if signal is None else signal(q_i, x_i)
-
-    def catch_up(self, state: State) -> int:
-        """Reads each row's committed tokens into the cache but for the last `reread` or fewer. Returns how many the
-        first step reads."""
-        width = self.reread if self.model.recurrence is None else 1
-        self.model.catch_up(state, width)
-        return width
+        return x_i, q_i, None if signal is None else signal(q_i, x_i), memory

@@ -11,7 +11,7 @@ from specbench.decoding.model import Scores
 from specbench.decoding.rows import Rows, all_rows, seen_tokens
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import Tree, take_rows
-from specbench.drafters.model import DraftMemory, ModelDrafter, VocabularySettings, load_drafter
+from specbench.drafters.model import Memory, ModelDrafter, VocabularySettings, load_drafter
 from specbench.drafters.tree_shapes import Nodes, Shape, TreeSettings, pool, widths
 from specbench.errors import ConfigError
 from specbench.models.context import Context
@@ -37,7 +37,7 @@ class TreeDrafter(ModelDrafter):
 
     @classmethod
     def point_masses(cls, settings: TreeSettings) -> bool:
-        return settings.children == "best" and (settings.nodes is not None or settings.branching is not None)
+        return settings.children == "best" and cls.branches(settings)
 
     @classmethod
     def nodes(cls, settings: TreeSettings, gamma: int) -> int:
@@ -65,20 +65,22 @@ class TreeDrafter(ModelDrafter):
         depth = self.steps(gamma)
         if self.shape is None or depth == 0:
             return super().propose(state, gamma)
-        given, visible = self.prepare(state, self.shape.reads(depth) + 1)
-        # Of each path a cache of the text will hold all guesses but the last.
+        inputs = self.prepare(state, self.shape.reads(depth) + 1)
+        # The cache will hold the guesses of a path but for the last, which was not read.
         rows = zip(self.model.cached, state.lengths, state.active, strict=True)
         self.model.cached = [min(cached, n + depth - 1) if on else cached for cached, n, on in rows]
         phase = self.model.executor.phase(self._draft_tree, self.model, usual=depth == self.gamma)
-        found = phase(self.model.rows_of(state), given, depth, visible)
+        found = phase(self.model.rows_of(state), depth, *inputs)
         grown = [None if part is None else all_rows(part, state.batch_size) for part in found]
         draft, self.place = self.shape.draft(grown, gamma, depth)
         return draft
 
-    def _draft_tree(self, rows: Rows, given: tuple[Any, ...], depth: int, visible: int) -> tuple[Tensor | None, ...]:
+    def _draft_tree(
+        self, rows: Rows, depth: int, x: Tensor, first: Tensor, memory: Memory, visible: int
+    ) -> tuple[Tensor | None, ...]:
         """What `grow` of the shape returns."""
         assert self.shape is not None
-        level, (x, first, memory) = self.model.executor.leaf(self._level, self.model), self.first_read(rows, *given)
+        level = self.model.executor.leaf(self._level, self.model)
         penalised = self.model.sampling.repetition_penalty != 1
         seen = seen_tokens(rows.tokens, rows.length, self.vocab_size)[:, None] if penalised else None
 
@@ -90,17 +92,16 @@ class TreeDrafter(ModelDrafter):
                 first = rows.length + tree.sees.shape[2] - 1 - x.shape[1]
                 memory = tuple(None if part is None else take_rows(part, up) for part in memory)
                 seen = None if seen is None else take_rows(seen, up).scatter(2, x[..., None], True)
-            found: tuple[Tensor, Tensor | None, DraftMemory] = level(x, first, memory, bits, seen, visible, tree)
-            guesses, law, memory = found
-            return guesses, law
+            guesses, q, memory = level(x, first, memory, bits, seen, visible, tree)
+            return guesses, q
 
         return self.shape.grow(step, rows, depth)
 
     def _level(
-        self, x: Tensor, first: Tensor, memory: DraftMemory, bits: Tensor | None, seen: Tensor | None, visible: int,
+        self, x: Tensor, first: Tensor, memory: Memory, bits: Tensor | None, seen: Tensor | None, visible: int,
         tree: Tree | None,
-    ) -> tuple[Tensor, Tensor | None, DraftMemory]:  # fmt: skip
-        """The `children` of the nodes that `read` reads, and the memory of the next step. seen [B, m, V] bool or
+    ) -> tuple[Tensor, Tensor | None, Memory]:  # fmt: skip
+        """The `children` of the nodes that `read` reads, and the memory of the next step. seen [b, m, V] bool or
         None."""
         assert self.shape is not None
         logits, memory = self.read(x, first, memory, visible, tree)

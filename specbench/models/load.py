@@ -37,7 +37,7 @@ from specbench.models.context import Context
 from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.gguf import check_gguf, convert, install
 from specbench.models.language_model import LanguageModel
-from specbench.models.mtp_weights import without_modules
+from specbench.models.mtp_names import without_modules
 from specbench.models.random_weights import random_module
 from specbench.models.sizes import ModelSize, loader_of, without_memory
 from specbench.settings import BaseSettings

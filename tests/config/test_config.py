@@ -23,7 +23,7 @@ from specbench.errors import ConfigError
 from specbench.run_config import GROUPS, Role, with_role
 
 NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2",
-         "drafter=eagle": "drafter.path=org/name", "drafter=eagle3": "drafter.path=org/name",
+         "drafter=eagle3": "drafter.path=org/name",
          "drafter=dflash": "drafter.path=org/name",
          "data=hub": "data.path=org/name", "verifier=greedy_tree": "temperature=0"}  # fmt: skip
 # Slow: where the wheel is installed, the check reads the target's file, which is converted first.

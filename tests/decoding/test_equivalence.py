@@ -34,8 +34,8 @@ from specbench.verifiers.base import Verifier
 
 PROMPTS, NEW_TOKENS = 3, 12
 LITTLE, LARGE = ("drafter", "drafter_tv"), ("target", "drafter")
-OF_THE_LARGE = ("blockwise", "medusa", "early_exit", "pass_lookahead", "mtp", "eagle",
-                "mtp_distinct", "eagle_dynamic")  # fmt: skip
+OF_THE_LARGE = ("blockwise", "medusa", "early_exit", "pass_lookahead", "mtp", "eagle3",
+                "mtp_distinct", "eagle3_dynamic")  # fmt: skip
 
 
 EXECUTORS = {"eager": EagerExecutor, "half": partial(AutoExecutor, ["half"]),
@@ -124,7 +124,7 @@ WAYS = [("static", 1), *((name, 3) for name in CACHES)]
 # for; at 1 it has some in each of two tests.
 IN_LAW = ("unigram", "random", "pass_lookahead", "medusa", "own_trees", "tree_sampled",
           "multi_draft", "mtp_distinct")  # fmt: skip
-LIKE = {"mtp": "mtp_distinct", "eagle": "eagle_dynamic", "blockwise": "medusa"}
+LIKE = {"mtp": "mtp_distinct", "eagle3": "eagle3_dynamic", "blockwise": "medusa"}
 SINGLES = ("model", "bigram", "prompt_lookup", "suffix", "under_under_model", "tree_sampled")
 MATCHED = ("ngram", "unigram", "tree_best", "multi_draft", "tree_independent")
 

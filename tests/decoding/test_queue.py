@@ -25,7 +25,7 @@ from specbench.verifiers.speculative import SpeculativeVerifier
 
 LIKE_OTHERS = (  # in the default run other drafts of their kind stand for these
     "ngram_sample", "prompt_lookup", "suffix_tree", "unigram", 
-    "mtp_distinct", "eagle", "under_under_model", "tree_independent", "tree_best",
+    "mtp_distinct", "eagle3", "under_under_model", "tree_independent", "tree_best",
     "tree_dynamic", "tree_sampled", "multi_draft_two", "own_trees",
 )  # fmt: skip
 

@@ -1,6 +1,5 @@
 """Multi-token-prediction modules of checkpoints: names, shapes, q against transformers' own class, and refusals."""
 
-import json
 import re
 from functools import cache
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 import torch
 from checkpoints import checkpoint, shutil
 from choosing import only
-from eagle_cases import SIZES, D, V, layer_shapes, numbers
 from safetensors.torch import load_file, save_file
 from small_runs import composed, parts_of, run, small
 from transformers import AutoModelForCausalLM
@@ -25,9 +23,9 @@ from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
+from specbench.drafters.pair_model import PairModel
 from specbench.errors import ConfigError
-from specbench.models.mtp import MtpModel
-from specbench.models.mtp_weights import mtp_place, without_modules
+from specbench.models.mtp_names import mtp_place, without_modules
 from specbench.policies.fixed import FixedGamma
 
 HIDDEN, LAYERS = 16, 2
@@ -41,7 +39,6 @@ SHAPES = {
     "glm4_moe": dict(SHAPE, **EXPERTS, n_group=1, head_dim=4, num_nextn_predict_layers=1),
     "qwen3_next": dict(SHAPE, num_experts=4, shared_expert_intermediate_size=8, head_dim=8),
     "qwen2": SHAPE,  # MiMo has its layers
-    "qwen3": dict(SHAPE, head_dim=4),  # in a folder of its own, as speculators writes it
 }  # fmt: skip
 STOCK = ("deepseek_v3", "glm4_moe", "qwen3_next")  # of which transformers reads the module too
 OTHERS = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
@@ -51,7 +48,6 @@ NAMES = {  # of the layer, and of what stands beside it: norms of embedding and 
     "glm4_moe": BEHIND,
     "qwen3_next": ("mtp.layers.0.", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"),
     "qwen2": ("model.mtp_layers.0.", *(f"model.mtp_layers.0.{name}" for name in OTHERS)),
-    "qwen3": ("mtp_layers.0.", *(f"mtp_layers.0.{name}" for name in OTHERS)),
 }
 WEIGHTS = "model.safetensors"
 
@@ -64,42 +60,26 @@ def shaped(folder: Path, kind: str, layers: int) -> Path:
 @cache
 def with_module(kind: str) -> Path:
     """A tiny checkpoint of two layers with a module, under the names of the real ones: the layer is the third one of a
-    larger model. One for speculators' names is in the folder "module" of its own."""
+    larger model."""
     folder = Path(mkdtemp())
     out, prefix = shaped(folder / "out", kind, LAYERS), f"model.layers.{LAYERS}."
     more = load_file(shaped(folder / "more", kind, LAYERS + 1) / WEIGHTS)
-    layer, embedding_norm, hidden_norm, projection, *norm = NAMES[kind]
+    layer, embedding_norm, hidden_norm, projection, norm = NAMES[kind]
     found = {layer + name.removeprefix(prefix): tensor for name, tensor in more.items() if name.startswith(prefix)}
-    for name in (embedding_norm, hidden_norm, *norm):
+    for name in (embedding_norm, hidden_norm, norm):
         found[f"{name}.weight"] = torch.rand(HIDDEN) + 0.5
     found[f"{projection}.weight"] = torch.randn(HIDDEN, 2 * HIDDEN) * 0.3
     weights = load_file(out / WEIGHTS)
     if layer == "model.layers.2.":
         found[f"{layer}embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
         found[f"{layer}shared_head.head.weight"] = weights["lm_head.weight"].clone()
-    if kind == "qwen3":
-        written_by_speculators(out / "module", found, json.loads((out / "config.json").read_text()))
-    else:
-        save_file(weights | found, out / WEIGHTS, metadata={"format": "pt"})
+    save_file(weights | found, out / WEIGHTS, metadata={"format": "pt"})
     return out
-
-
-def written_by_speculators(folder: Path, tensors, layers) -> None:
-    """A folder as version 0.9.0 writes it."""
-    folder.mkdir()
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps({
-        "architectures": ["MTPDraftModel"], "speculators_model_type": "mtp", "speculators_version": "0.9.0",
-        "num_nextn_predict_layers": 1, "transformer_layer_config": layers, "tie_word_embeddings": False,
-        "speculators_config": {"algorithm": "mtp", "verifier": {"name_or_path": "", "architectures": []}},
-    }))  # fmt: skip
 
 
 @cache
 def parts(kind: str, *overrides: str):
-    module = [f"drafter.path={with_module(kind)}/module"] if kind == "qwen3" else []
-    return parts_of("target=model", f"target.path={with_module(kind)}", "drafter=mtp", *module, "executor=eager",
-                    *overrides)  # fmt: skip
+    return parts_of("target=model", f"target.path={with_module(kind)}", "drafter=mtp", "executor=eager", *overrides)
 
 
 def drafts(kind, gamma, tokens=10):
@@ -166,8 +146,8 @@ def plain_laws(kind, target, text, guesses, hidden_first=False):
     stock = target.stock_module()
     base = stock.model
     layer = AutoModelForCausalLM.from_pretrained(with_module(kind).parent / "more").model.layers[LAYERS]
-    tensors = load_file((with_module(kind) / "module" if kind == "qwen3" else with_module(kind)) / WEIGHTS)
-    embedding_norm, hidden_norm, projection, *norm = (tensors[f"{name}.weight"] for name in NAMES[kind][1:])
+    tensors = load_file(with_module(kind) / WEIGHTS)
+    embedding_norm, hidden_norm, projection, norm = (tensors[f"{name}.weight"] for name in NAMES[kind][1:])
 
     def rms(x, weight):
         return x / (x.pow(2).mean(-1, keepdim=True) + stock.config.rms_norm_eps).sqrt() * weight
@@ -180,7 +160,7 @@ def plain_laws(kind, target, text, guesses, hidden_first=False):
         x = torch.cat(both[::-1] if (kind == "qwen2") != hidden_first else both, -1) @ projection.T
         places = torch.arange(1, end)[None]
         x = layer(x, attention_mask=None, position_ids=places, position_embeddings=base.rotary_emb(x, places))
-        own = rms(x, norm[0])
+        own = rms(x, norm)
         laws.append(stock.lm_head(own)[0, -1].softmax(-1))
         states = torch.cat([states, own[:, -1:]], 1)
     return torch.stack(laws)
@@ -194,34 +174,6 @@ def test_q_is_that_of_the_whole_text(kind):
     for text, guesses, q in found:
         assert torch.allclose(q, plain_laws(kind, own.target, text, guesses), atol=1e-5)
     assert not torch.allclose(q, plain_laws(kind, own.target, text, guesses, hidden_first=True), atol=1e-3)
-
-
-# The first four logits behind the first and the last of the pairs of `numbers("features", 6, D)` and TOKENS, by
-# MTPDraftModel.forward of speculators 0.9.0 with Qwen3 layers of SIZES and tensors that `numbers` gives for their names
-# (eager attention, position_ids 0 .. 5, float32, transformers 5.23).
-TOKENS = [7, 4000, 12, 255, 3111, 9]
-STORED = [[0.796510, 0.833839, -0.198115, -0.976013], [0.331275, 0.765911, 0.218372, -0.609199]]
-
-
-def test_logits_are_those_of_speculators(tmp_path):
-    target = checkpoint(tmp_path / "target", model_type="qwen3", **SIZES)
-    ends = {f"{name}.weight": numbers(f"{name}.weight", V, D) for name in ("embed_tokens", "lm_head")}
-    weights = load_file(target / WEIGHTS)
-    weights |= {"model.embed_tokens.weight": ends["embed_tokens.weight"], "lm_head.weight": ends["lm_head.weight"]}
-    save_file(weights, target / WEIGHTS, metadata={"format": "pt"})
-    shapes = layer_shapes("mtp_layers.0", D, qwen=True) | {f"mtp_layers.0.{name}.weight": (D,) for name in OTHERS}
-    shapes["mtp_layers.0.input_proj.weight"] = (D, 2 * D)
-    tensors = {name: numbers(name, *shape) for name, shape in shapes.items()}
-    written_by_speculators(tmp_path / "module", tensors, dict(SIZES, model_type="qwen3", num_hidden_layers=2))
-    own = parts_of("target=model", f"target.path={target}", "drafter=mtp", f"drafter.path={tmp_path}/module",
-                   "executor=eager")  # fmt: skip
-    model = own.drafter.pairs
-    for change, close in ((0, True), (0.01, False)):  # the second is a control
-        model.allocate(1, 16)
-        visible = model.rollback_to([0], len(TOKENS))
-        pairs = model.join(torch.tensor([TOKENS]), numbers("features", len(TOKENS), D)[None] + change)
-        logits = model.forward(pairs, torch.zeros(1, dtype=torch.long), visible)[0, [0, -1], :4]
-        assert torch.allclose(logits, torch.tensor(STORED), atol=1e-5, rtol=0) == close
 
 
 @pytest.mark.parametrize("kind", only(["deepseek_v3"], STOCK))
@@ -247,7 +199,7 @@ def test_a_run_with_the_module_is_exact(kind, tmp_path):
     assert result.lossless.passed and result.counts.drafted > 0 and not result.counts.failed
 
 
-def one_late(self, tokens, hidden, first, last, *others, predict=MtpModel.predict):
+def one_late(self, tokens, hidden, first, last, *others, predict=PairModel.predict):
     return predict(self, tokens, hidden, first + 1 if last is None else first, last, *others)
 
 
@@ -255,7 +207,7 @@ def one_late(self, tokens, hidden, first, last, *others, predict=MtpModel.predic
 def test_hidden_states_and_positions_that_are_wrong_are_seen(name, wrong, monkeypatch):
     """Negative controls of the comparison with transformers: pairs that were rejected stay pending, and pairs of the
     module's own states stand one position too late."""
-    monkeypatch.setattr(MtpModel, name, wrong)
+    monkeypatch.setattr(PairModel, name, wrong)
     found, own = drafts("glm4_moe", gamma=2)
     module = transformers_module("glm4_moe", own.target)
     expected = [stock_laws(module, own.target, text, guesses) for text, guesses, _ in found]
@@ -274,7 +226,6 @@ def test_names_of_modules():
     assert mtp_place("mtp.pre_fc_norm_hidden.weight", 48) == (0, "hidden_norm.weight")
     assert mtp_place("mtp.norm.weight", 48) == (0, "norm.weight")
     assert mtp_place("model.mtp_layers.0.input_proj.weight", 36) == (0, "projection.weight")
-    assert mtp_place("mtp_layers.0.final_layernorm.weight", 36) == (0, "norm.weight")
     assert mtp_place("model.mtp_layers.1.input_layernorm.weight", 36) == (1, "layer.input_layernorm.weight")
     assert mtp_place("model.layers.60.mlp.gate.weight", 61) is None
     surplus = ["model.layers.3.self_attn.q_proj.weight", "lm_head.bias"]  # no module, but a config that is wrong
@@ -327,20 +278,6 @@ def test_targets_without_a_module_are_refused_before_they_are_loaded(good, monke
     ):
         with pytest.raises(ConfigError, match=re.escape(expected)):
             check(composed(*small(*wanted)))
-
-
-def test_a_folder_of_speculators_for_another_model_is_refused(tmp_path):
-    folder = shutil.copytree(with_module("qwen3") / "module", tmp_path / "other")
-    values = json.loads((folder / "config.json").read_text())
-    for changes, told in (
-        ({"speculators_model_type": "eagle3"}, "speculators_model_type=eagle3"),
-        ({"transformer_layer_config": {"model_type": "llama"}}, "must be mtp and qwen3"),
-        ({"transformer_layer_config": None}, "must be mtp and qwen3"),
-    ):
-        (folder / "config.json").write_text(json.dumps(values | changes))
-        assert told in refusal(
-            "target=model", f"target.path={with_module('qwen3')}", "drafter=mtp", f"drafter.path={folder}"
-        )
 
 
 def test_a_module_for_other_hidden_states_is_refused():

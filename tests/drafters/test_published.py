@@ -4,49 +4,9 @@ import re
 
 import pytest
 from checkpoints import WEIGHTS, checkpoint, cut
-from choosing import only, slow_unless
+from choosing import slow_unless
 from published_cases import CHECKPOINTS, LAYERS, target, written
-from small_runs import composed, run_main, small
-
-from specbench.config.build import build
-from specbench.config.memory import Budget
-from specbench.config.validate import check
-
-# What each reads of the target's hidden states of a prompt's token, and how many layers keep keys and values.
-HEARD = {"eagle": 16, "eagle3": 48, "dflash": 32, "mtp": 16}
-KEPT = {"eagle": 2 * 2 * 4, "eagle3": 2 * 2 * 4, "dflash": 2 * 2 * 2 * 8, "mtp": 2 * 2 * 4}
-
-
-def budget(monkeypatch, *words: str) -> tuple[Budget, object]:
-    """What a run would need, and its parts."""
-    found: list[Budget] = []
-    monkeypatch.setattr(Budget, "check", lambda self: found.append(self))
-    parts = build(check(composed(*small("logger=none", "executor=eager", "batch_size=2", "gamma=2", *words))))
-    return found[-1], parts
-
-
-@pytest.fixture(scope="module")
-def without() -> tuple[Budget, object]:
-    """Of a run whose drafter has no weights."""
-    with pytest.MonkeyPatch.context() as patch:
-        return budget(patch, "target=model", f"target.path={target()}", "drafter=random")
-
-
-@pytest.mark.parametrize("kind", only(("eagle3", "dflash"), CHECKPOINTS))
-def test_the_memory_estimate_counts_them(kind, without, monkeypatch, tmp_path):
-    """Beside a run whose drafter has no weights: weights as they are loaded, keys and values, and hidden states."""
-    without, parts = without
-    as_many = ["drafter.size=2"] if kind == "medusa" else []  # guesses
-    found, own = budget(monkeypatch, *written(kind, tmp_path / "drafter"), *as_many)
-    loaded = own.drafter.own_bytes + sum(model.weight_bytes for model in own.drafter.models)
-    maps = 8 * 300 + 4 * 4160 if kind in ("eagle3", "dflash") else 0  # d2t and t2d, counted as weights
-    assert 0 < loaded <= found.weights - without.weights <= loaded + maps + 64
-    column = 4 * KEPT.get(kind, 0)
-    assert (found.kv - without.kv) * without.columns == without.kv // (
-        2 * LAYERS * 2 * 4 * 4
-    ) * column * without.columns
-    longest = max(len(request.tokens) for request in parts.rendered.values())
-    assert found.activations - without.activations == 2 * 2 * longest * 4 * HEARD.get(kind, 0)
+from small_runs import run_main, small
 
 
 def without_half(config, tensors):
@@ -66,7 +26,7 @@ def beyond(config, tensors):
 NO_MODULE = "holds no multi-token-prediction module"
 FAULTS = {  # what is wrong: what the sentence says, by drafter; another text for those that have their own
     "a folder of something else": {
-        "eagle": "lacks fc.bias", "eagle3": "lacks", "dflash": "is no DFlash checkpoint",
+        "eagle3": "lacks", "dflash": "is no DFlash checkpoint",
         "medusa": "holds no Medusa heads", "mtp": NO_MODULE,
     },
     "an empty folder": dict.fromkeys(CHECKPOINTS, "it has no config.json"),

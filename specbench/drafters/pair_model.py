@@ -1,9 +1,9 @@
-"""A multi-token-prediction module (DeepSeek-V3, 2412.19437, section 2.2) as a model with a cache of its own.
+"""The model of a drafter that reads the target's hidden states, with a cache of its own: multi-token prediction
+(DeepSeek-V3, 2412.19437, section 2.2) and EAGLE-3 (2503.01840).
 
-It reads pairs: pair i is the hidden state of token i and the embedding of token i + 1, normed, joined and projected to
-the input of one decoder layer, and predicts token i + 2 through the target's output matrix. Behind the text it reads
-its own hidden states in place of the target's. b rows (B in all), N pairs of a forward, T columns, H hidden, V
-vocabulary.
+It reads pairs: pair i is the hidden state of token i and the embedding of token i + 1, joined to the input of its
+layers, and predicts token i + 2 through an output matrix. Behind the text it reads its own hidden states in place of
+the target's. b rows (B in all), N pairs of a forward, T columns, H hidden, V vocabulary.
 """
 
 from collections import abc
@@ -37,15 +37,14 @@ class PairInput(nn.Module):
         return joined
 
 
-class MtpModel(LanguageModel):
-    """The module of a target: `module` is a model of the target's class with one layer, the target's embedding and
-    output matrix, and a `pair_input`. The first cached[b] pairs of row b are in the cache. Those behind them, whose
-    hidden states the target's last call gave, are pending: the next draft begins with them."""
+class PairModel(LanguageModel):
+    """`module` is a causal model with a `pair_input`. The first cached[b] pairs of row b are in the cache. Those behind
+    them, whose hidden states the target's last call gave, are pending: the next draft begins with them."""
 
     own_states: tuple[int, ...] = ()  # which `hidden_states` of the module stand for the target's behind the text
 
     def __init__(self, module: PreTrainedModel, target: LanguageModel, name: str, sampling: Sampling, gamma: int):
-        """`gamma` is the largest of any round. The target tells what it reads of prompts from now on."""
+        """`gamma` is the largest of any round. The target passes on what it reads of prompts from now on."""
         super().__init__(
             module, target.tokenizer, name=name, sampling=sampling, new_cache=target.new_cache,
             executor=target.executor, vocab_size=target.vocab_size,
@@ -56,7 +55,7 @@ class MtpModel(LanguageModel):
         shared = [weight for part, before, theirs in parts if before is theirs for weight in part.parameters()]
         self.weight_bytes -= sum({id(weight): weight.nbytes for weight in shared}.values())
         self.width = gamma + 1  # pending pairs of a row, at most
-        self.of_prompts: dict[int | None, list[Tensor]] = {}  # hidden states [b, n, H] of a row's prompt, or of all
+        self.unread: dict[int | None, list[Tensor]] = {}  # hidden states [b, n, H] of a row's prompt, or of all rows'
         self.pending, self.behind = torch.empty(0), torch.empty(0)
         target.hidden_reader = self
 
@@ -87,19 +86,19 @@ class MtpModel(LanguageModel):
 
     def take_hidden(self, row: int | None, begin: int, hidden: Tensor) -> None:
         """See `HiddenReader.take_hidden`: keeps them until the pairs are read. hidden [b, n, H]."""
-        self.of_prompts.setdefault(row, []).append(hidden)
+        self.unread.setdefault(row, []).append(hidden)
 
     def clear_hidden(self) -> None:
-        self.of_prompts = {}
+        self.unread = {}
 
     def prefill(self, state: State, upto: int | None = None, start: int = 0, chunk: int = READ_CHUNK) -> None:
         """Reads the pairs of all rows' prompts but the last of each, of which it needs the prediction."""
         known = [max(0, length - 2) for length in state.lengths]
         self.cached = known
         self.behind.zero_()
-        if None not in self.of_prompts:  # every prompt is one token
+        if None not in self.unread:  # every prompt is one token
             return
-        hidden = torch.cat(self.of_prompts.pop(None), 1)  # [B, T - 1, H]
+        hidden = torch.cat(self.unread.pop(None), 1)  # [B, T - 1, H]
         for begin in range(0, hidden.shape[1] - 1, chunk):
             self._read_pairs(state.tokens, None, begin, hidden[:, begin : min(begin + chunk, hidden.shape[1] - 1)])
         last = (state.length - 2).clamp(min=0)
@@ -108,11 +107,12 @@ class MtpModel(LanguageModel):
 
     def read(self, state: State, row: int, begin: int, end: int) -> None:
         """Reads the pairs begin .. end - 1 of one row's prompt, but for its last one."""
-        hidden = torch.cat(self.of_prompts.pop(row), 1)  # [1, end - begin, H]
+        hidden = torch.cat(self.unread.pop(row), 1)  # [1, end - begin, H]
         whole = end >= state.lengths[row] - 1
-        if (count := end - begin - whole) > 0:
+        count = max(0, end - begin - whole)
+        if count:
             self._read_pairs(state.tokens[row : row + 1], row, begin, hidden[:, :count])
-        self.cached[row] = begin + max(0, count)
+        self.cached[row] = begin + count
         if whole:
             self.pending[row, 0] = hidden[0, -1]
 

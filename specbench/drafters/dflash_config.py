@@ -108,3 +108,16 @@ def _shape(own: dict[str, Any], ids: str, layers: Mapping[str, Any], named: str,
                           "use_sliding_window and sliding_window")  # fmt: skip
     found = None if options.layer_ids is None else tuple(i + shift for i in options.layer_ids)
     return DFlashConfig(made, options, found, shift == 0 and not options.sliding_window_non_causal)
+
+
+def refuse_other_target(config: DFlashConfig, named: str, target: str, text: Any) -> None:
+    """Raises ConfigError if the drafter does not fit a target whose configuration is `text`."""
+    total, own = text.num_hidden_layers, config.layers
+    if own.hidden_size != text.hidden_size:
+        raise ConfigError(f"{named} is for hidden states of {own.hidden_size}, but {target} has {text.hidden_size}")
+    if bad := [layer for layer in config.layers_of(total) if not 0 <= layer <= total]:
+        raise ConfigError(f"{named} reads hidden states in front of layer {bad[0]}, but {target} has {total} layers")
+    if config.options.mask_token_id >= text.vocab_size:
+        raise ConfigError(
+            f"{named} has mask_token_id={config.options.mask_token_id}, but {target} has {text.vocab_size} tokens"
+        )

@@ -5,7 +5,7 @@ values, those that each layer makes of the target's hidden states. b rows, S row
 layers of the target that are read, H hidden, K key heads, D head size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -18,7 +18,14 @@ from transformers.models.qwen3.modeling_qwen3 import (
     apply_rotary_pos_emb,
 )
 
-from specbench.contrib.dflash.config import DFlashConfig
+from specbench.drafters.dflash_config import DFlashConfig, refuse_other_target
+from specbench.models.checkpoint import reading
+from specbench.models.language_model import LanguageModel
+from specbench.models.published import fill_module, place, read_tensors, targets_of, with_products
+
+MARKOV = "markov_head."
+UNUSED = "confidence_head."  # DSpark's estimate of acceptance
+MAPS = ("d2t", "t2d")
 
 
 class Markov(nn.Module):
@@ -63,8 +70,7 @@ class DFlashNetwork(nn.Module):
 
     def forward(self, block: Tensor, context: Tensor, first: Tensor) -> Tensor:
         """Hidden states [b, S, H] of a block of embeddings [b, S, H] at positions from first [b] on, which sees the
-        context [layers, 2, b, K, T, D] at the positions before. With first [b, m] it is m blocks, one after another,
-        that do not see each other."""
+        context [layers, 2, b, K, T, D] at the positions before."""
         angles, layers = self._angles(block, first), cast(Any, self.layers)
         for i, layer in enumerate(layers):
             attention = layer.self_attn
@@ -80,9 +86,8 @@ class DFlashNetwork(nn.Module):
         return normed
 
     def _angles(self, states: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [b, n, D] of positions from first [b], or [b, m], on, for states [b, n, H]."""
-        begin = first.view(len(first), -1, 1)  # of each block
-        positions = (begin + torch.arange(states.shape[1] // begin.shape[1], device=first.device)).flatten(1)
+        """Cosines and sines [b, n, D] of positions from first [b] on, for states [b, n, H]."""
+        positions = first[:, None] + torch.arange(states.shape[1], device=first.device)
         found: tuple[Tensor, Tensor] = self.rotary(states, positions)
         return found
 
@@ -99,16 +104,65 @@ class DFlashNetwork(nn.Module):
         return self._turned(attention.k_norm, attention.k_proj(states), angles), values
 
     def _mask(self, columns: int, block: int, first: Tensor, window: int | None) -> Tensor:
-        """[b, 1, S, T + S] bool: the context before first [b], or its last `window` columns, and the block; with first
-        [b, m] that of each of m blocks."""
-        place, begin = torch.arange(columns, device=first.device), first.view(len(first), -1, 1)
-        seen = place < begin
+        """[b, 1, S, T + S] bool: the context before first [b], or its last `window` columns, and the block."""
+        place, begin = torch.arange(columns, device=first.device), first[:, None, None]
+        seen = place < begin  # [b, 1, T]
         if window is not None:
             seen = seen & (place >= begin - window)
         rows = torch.ones(block, block, dtype=torch.bool, device=first.device)
-        rows = rows.tril() if window is not None and self.causal_windows else rows
-        size = block // begin.shape[1]
-        owner = torch.arange(block, device=first.device) // size
-        rows = rows & (owner[:, None] == owner)
-        both = (seen.repeat_interleave(size, 1), rows.expand(len(first), -1, -1))
-        return torch.cat(both, 2)[:, None]
+        if window is not None and self.causal_windows:
+            rows = rows.tril()
+        b = len(first)
+        return torch.cat([seen.expand(b, block, columns), rows.expand(b, block, block)], 2)[:, None]
+
+
+# -- A checkpoint's tensors ----------------------------------------------------------------------------
+
+
+def load_network(
+    path: str, key: str, config: DFlashConfig, target: LanguageModel
+) -> tuple[DFlashNetwork, Tensor | None]:
+    """The network of a folder or hub id on the target's device, with the target's embedding and output matrix where it
+    has none of its own, and the target's token [V'] of each of its tokens, None if they are the same. Raises
+    ConfigError if its tensors and its config.json disagree, or if it does not fit the target."""
+    named, text = f"{key}={path}", target.config
+    refuse_other_target(config, named, target.name, text)
+    features = len(config.layers_of(text.num_hidden_layers)) * text.hidden_size
+    tensors, size = named_tensors(read_tensors(path, key), config), target.vocab_size
+    width, predicted = config.layers.hidden_size, config.options.draft_vocab_size or size
+    with reading(key, path, "weights"):
+        targets = targets_of(tensors, predicted, size)
+        network = DFlashNetwork(config, features)
+    with reading(key, path, "weights"), torch.device("meta"):
+        if "embed_tokens.weight" in tensors:
+            network.embed_tokens = nn.Embedding(size, width)
+        if "lm_head.weight" in tensors or predicted != size:
+            network.lm_head = nn.Linear(width, predicted, bias=False)
+        if config.options.markov_rank:
+            network.markov_head = Markov(size, config.options.markov_rank, predicted)
+    fill_module(network, {name: tensor for name, tensor in tensors.items() if name not in MAPS}, named)
+    place(network, named, target)
+    network = with_products(network, target.executor)
+    network.rotary = Qwen3RotaryEmbedding(config.layers).to(target.device)  # its frequencies stay in 32 bits
+    stock: Any = target.module
+    ends = {"embed_tokens": stock.get_input_embeddings(), "lm_head": stock.get_output_embeddings()}
+    for name in ends.keys() - dict(network.named_children()).keys():
+        network.add_module(name, ends[name])
+    return network, targets
+
+
+def named_tensors(tensors: Mapping[str, Tensor], config: DFlashConfig) -> dict[str, Tensor]:
+    """Tensors by this network's names: joined projections are cut apart, DSpark's bias has its prefix, and what no
+    draft needs is left out."""
+    found: dict[str, Tensor] = {}
+    own: Any = config.layers
+    widths = [heads * own.head_dim for heads in (own.num_attention_heads, *[own.num_key_value_heads] * 2)]
+    for name, tensor in tensors.items():
+        name = name.removeprefix("model.")
+        if name.startswith(UNUSED):
+            continue
+        if ".qkv_proj." in name and len(tensor) == sum(widths):
+            found |= {name.replace("qkv", part): cut for part, cut in zip("qkv", tensor.split(widths), strict=True)}
+        else:
+            found[MARKOV + name if name.startswith("markov_w") else name] = tensor
+    return found

@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 from small_runs import composed, parts_of, run, small
 
 from specbench.config.validate import check
-from specbench.contrib.dflash.model import DFlashModel
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.scheduler import Scheduler
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
+from specbench.drafters.dflash import DFlashModel
 from specbench.errors import ConfigError
 from specbench.policies.fixed import FixedGamma
 

@@ -1,6 +1,5 @@
 """EAGLE checkpoints: each dialect and option against an independent forward pass, whole drafts, and refusals."""
 
-import re
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -17,7 +16,6 @@ from eagle_cases import (
     PlainEagle,
     V,
     eagle3_tensors,
-    layer_shapes,
     numbers,
     plain,
     renamed,
@@ -29,17 +27,16 @@ from small_runs import composed, parts_of, run, small
 
 from specbench.config.build import build
 from specbench.config.validate import check
-from specbench.contrib.eagle.config import eagle_config, feature_layers
-from specbench.contrib.eagle.drafter import choose_reading
-from specbench.contrib.eagle.model import EagleModel
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.scheduler import Scheduler
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
+from specbench.drafters.eagle3 import Eagle3Model
+from specbench.drafters.eagle3_checkpoint import parse_config
+from specbench.drafters.pair_model import PairModel
 from specbench.errors import ConfigError
-from specbench.models.mtp import MtpModel
 from specbench.models.vocabulary import DraftVocabulary
 from specbench.policies.confidence import ConfidenceGamma
 from specbench.policies.fixed import FixedGamma
@@ -52,12 +49,6 @@ DEFAULT = (2, LAYERS // 2, LAYERS - 3)
 @cache
 def target_folder() -> Path:
     return checkpoint(Path(mkdtemp()) / "target", **TARGET)
-
-
-def eagle1_tensors() -> dict[str, torch.Tensor]:
-    shapes = {"fc.weight": (D, 2 * D), "fc.bias": (D,)} | layer_shapes("layers.0", D)
-    shapes = {name: numbers(name, *shape) for name, shape in shapes.items() if "input_layernorm" not in name}
-    return shapes | {"embed_tokens.weight": numbers("embed_tokens.weight", V, D)}
 
 
 # -- Checkpoints: tensors as the forward pass has them, tensors as they are stored, config.json --------
@@ -86,16 +77,6 @@ def from_optimizer(aux=3, without=frozenset(), **options):
     return tensors, tensors, plain(tensors, eagle_config=more)
 
 
-MASK = 77
-
-
-def from_parallel(**flags):
-    """P-EAGLE's tensors and config.json."""
-    tensors, _, config = from_speculators(**flags)
-    tensors = tensors | {"mask_hidden": numbers("mask_hidden", 1, 1, 3 * D)}
-    return tensors, tensors, config | {"speculators_model_type": "peagle", "mask_token_id": MASK}
-
-
 AUX_NAMES = {f"fc_norm.{j}.": f"aux_norm_{name}." for j, name in enumerate(("low", "mid", "high"))}
 CASES = {
     "plain": lambda: from_speculators(),
@@ -111,11 +92,6 @@ CASES = {
     "sglang": lambda: from_safeailab(AUX_NAMES, fc_norm=True),
     "prefixed": lambda: from_safeailab({"fc.": "model.fc.", "norm.": "model.norm."}),
     "optimizer": lambda: from_optimizer(),
-    "no_aux": lambda: from_optimizer(aux=0, without={"hidden_norm"}),
-    "no_last_norm": lambda: from_optimizer(use_last_layernorm=False),
-    "parallel": lambda: from_parallel(norm_before_residual=True),
-    "parallel_normed": lambda: from_parallel(layers=2, fc_norm=True, norm_before_fc=True, without={"embedding"}),
-    "eagle1": lambda: (eagle1_tensors(), eagle1_tensors(), plain(eagle1_tensors(), bias=True)),
 }  # fmt: skip
 # The first four logits behind the pairs of `numbers("features", 6, 3 * D)` and TOKENS, by Eagle3DraftModel.forward of
 # speculators 0.9.0 with these tensors (eager attention, ttt_steps=1, position_ids 0 .. 5, float32, transformers 5.23).
@@ -140,12 +116,11 @@ def case(name: str):
     stock = parts_of("target=model", f"target.path={target_folder()}", "drafter=random", "executor=eager").target
     embedding, head = (t.detach().double().numpy() for t in (
         stock.module.get_input_embeddings().weight, stock.module.get_output_embeddings().weight))  # fmt: skip
-    return folder, PlainEagle(tensors, embedding, head, version=1 if name == "eagle1" else 3, **flags)
+    return folder, PlainEagle(tensors, embedding, head, **flags)
 
 
 def overrides(name: str, *more: str) -> list[str]:
-    drafter = "eagle" if name == "eagle1" else "eagle3"
-    return ["target=model", f"target.path={target_folder()}", f"drafter={drafter}", f"drafter.path={case(name)[0]}",
+    return ["target=model", f"target.path={target_folder()}", "drafter=eagle3", f"drafter.path={case(name)[0]}",
             "executor=eager", *more]  # fmt: skip
 
 
@@ -155,7 +130,7 @@ def parts(name: str):
     return parts_of(*overrides(name, "verifier=synthetic", "verifier.alpha=0.7"))
 
 
-def own_model(name: str) -> EagleModel:
+def own_model(name: str) -> Eagle3Model:
     return parts(name).drafter.pairs
 
 
@@ -164,7 +139,7 @@ def draft_logits(q: torch.Tensor, width: int) -> torch.Tensor:
     return q if width == V else q[..., 5 + 13 * torch.arange(DRAFT_V)]
 
 
-def forward(model: EagleModel, features: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+def forward(model: Eagle3Model, features: torch.Tensor, tokens: list[int]) -> torch.Tensor:
     """Logits [N, V] behind pairs of the target's hidden states [N, A * D] and tokens."""
     model.allocate(1, 16)
     visible = model.rollback_to([0], len(tokens))
@@ -185,22 +160,6 @@ def test_logits_are_those_of_speculators(name):
         assert np.abs(logits[end - 1].numpy() - expected).max() < 1e-5
     other, _ = reference(own, [*TOKENS[1:], TOKENS[0]])  # negative control
     assert np.abs(logits[-1].numpy() - other).max() > 1e-3
-
-
-# As above, of all guesses of "parallel", by PEagleDraftModel.forward with num_depths=4 and all anchors sampled: rows of
-# the last pair's anchor at depths 0 to 3.
-MASKED = [[-0.01964, 1.037, 0.76383, -0.488846], [-0.39795, -0.329987, 0.161139, 0.445626],
-          [-0.079217, 0.241673, 0.25265, -0.060361], [-0.126413, 0.149037, 0.233368, 0.018436]]  # fmt: skip
-
-
-def test_logits_behind_masks_are_those_of_speculators():
-    model, features = own_model("parallel"), numbers("features", len(TOKENS), 3 * D)[None]
-    for behind, close in ((len(TOKENS) - 1, True), (len(TOKENS) - 2, False)):  # the second is a control
-        model.allocate(1, 16)
-        visible, first = model.rollback_to([0], len(TOKENS) + 3), torch.zeros(1, dtype=torch.long)
-        logits = model.block(torch.tensor([TOKENS]), features, first, torch.tensor([behind]), visible)[0]
-        found = draft_logits(logits, DRAFT_V)[:, :4]
-        assert torch.allclose(found, torch.tensor(MASKED), atol=1e-5, rtol=0) == close
 
 
 # -- Whole drafts ------------------------------------------------------------------------------------
@@ -247,8 +206,7 @@ def target_features(name: str, text: list[int], layers) -> np.ndarray:
 def expected_laws(name, text, guesses, layers=None) -> torch.Tensor:
     """q [gamma, V] from the whole text: behind it every guess has the draft model's own state."""
     reference = case(name)[1]
-    layers = layers or ((), DEFAULT)[name not in ("no_aux", "eagle1")]
-    features = [reference.feature(row) for row in target_features(name, text[:-1], layers)]
+    features = [reference.feature(row) for row in target_features(name, text[:-1], layers or DEFAULT)]
     tokens, laws = list(text[1:]), []
     for guess in guesses.tolist():
         logits, state = reference(features, tokens)
@@ -256,46 +214,17 @@ def expected_laws(name, text, guesses, layers=None) -> torch.Tensor:
         law = exact if len(exact) == V else torch.zeros(V, dtype=torch.double).index_add(
             0, 5 + 13 * torch.arange(DRAFT_V), exact)  # fmt: skip
         laws.append(law.float())
-        if name.startswith("parallel"):
-            state, guess = reference.feature(reference.W["mask_hidden"][0, 0]), MASK
         features, tokens = [*features, state], [*tokens, guess]
     return torch.stack(laws)
 
 
-@pytest.mark.parametrize("name", only(("eagle1", "qwen", "parallel", "safeailab"), CASES))
+@pytest.mark.parametrize("name", only(("qwen", "safeailab"), CASES))
 def test_q_is_that_of_the_whole_text(name):
     """In ragged rows, after every number of accepted guesses, for guesses behind the draft model's own states."""
     found = drafts(name)
     assert 3 in {len(guesses) for _, guesses, _ in found} and len(accepted(found)) > 2
     for text, guesses, q in found[:: max(1, len(found) // 4)]:
         torch.testing.assert_close(q, expected_laws(name, text, guesses), atol=1e-5, rtol=0)
-
-
-@pytest.mark.slow  # test_q_is_that_of_the_whole_text has chains of parallel guesses
-@pytest.mark.parametrize(("children", "branching", "depths"), [
-    ("independent", "[2,1]", [1, 1, 2, 2, 3, 3]), ("distinct", "[2,2]", [1, 1, 2, 2, 2, 2, 3, 3, 3, 3]),
-])  # fmt: skip
-def test_q_of_trees_of_parallel_guesses_follows_from_their_depth(children, branching, depths, tmp_path):
-    """As above; of a second child without replacement it is the rest."""
-    shape = (f"drafter.branching={branching}", f"drafter.children={children}")
-    own = parts_of(*overrides("parallel", "verifier=iterative", "gamma=3", "max_new_tokens=8", "verdict_tokens=0"),
-                   *shape)  # fmt: skip
-    found, propose = [], own.drafter.propose
-
-    def noted(state, gamma):
-        draft = propose(state, gamma)
-        if draft.probs is not None and state.active[0] and min(gamma) == 3:
-            found.append((list(state.at(0).tokens), draft.probs[0].clone()))
-        return draft
-
-    own.drafter.propose = noted
-    result, _ = run(own, tmp_path)
-    assert result.counts.drafted > 0 and not result.counts.failed and found
-    for text, q in found[:4]:
-        laws = expected_laws("parallel", text, torch.zeros(3, dtype=torch.long))
-        for node, depth in enumerate(depths):
-            if children == "independent" or node in (0, 2):
-                torch.testing.assert_close(q[node], laws[depth - 1], atol=1e-5, rtol=0)
 
 
 def accepted(found) -> set[int]:
@@ -321,18 +250,18 @@ def test_another_layer_is_seen():
 
 def test_hidden_states_of_another_round_are_seen(monkeypatch):
     """Negative control: pairs that were rejected stay pending."""
-    monkeypatch.setattr(MtpModel, "take", lambda *given: None)
+    monkeypatch.setattr(PairModel, "take", lambda *given: None)
     assert differ("plain", drafts("plain"))
 
 
 def test_a_position_off_by_one_is_seen(monkeypatch):
     """Negative control: own states stand one column further on."""
-    predict = MtpModel.predict
+    predict = PairModel.predict
 
     def shifted(self, tokens, hidden, first, last, visible, tree=None):
         return predict(self, tokens, hidden, first if last is not None else first + 1, last, visible, tree)
 
-    monkeypatch.setattr(MtpModel, "predict", shifted)
+    monkeypatch.setattr(PairModel, "predict", shifted)
     assert differ("plain", drafts("plain", gamma=2))
 
 
@@ -347,72 +276,19 @@ def test_d2t_as_an_index_is_seen(monkeypatch):
 # -- Which hidden states, and whole runs ---------------------------------------------------------------
 
 
-def reading(ids_mean: int, ids=(1, 4, 6)):
-    """What `choose_reading` finds of a checkpoint whose target says what its draft model does if ids i mean layers
-    i + this."""
-    own = parts("plain")
-    model, target = own.drafter.pairs, own.target
-    texts = [[5, 9, 2, 7, 11, 3, 8, 1, 30], [4, 1, 6, 77, 12, 99]]
-    layers = tuple(i + ids_mean for i in ids)
-    model.listen(target, layers)
-    head = target.module.get_output_embeddings()
-    told = []
-    for text in texts:
-        features = torch.from_numpy(target_features("plain", text, layers)).float()
-        told += forward(model, features[:-1], text[1:]).argmax(-1).tolist()
-
-    def says(_, given, logits):  # the draft model's likeliest tokens, one position later
-        count = logits.shape[1] - 1
-        new = torch.zeros_like(logits)
-        begin = 0 if count == len(texts[0]) - 1 else len(texts[0]) - 1
-        for place, token in enumerate(told[begin : begin + count], 1):
-            new[0, place, token] = 1
-        return new
-
-    hook = head.register_forward_hook(says)
-    try:
-        return choose_reading(model, target, [ids, tuple(i + 1 for i in ids)], texts), model.layers
-    finally:
-        hook.remove()
-        model.listen(target, DEFAULT)
-
-
-@pytest.mark.parametrize("ids_mean", [0, 1])
-def test_the_reading_that_fits_is_chosen(ids_mean):
-    told, layers = reading(ids_mean)
-    assert layers == tuple(i + ids_mean for i in (1, 4, 6))
-    assert re.search(rf"layers {re.escape(str(list(layers)))}: at 100.0% of 13 positions .*, [0-9.]+% with", told)
-    assert "100.0% with" not in told
-
-
-def test_ids_of_both_conventions():
-    for name, config, expected in (
-        ("ids", from_speculators(ids=[1, 3, 8])[2], [(1, 3, 8)]),  # in front of layer 9 there is nothing
-        ("both", from_speculators(ids=[1, 3, 4])[2], [(1, 3, 4), (2, 4, 5)]),
-        ("nested", from_optimizer(eagle_aux_hidden_state_layer_ids=[1, 3, 4])[2], [(2, 4, 5), (1, 3, 4)]),
-        ("default", from_speculators()[2], [DEFAULT]),
+def test_ids_of_each_dialect():
+    nested = from_optimizer(eagle_aux_hidden_state_layer_ids=[1, 3, 4])[2]
+    for config, expected in (
+        (from_speculators(ids=[1, 3, 8])[2], (1, 3, 8)),
+        (nested, (2, 4, 5)),  # Model-Optimizer numbers the layers behind which it reads
+        (from_speculators()[2], DEFAULT),
     ):
-        assert feature_layers(eagle_config(config, 3), LAYERS, None) == expected, name
-    assert feature_layers(eagle_config(config, 3), LAYERS, [0, 1]) == [(0, 1)]
-    with pytest.raises(ValueError, match=r"layers \[9\], but the target has 8"):
-        feature_layers(eagle_config(config, 3), LAYERS, [9])
-
-
-def test_a_run_says_which_reading_it_took(tmp_path):
-    _, stored, config = from_speculators(ids=[1, 3, 4])
-    folder = write(tmp_path / "ids", stored, config)
-    built = parts_of(*overrides("plain"), f"drafter.path={folder}")
-    assert built.target.feature_layers in ((1, 3, 4), (2, 4, 5))
-    assert any("positions of the first prompts" in note for note in built.notes)
-    told = parts_of(*overrides("plain"), f"drafter.path={folder}", "drafter.feature_layers=[0,1,8]")
-    assert told.target.feature_layers == (0, 1, 8) and not any("first prompts" in note for note in told.notes)
+        assert parse_config(config, None).layers_of(LAYERS) == expected
+        assert parse_config(config, [0, 1]).layers_of(LAYERS) == (0, 1)
 
 
 @pytest.mark.parametrize(("name", "cache_name", "batch"), [
-    ("parallel", "paged", 2),
-    *(slow_unless(False, *more) for more in (
-        ("plain", "static", 2),
-        ("two_layers", "paged", 2), ("qwen", "dynamic", 1), ("eagle1", "paged", 1), ("parallel_normed", "dynamic", 1))),
+    ("plain", "paged", 2), slow_unless(False, "two_layers", "static", 2), slow_unless(False, "qwen", "dynamic", 1),
 ])  # fmt: skip
 def test_a_run_at_temperature_0_writes_plain_decodings_tokens(name, cache_name, batch, tmp_path):
     own = parts_of(*overrides(name, "verifier=speculative", f"cache={cache_name}", f"batch_size={batch}",
@@ -454,9 +330,6 @@ BAD = {
     "an unknown key": (lambda w, c: c.update(parallel=3), "parallel=3, which is not known"),
     "an unknown key of layers": (lambda w, c: c["transformer_layer_config"].update(experts=3), "experts=3"),
     "another method": (lambda w, c: c.update(speculators_model_type="dflash"), "speculators_model_type is dflash"),
-    "no mask": (lambda w, c: c.update(speculators_model_type="peagle", mask_token_id=V), f"mask_token_id={V}"),
-    "no hidden state of masks": (lambda w, c: c.update(speculators_model_type="peagle", mask_token_id=3),
-                                 "lacks mask_hidden"),
     "other layers": (lambda w, c: c["transformer_layer_config"].update(model_type="gpt2"), "model_type=gpt2"),
     "d2t out of range": (lambda w, c: w.update(d2t=w["d2t"] + V - 4), "d2t names tokens from 4161 to"),
     "d2t of tokens": (lambda w, c: w.update(d2t=w["d2t"] + torch.arange(DRAFT_V)), "d2t names tokens from 5 to 4191"),
@@ -490,22 +363,3 @@ def test_weights_that_are_not_finite(tmp_path):
     folder = changed(lambda w, c: w["fc.weight"].view(-1)[3].fill_(float("nan")))(tmp_path / "nan")
     with pytest.raises(ConfigError, match=r"not finite in float32, in features\.fc\.weight"):
         build(check(composed(*small("logger=none", *overrides("plain"), f"drafter.path={folder}"))))
-
-
-def test_folders_that_hold_something_else(good, tmp_path):
-    broken = changed(lambda w, c: None)(tmp_path / "half")
-    whole = (broken / "model.safetensors").read_bytes()
-    (broken / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    eagle1 = case("eagle1")[0]
-    for drafter, folder, expected in (
-        ("eagle3", good, "lacks d2t|lacks fc.weight"),
-        ("eagle3", broken, "could not be loaded"),
-        ("eagle3", eagle1, "lacks layers.0.hidden_norm.weight"),
-        ("eagle", case("plain")[0], "choose drafter=eagle3"),
-        ("eagle3", tmp_path / "nowhere", "there is no such folder"),
-    ):
-        with pytest.raises(ConfigError, match=expected):
-            check(composed(*small("target=model", f"target.path={target_folder()}", f"drafter={drafter}",
-                                  f"drafter.path={folder}")))  # fmt: skip
-    with pytest.raises(ConfigError, match=r"feature_layers=last is not allowed: it must be auto, or a list"):
-        check(composed(*small(*overrides("plain"), "drafter.feature_layers=last")))

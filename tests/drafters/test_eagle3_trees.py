@@ -7,7 +7,7 @@ import torch
 from choosing import slow_unless
 from decoder_cases import shape_of, spare_of
 from small_runs import composed, parts_of, run, small
-from test_eagle import expected_laws, overrides, parts
+from test_eagle3 import expected_laws, overrides, parts
 
 from specbench.config.validate import check
 from specbench.decoding.model import Scores
@@ -115,11 +115,11 @@ def same_nodes(name, text, nodes):
 
 @pytest.mark.parametrize(("name", "kind"), [
     ("plain", "distinct"), ("two_layers", "dynamic"),
-    slow_unless(False, "eagle1", "distinct"), slow_unless(False, "qwen", "dynamic"),
+    slow_unless(False, "qwen", "dynamic"),
 ])  # fmt: skip
 def test_trees_are_those_of_the_whole_text(name, kind):
     """In ragged rows, after paths of all kinds."""
-    found = grown(name, f"eagle_{kind}")
+    found = grown(name, f"eagle3_{kind}")
     assert len(found) > 5 and wrong(name, found[::3]) == 0
 
 
@@ -140,12 +140,14 @@ def one_further(own):
 
 
 CONTROLS = {
-    "keys of siblings": ("eagle_distinct", tree_shapes, "newest", seeing_siblings),
-    "keys of siblings, by row": ("eagle_dynamic", tree_shapes, "tree_of", seeing_siblings),
-    "positions": ("eagle_distinct", tree_shapes, "newest", one_further),
-    "states of another node": ("eagle_distinct", tree, "take_rows", lambda own: lambda values, up: own(values, up * 0)),
+    "keys of siblings": ("eagle3_distinct", tree_shapes, "newest", seeing_siblings),
+    "keys of siblings, by row": ("eagle3_dynamic", tree_shapes, "tree_of", seeing_siblings),
+    "positions": ("eagle3_distinct", tree_shapes, "newest", one_further),
+    "states of another node": (
+        "eagle3_distinct", tree, "take_rows", lambda own: lambda values, up: own(values, up * 0)
+    ),
     "states of the target that are not the path's": (
-        "eagle_distinct", Scores, "hidden_along", lambda own: lambda self, verdict: self.hidden[:, : GAMMA + 1]
+        "eagle3_distinct", Scores, "hidden_along", lambda own: lambda self, verdict: self.hidden[:, : GAMMA + 1]
     ),
 }  # fmt: skip
 
@@ -161,7 +163,7 @@ def test_what_is_wrong_is_seen(name, monkeypatch):
 @pytest.mark.slow  # test_trees_are_those_of_the_whole_text, and a run of chains in test_eagle.py
 @pytest.mark.parametrize(("name", "shape", "verifier", "cache_name", "batch"), [
     ("plain", "drafter.nodes=5", "iterative", "paged", 2),
-    ("eagle1", "drafter.branching=[2,2]", "traversal", "static", 2),
+    ("two_layers", "drafter.branching=[2,2]", "traversal", "static", 2),
 ])  # fmt: skip
 def test_a_run_at_temperature_0_writes_plain_decodings_tokens(name, shape, verifier, cache_name, batch, tmp_path):
     own = parts_of(*overrides(name, shape, f"verifier={verifier}", f"cache={cache_name}", f"batch_size={batch}",

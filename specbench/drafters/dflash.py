@@ -1,0 +1,197 @@
+"""DFlash (2602.06036): a published drafter guesses a block of tokens in one pass over masks, beside the target's hidden
+states. B rows, T columns, F features of a position, K key heads, D head size, V vocabulary, S rows of a block."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from specbench.component import Selections
+from specbench.decoding.draft import Draft, Verdict
+from specbench.decoding.model import Scores
+from specbench.decoding.noise import PROPOSAL
+from specbench.decoding.rows import Rows, last_tokens, window
+from specbench.decoding.sampling import Sampling, draw
+from specbench.decoding.state import State
+from specbench.decoding.transfers import counts
+from specbench.drafters.dflash_config import DFlashConfig, read_dflash, refuse_other_target
+from specbench.drafters.dflash_network import DFlashNetwork, load_network
+from specbench.drafters.non_autoregressive import ParallelDrafter
+from specbench.drafters.sampling_overrides import OwnSampling
+from specbench.models.checkpoint import MODEL, local_path
+from specbench.models.context import Context
+from specbench.models.heads import PartSettings
+from specbench.models.language_model import LanguageModel
+from specbench.models.load import load_config
+from specbench.models.vocabulary import DraftVocabulary, VocabMap
+from specbench.policies.base import GammaPolicy
+
+AT_A_TIME = 512  # positions of a prompt whose keys and values are made in one call
+
+
+class DFlashModel:
+    """`module` runs with the target's executor. Column i of the context belongs to position i of the text; those of
+    positions whose hidden states are not known yet hold nothing that is seen."""
+
+    def __init__(self, module: DFlashNetwork, config: DFlashConfig, vocabulary: VocabMap, target: LanguageModel):
+        """The target passes on what it reads of prompts from now on."""
+        self.module, self.markov, self.config, self.vocabulary = module, module.markov_head, config, vocabulary
+        self.executor, self.name = target.executor, target.name
+        stock: Any = target.module
+        theirs = (stock.get_input_embeddings(), stock.get_output_embeddings())
+        own = {name: target.executor.stored(part) for name, part in module.named_children()
+               if not any(part is other for other in theirs)}  # fmt: skip
+        self.weight_bytes = sum(stored.held for stored in own.values())
+        self.weights = sum(stored.numbers for name, stored in own.items() if name not in ("embed_tokens", "lm_head"))
+        self.context = torch.empty(0)
+        self.unread: list[tuple[int | None, int, Tensor]] = []
+        target.hidden_reader = self
+
+    # -- What executors ask of a model with a cache ----------------------------------------------
+
+    @property
+    def description(self) -> tuple[Any, ...]:
+        return "dflash", self.name, str(self.config.options), self.vocabulary.description
+
+    def cache_tensors(self) -> list[Tensor]:
+        return [self.context] if self.context.numel() else []
+
+    @contextmanager
+    def on_cache(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        own = self.context
+        self.context = tensors[0]
+        try:
+            yield
+        finally:
+            self.context = own
+
+    # -- The target's hidden states ---------------------------------------------------------------
+
+    def take_hidden(self, row: int | None, begin: int, hidden: Tensor) -> None:
+        """See `HiddenReader.take_hidden`: keeps them until the next draft. hidden [b, n, F]."""
+        self.unread.append((row, begin, hidden))
+
+    def clear_hidden(self) -> None:
+        self.unread = []
+
+    def allocate(self, rows: int, columns: int) -> None:
+        """Room for so many rows and columns, and for a block behind them."""
+        own: Any = self.config.layers
+        columns = self.executor.columns(columns + self.config.options.block_size + 1)
+        shape = (own.num_hidden_layers, 2, rows, own.num_key_value_heads, columns, own.head_dim)
+        if self.context.shape != shape:
+            like = self.module.fc.weight
+            self.context = torch.zeros(shape, dtype=like.dtype, device=like.device)  # what is not seen must be finite
+
+    def read_prompts(self) -> None:
+        """Makes the keys and values of the hidden states of prompts."""
+        for row, start, hidden in self.unread:
+            for begin in range(0, hidden.shape[1], AT_A_TIME):
+                part = hidden[:, begin : begin + AT_A_TIME]
+                first = torch.full((len(part),), start + begin, device=part.device)
+                made = self.module.context(part, first)
+                own = self.context if row is None else self.context[:, :, row : row + 1]
+                own[..., start + begin : start + begin + part.shape[1], :] = made
+        self.unread = []
+
+    def take(self, hidden: Tensor, first: Tensor) -> None:
+        """Makes the keys and values of hidden states [B, n, F] at positions from first [B] on."""
+        self.read_prompts()  # of a row that ended without a draft: the next request's columns are not overwritten
+        self.executor.leaf(self._take, self)(hidden, first)
+
+    def _take(self, hidden: Tensor, first: Tensor) -> None:
+        made = self.module.context(hidden, first)
+        columns = first[:, None] + torch.arange(hidden.shape[1], device=first.device)
+        columns = columns.clamp(max=self.context.shape[4] - 1)
+        self.context.scatter_(4, columns[None, None, :, None, :, None].expand_as(made), made)
+
+    # -- A draft ------------------------------------------------------------------------------------
+
+    def logits(self, state: State) -> Tensor:
+        """Logits [B, guesses, V'] of all guesses of a block behind the committed tokens of each row."""
+        self.read_prompts()
+        visible = self.executor.columns(max(state.lengths), self.context.shape[4])
+        found: Tensor = self.executor.leaf(self._logits, self)(state.rows, visible)
+        return found
+
+    def _logits(self, rows: Rows, visible: int) -> Tensor:
+        """`logits` with the first `visible` columns of the context."""
+        first, own = rows.length - 1, self.config.options
+        block = torch.full((len(first), own.block_size), own.mask_token_id, device=first.device)
+        block[:, 0] = rows.tokens.gather(1, first[:, None])[:, 0]
+        states = self.module(self.module.embed_tokens(block), self.context[..., :visible, :], first)
+        found: Tensor = self.module.lm_head(states[:, own.block_size - self.config.longest :])
+        return found
+
+
+class DFlashDrafter(ParallelDrafter):
+    """The guesses of a block are independent of each other given the text: q of a draft is the product of the q of its
+    guesses, each the distribution that the guess was drawn from, so Algorithm 1 judges them as any chain. With
+    DSpark's bias q of a guess depends on the guess before it, and is again what it was drawn from."""
+
+    needs_hidden = True
+    needs_prompt_hidden = True
+    with_states = False
+
+    class Settings(PartSettings, OwnSampling):
+        part: ClassVar[str] = "path"
+        must: ClassVar[str] = MODEL
+        path: str = Field(description="a folder or hub id of a DFlash checkpoint")
+
+    @classmethod
+    def refuses(cls, settings: Any, run: Selections) -> str | None:
+        if local_path(settings.path).is_dir():
+            target = run["target"].settings
+            config = read_dflash(settings.path, "drafter.path")
+            text = load_config(target, "target").get_text_config()
+            refuse_other_target(config, f"drafter.path={settings.path}", target.path, text)
+        return None
+
+    def __init__(self, model: DFlashModel, sampling: Sampling, vocab_size: int):
+        self.model, self.sampling, self.vocab_size = model, sampling, vocab_size
+        self.longest, self.own_bytes = model.config.longest, model.weight_bytes
+        rows = model.config.options.block_size / self.longest  # that the network reads per guess
+        self.operations_per_token = rows * (model.weights + vocab_size * model.config.layers.hidden_size)
+
+    @classmethod
+    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "DFlashDrafter":
+        key = "drafter.path"
+        config = read_dflash(settings.path, key)
+        network, targets = load_network(settings.path, key, config, target)
+        target.feature_layers = config.layers_of(target.config.num_hidden_layers)
+        V = target.vocab_size
+        vocabulary = VocabMap(V, V) if targets is None else DraftVocabulary(targets.to(target.device), V, V)
+        return cls(DFlashModel(network, config, vocabulary, target), settings.own(context).sampling, V)
+
+    def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
+        self.model.allocate(state.batch_size, state.tokens.shape[1])
+
+    def logits(self, state: State, steps: int) -> Tensor:
+        return self.model.vocabulary.fit(self.model.logits(state)[:, :steps].float())
+
+    def guesses(self, state: State, gamma: list[int]) -> Draft:
+        if self.model.markov is None:
+            return super().guesses(state, gamma)
+        logits, seen = self.model.logits(state), self.seen(state)
+        last = last_tokens(state.rows, 1)[0][:, 0]
+        bits = window(state.noise[PROPOSAL], state.length, max(gamma))
+        guesses: list[Tensor] = []
+        qs: list[Tensor] = []
+        for k in range(max(gamma)):
+            own = self.model.vocabulary.fit((logits[:, k] + self.model.markov(last)).float())[:, None]
+            if self.sampling.greedy:
+                last = self.sampling.penalize(own, seen)[:, 0].argmax(-1)
+            else:
+                qs.append(self.sampling.probabilities(own, seen)[:, 0])
+                last = draw(qs[-1], bits[:, k])
+            guesses.append(last)
+        q = torch.stack(qs, 1) if qs else None
+        return Draft.chain(torch.stack(guesses, 1), q, counts(tuple(gamma), logits.device))
+
+    def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
+        """Hidden states of rejected guesses lie behind the text, where they are overwritten before they are seen."""
+        assert scores.hidden is not None
+        self.model.take(scores.hidden, root)

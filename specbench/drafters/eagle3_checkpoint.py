@@ -1,0 +1,269 @@
+"""EAGLE-3 checkpoints (2503.01840): what their config.json says, and the module that their tensors make.
+
+Three dialects are read: SafeAILab's and SpecForge's (the options stand beside those of a Llama), that of speculators
+(the layers have a configuration of their own), and Model-Optimizer's (`eagle_config`). The module is decoder layers of
+transformers, Llama's or Qwen3's, of which the first one reads pairs of an embedding and a hidden state.
+
+d hidden, A layers of the target whose hidden states are read, V vocabulary of the target, V' of the draft model. b
+rows, N pairs.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
+
+from specbench.drafters.pair_model import PairInput
+from specbench.errors import ConfigError
+from specbench.models.checkpoint import few, reading, refuse_not_finite
+from specbench.models.language_model import LanguageModel
+from specbench.models.published import read_config, read_tensors, refuse_others, targets_of
+
+WHAT = "EAGLE-3 weights"
+LAYERS: dict[str, Any] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+IDS = "eagle_aux_hidden_state_layer_ids"
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+OF_DRAFT = {*FLAGS, IDS, "draft_vocab_size", "target_hidden_size", "eagle_config"}  # keys of no Llama
+USUAL = {"use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True,
+         "use_mtp_layernorm": False, "next_layer_regular": True}  # fmt: skip
+SPECULATORS = {"speculators_model_type", "speculators_version", "speculators_config", "transformer_layer_config",
+               "embed_requires_grad"}  # fmt: skip
+# Of any checkpoint: older names of what transformers reads, and what is for training or for showing.
+ANY = {*PretrainedConfig().to_dict(), "rope_theta", "rope_scaling", "torch_dtype", "auto_map", "_attn_implementation",
+       "attn_implementation", "tie_word_embeddings", "quantization_config", "has_no_defaults_at_init",
+       "model_type"}  # fmt: skip
+EMBEDDING, HEAD, MAPS = "embed_tokens.weight", "lm_head.weight", ("d2t", "t2d")
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+OTHER_NAMES = {"midlayer.": "layers.0.", "aux_norm_low.": "fc_norm.0.", "aux_norm_mid.": "fc_norm.1.",
+               "aux_norm_high.": "fc_norm.2."}  # fmt: skip
+
+
+# -- config.json ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Eagle3Config:
+    """The shape of an EAGLE-3 draft model."""
+
+    layers: PretrainedConfig  # of its decoder layers, without an embedding
+    vocab_size: int
+    draft_vocab_size: int
+    target_hidden_size: int
+    ids: tuple[int, ...] | None  # of the target's layers in front of which hidden states are read
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+    def layers_of(self, total: int) -> tuple[int, ...]:
+        """The layers, of a target with `total` layers, in front of which hidden states are read."""
+        return self.ids or (2, total // 2, total - 3)
+
+
+def parse_config(config: Mapping[str, Any], wanted: list[int] | None) -> Eagle3Config:
+    """The shape that a config.json says; `wanted` are the layers whose hidden states are read, None for those that it
+    names. Raises ValueError that names what is wrong or not known."""
+    if config.get("quantization_config"):
+        raise ValueError("its weights are quantised, and only 16 and 32 bits can be read")
+    kind = config.get("speculators_model_type")
+    if kind is None:
+        if missing := [name for name in NEEDED if name not in config]:
+            raise ValueError(f"it has no {few(missing)}")
+        layers: Any = {name: value for name, value in config.items() if name not in OF_DRAFT}
+    else:
+        if kind != "eagle3":
+            raise ValueError(f"its speculators_model_type is {kind}")
+        _refuse_unknown(config, OF_DRAFT | SPECULATORS | ANY)
+        layers = config.get("transformer_layer_config")
+        if not isinstance(layers, dict):
+            raise ValueError("it has no transformer_layer_config")
+    more = config.get("eagle_config") or {}
+    for name, value in more.items():
+        if name != IDS and USUAL.get(name) is not value:
+            raise ValueError(f"its config.json says eagle_config.{name}={value}, which is not known")
+    ids = wanted or config.get(IDS)
+    if not ids and IDS in more:  # Model-Optimizer numbers the layers behind which it reads
+        ids = [layer + 1 for layer in _layer_ids(more[IDS])]
+    own = _layer_config(layers)
+    vocab_size, hidden = own.vocab_size, own.hidden_size
+    own.vocab_size, own.pad_token_id, own.tie_word_embeddings = 1, None, False  # others embed its tokens
+    return Eagle3Config(
+        own,
+        vocab_size,
+        config.get("draft_vocab_size") or vocab_size,
+        config.get("target_hidden_size") or hidden,
+        None if ids is None else tuple(_layer_ids(ids)),
+        **{name: bool(config.get(name, False)) for name in FLAGS},
+    )
+
+
+def _layer_ids(ids: Any) -> list[int]:
+    if not (isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)):
+        raise ValueError(f"{IDS}={ids}, which must be a list of numbers of layers")
+    return ids
+
+
+def _layer_config(values: Mapping[str, Any]) -> PretrainedConfig:
+    """The configuration of decoder layers. Raises ValueError."""
+    kind = LAYERS.get(values.get("model_type", "llama"))
+    if kind is None:
+        raise ValueError(f"it has layers of model_type={values['model_type']}, which must be {' or '.join(LAYERS)}")
+    _refuse_unknown(values, {*kind().to_dict()} | ANY)
+    unread = ("model_type", "quantization_config")
+    found: PretrainedConfig = kind(**{name: value for name, value in values.items() if name not in unread})
+    return found
+
+
+def _refuse_unknown(values: Mapping[str, Any], known: set[str]) -> None:
+    if unknown := [f"{name}={values[name]}" for name in values if name not in known]:
+        raise ValueError(f"its config.json says {few(unknown)}, which is not known")
+
+
+# -- The module ----------------------------------------------------------------------------------------
+
+
+class FirstLayer(nn.Module):
+    """A decoder layer of transformers that attends with embeddings and hidden states side by side, and adds to the
+    hidden states."""
+
+    def __init__(self, layer: Any, norm: Callable[[int], nn.Module], config: Eagle3Config):
+        super().__init__()
+        d = config.layers.hidden_size
+        self.self_attn, self.mlp = layer.self_attn, layer.mlp
+        self.post_attention_layernorm, self.input_layernorm = layer.post_attention_layernorm, layer.input_layernorm
+        for name in ("q_proj", "k_proj", "v_proj"):
+            narrow = self.self_attn.get_submodule(name)
+            setattr(self.self_attn, name, nn.Linear(2 * d, narrow.out_features, bias=narrow.bias is not None))
+        self.hidden_norm = norm(d)
+        self.norm_before_residual = config.norm_before_residual
+
+    def forward(self, pairs: Tensor, **others: Any) -> Tensor:
+        """[b, N, d] of embeddings and hidden states [b, N, 2 * d]."""
+        embedded, hidden = pairs.chunk(2, -1)
+        normed = self.hidden_norm(hidden)
+        both = torch.cat([self.input_layernorm(embedded), normed], -1)
+        x: Tensor = self.self_attn(hidden_states=both, **others)[0]
+        x = x + (normed if self.norm_before_residual else hidden)
+        x = x + self.mlp(self.post_attention_layernorm(x))
+        return x
+
+
+class FeatureProjection(nn.Module):
+    """From the target's hidden states of A layers to one of the draft model."""
+
+    def __init__(self, count: int, norm: Callable[[int], nn.Module], config: Eagle3Config, bias: bool):
+        super().__init__()
+        width = config.target_hidden_size
+        self.input_norm = norm(count * width) if config.norm_before_fc else nn.Identity()
+        self.fc_norm = nn.ModuleList(norm(width) for _ in range(count * config.fc_norm))
+        self.fc = nn.Linear(count * width, config.layers.hidden_size, bias=bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[b, N, d] of hidden states [b, N, A * the target's d]."""
+        hidden = self.input_norm(hidden)
+        if self.fc_norm:
+            parts = hidden.chunk(len(self.fc_norm), -1)
+            hidden = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        found: Tensor = self.fc(hidden)
+        return found
+
+
+def skeleton(config: Eagle3Config, bias: bool) -> Any:
+    """A module of this shape, with a `pair_input` and `features`; `bias` is whether the projection has one."""
+    module: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config.layers), attn_implementation="sdpa")
+    base, d = module.model, config.layers.hidden_size
+    kind, eps = type(base.norm), config.layers.rms_norm_eps
+
+    def norm(width: int) -> nn.Module:
+        made: nn.Module = kind(width, eps=eps)
+        return made
+
+    base.layers[0] = FirstLayer(base.layers[0], norm, config)
+    module.features = FeatureProjection(len(config.ids or (0, 0, 0)), norm, config, bias)
+    module.pair_input = PairInput(nn.Identity(), nn.Identity(), nn.Identity())
+    module.set_input_embeddings(nn.Embedding(config.vocab_size, d))
+    module.set_output_embeddings(nn.Linear(d, config.draft_vocab_size, bias=False))
+    return module
+
+
+# -- Tensors -------------------------------------------------------------------------------------------
+
+
+def known_name(name: str) -> str:
+    """A checkpoint's name of a tensor as speculators has it."""
+    name = name.removeprefix("model.")
+    return next((new + name.removeprefix(old) for old, new in OTHER_NAMES.items() if name.startswith(old)), name)
+
+
+def own_name(name: str) -> str:
+    """As `known_name`, of a tensor of our module."""
+    return re.sub(r"^(model|features)\.", "", name)
+
+
+def inspect(path: str, key: str, wanted: list[int] | None) -> tuple[Eagle3Config, dict[str, Tensor]]:
+    """The shape of a checkpoint, and its tensors by `known_name`; `wanted` as in `parse_config`. Raises ConfigError if
+    its config.json and its tensors disagree, or are not known."""
+    with reading(key, path, WHAT):
+        config = parse_config(read_config(path, key), wanted)
+        found = {known_name(name): tensor for name, tensor in read_tensors(path, key).items()}
+        if not all(tensor.dtype in FLOATS for name, tensor in found.items() if name not in MAPS):
+            raise ValueError("it has weights of 8 bits or of whole numbers, and only 16 and 32 bits can be read")
+        with torch.device("meta"):
+            module = skeleton(config, "fc.bias" in found)
+        own = {own_name(name): tensor for name, tensor in module.state_dict().items()}
+        given = {name: tensor for name, tensor in found.items() if name not in MAPS}
+        fits = config.target_hidden_size == config.layers.hidden_size  # so that the target's may serve
+        refuse_others(own, given, f"{key}={path}", (EMBEDDING, HEAD) if fits else ())
+        targets_of(found, config.draft_vocab_size, config.vocab_size)
+    return config, found
+
+
+def refuse_unfit(config: Eagle3Config, named: str, target: str, text: Any) -> None:
+    """Raises ConfigError if a draft model does not fit a target whose configuration is `text`."""
+    refused, total = f"{named} is not possible with target.path={target}", text.num_hidden_layers
+    if config.target_hidden_size != text.hidden_size:
+        sizes = f"{config.target_hidden_size}, and the target's have {text.hidden_size}"
+        raise ConfigError(f"{refused}: it reads hidden states of {sizes}")
+    layers = config.layers_of(total)
+    if not all(0 <= layer <= total for layer in layers):
+        raise ConfigError(
+            f"{refused}: it reads hidden states in front of layers {list(layers)}, but the target has {total}: give "
+            "drafter.feature_layers"
+        )
+    if config.vocab_size > text.vocab_size and config.draft_vocab_size < config.vocab_size:
+        raise ConfigError(f"{refused}: it is for {config.vocab_size} tokens, and the target has {text.vocab_size}")
+
+
+def load_eagle3(
+    path: str, key: str, target: LanguageModel, wanted: list[int] | None
+) -> tuple[PreTrainedModel, Eagle3Config, Tensor | None]:
+    """The module of a checkpoint on the target's device, with the target's embedding and output matrix where it has
+    none of its own; its shape; and the target's token [V'] of each of its tokens, None if they are the same. Raises
+    ConfigError."""
+    config, found = inspect(path, key, wanted)
+    refuse_unfit(config, f"{key}={path}", target.name, target.config)
+    with reading(key, path, WHAT):
+        module = skeleton(config, "fc.bias" in found)
+        names = {name: own_name(name) for name in module.state_dict()}
+        state = {name: found[own].to(target.dtype) for name, own in names.items() if own in found}
+        module.load_state_dict(state, strict=False, assign=True)
+        targets = targets_of(found, config.draft_vocab_size, config.vocab_size)
+    stock: Any = target.stock_module()
+    if EMBEDDING not in found:
+        module.set_input_embeddings(stock.get_input_embeddings())
+    if HEAD not in found:
+        head = stock.get_output_embeddings()
+        if targets is not None:  # the rows of these tokens
+            rows, head = head.weight.detach()[targets.to(head.weight.device)], module.get_output_embeddings()
+            head.weight = nn.Parameter(rows.to(target.dtype), requires_grad=False)
+        module.set_output_embeddings(head)
+    module.config.vocab_size = len(module.get_input_embeddings().weight)
+    loaded: PreTrainedModel = module.to(target.device).eval()
+    refuse_not_finite(loaded, f"{key}={path}", target.dtype)
+    return loaded, config, targets

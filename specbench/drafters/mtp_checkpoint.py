@@ -1,0 +1,148 @@
+"""Loads the multi-token-prediction module of a checkpoint: two norms, a projection, one decoder layer of the model's
+class, and a last norm. Embedding and output matrix are the model's."""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.utils.hub import cached_file
+
+from specbench.drafters.pair_model import PairInput
+from specbench.errors import ConfigError
+from specbench.models.checkpoint import (
+    INDEX,
+    WHOLE,
+    local_path,
+    read_json,
+    reading,
+    refuse_incomplete,
+    refuse_not_finite,
+    source_of,
+)
+from specbench.models.language_model import LanguageModel
+from specbench.models.mtp_names import PARTS, mtp_place
+
+SINGLE, MODULE = "model.safetensors", "multi-token-prediction module"
+HIDDEN_FIRST = "model.mtp_layers."  # MiMo's projection reads the hidden state before the embedding
+ADVICE = "choose a target that has one (DeepSeek-V3, GLM-4.5)"
+
+
+def missing_in(path: str, key: str) -> str | None:
+    """Why no module can be read from a local folder, as `Component.refuses` says it; None for hub ids, and for folders
+    that cannot be read, which another check refuses."""
+    try:
+        config = read_json(local_path(path) / "config.json")
+        config = config.get("text_config") or config
+        parts = _read(source_of(path), config["num_hidden_layers"])
+    except Exception:
+        return None
+    return None if parts else f"with {key}={path}, which holds no {MODULE}: {ADVICE}"
+
+
+def load_mtp(path: str, key: str, target: LanguageModel) -> PreTrainedModel:
+    """The first module of a checkpoint as a model of the target's class with one layer, the target's embedding and
+    output matrix, and a `pair_input`. Raises ConfigError if there is none for this target."""
+    stock: Any = target.module
+    named = f"{key}={path}"
+    with reading(key, path, MODULE):
+        source = source_of(path)
+        config = type(stock.config).from_pretrained(source).get_text_config()
+        parts = _read(source, config.num_hidden_layers)
+        if not parts:
+            raise ConfigError(f"{named} holds no {MODULE}: {ADVICE}")
+        if config.hidden_size != target.config.hidden_size:
+            sizes = f"{config.hidden_size}, but {target.name} has {target.config.hidden_size}"
+            raise ConfigError(f"{named} has a {MODULE} for hidden states of {sizes}")
+        stored = {tensor.dtype for tensor in parts.values()}
+        if not all(dtype.is_floating_point and dtype.itemsize > 1 for dtype in stored):
+            names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in stored))
+            raise ConfigError(f"{named} holds its {MODULE} in {names}: only 16 and 32 bits can be read")
+        module: Any = _built(parts, config, target, named)
+    refuse_not_finite(module, named, target.dtype)
+    module.set_input_embeddings(stock.get_input_embeddings())
+    module.set_output_embeddings(stock.get_output_embeddings())
+    return cast(PreTrainedModel, module)
+
+
+def _files(source: str) -> dict[str, str]:
+    """The file of each tensor of a checkpoint: from its index or, of a single file, its header. Raises OSError."""
+    index = cached_file(source, INDEX[SINGLE], _raise_exceptions_for_missing_entries=False)
+    if index is not None:
+        shards: dict[str, str] = read_json(Path(index))["weight_map"]
+        return shards
+    with safe_open(cached_file(source, SINGLE), framework="pt") as tensors:
+        return dict.fromkeys(tensors.keys(), SINGLE)
+
+
+def _read(source: str, layers: int) -> dict[str, Tensor]:
+    """The tensors of the first module by their places, the projection's for the embedding first; only the files that
+    hold some are fetched."""
+    files = _files(source)
+    places: dict[str, str] = {}
+    for name in files:
+        place = mtp_place(name, layers)
+        if place is not None and place[0] == 0 and place[1]:
+            places[name] = place[1]
+    found: dict[str, Tensor] = {}
+    for file in {files[name] for name in places}:
+        with safe_open(cached_file(source, file), framework="pt") as tensors:
+            found |= {places[name]: tensors.get_tensor(name) for name in places if files[name] == file}
+    if any(name.startswith(HIDDEN_FIRST) for name in places) and "projection.weight" in found:
+        found["projection.weight"] = torch.cat(found["projection.weight"].chunk(2, 1)[::-1], 1)
+    return found
+
+
+def one_layer(config: PretrainedConfig, experts: bool) -> PretrainedConfig:
+    """The shape of a model with one layer of full attention, with or without experts, and without an embedding."""
+    own = copy.deepcopy(config)
+    own.num_hidden_layers, own.vocab_size, own.pad_token_id, own.tie_word_embeddings = 1, 1, None, False
+    kinds = {
+        "layer_types": ["full_attention"],
+        "mlp_layer_types": ["sparse" if experts else "dense"],
+        "mlp_only_layers": [] if experts else [0],
+        "first_k_dense_replace": 0 if experts else 1,
+        "decoder_sparse_step": 1,
+        "num_nextn_predict_layers": 0,
+    }
+    for name, value in kinds.items():
+        if getattr(own, name, None) is not None:
+            setattr(own, name, value)
+    return own
+
+
+def _built(parts: Mapping[str, Tensor], config: PretrainedConfig, target: LanguageModel, named: str) -> PreTrainedModel:
+    """The model with one layer from the tensors of a module, on the target's device. Raises ConfigError."""
+    kind: Any = type(target.stock_module())
+    layer = {place.removeprefix("layer."): tensor for place, tensor in parts.items() if place.startswith("layer.")}
+    state = {f"model.layers.0.{name}": tensor for name, tensor in layer.items()}
+    state |= {f"model.{place}": tensor for place, tensor in parts.items() if place.startswith("norm.")}
+    own = one_layer(config, experts=any(".experts." in name for name in layer))
+    options: Any = {"config": own, "state_dict": state, "dtype": target.dtype, "attn_implementation": "sdpa"}
+    module, info = kind.from_pretrained(None, **options, **WHOLE)
+    H = config.hidden_size
+    sizes = {f"{part}.weight": [H, 2 * H] if part == "projection" else [H] for part in PARTS}
+    shared = {"model.embed_tokens.weight", "lm_head.weight"}
+    missing = (set(info["missing_keys"]) - shared) | (sizes.keys() - parts.keys())
+    shapes = {name: list(parts[name].shape) for name in sizes if name in parts}
+    others = [(name, shape, sizes[name]) for name, shape in shapes.items() if shape != sizes[name]]
+    refuse_incomplete(info | {"missing_keys": missing, "mismatched_keys": [*info["mismatched_keys"], *others]}, named)
+    module.config.vocab_size = config.vocab_size
+    module.pair_input = _pair_input(parts, module)
+    loaded: PreTrainedModel = module.to(target.device).eval()
+    return loaded
+
+
+def _pair_input(parts: Mapping[str, Tensor], module: Any) -> PairInput:
+    """Norms of the module's own class, and the projection, which may have a bias."""
+    embedding_norm, hidden_norm = copy.deepcopy(module.model.norm), copy.deepcopy(module.model.norm)
+    for name, norm in (("embedding_norm", embedding_norm), ("hidden_norm", hidden_norm)):
+        norm.weight = nn.Parameter(parts[f"{name}.weight"].to(norm.weight))
+    weight, bias = parts["projection.weight"], parts.get("projection.bias")
+    projection = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    projection.load_state_dict({"weight": weight} if bias is None else {"weight": weight, "bias": bias})
+    return PairInput(embedding_norm, hidden_norm, projection.to(module.dtype))
