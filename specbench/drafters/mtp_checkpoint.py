@@ -3,19 +3,16 @@ class, and a last norm. Embedding and output matrix are the model's."""
 
 import copy
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.utils.hub import cached_file
 
 from specbench.drafters.pair_model import PairInput
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import (
-    INDEX,
     WHOLE,
     local_path,
     read_json,
@@ -23,11 +20,12 @@ from specbench.models.checkpoint import (
     refuse_incomplete,
     refuse_not_finite,
     source_of,
+    weight_files,
 )
 from specbench.models.language_model import LanguageModel
 from specbench.models.mtp_names import PARTS, mtp_place
 
-SINGLE, MODULE = "model.safetensors", "multi-token-prediction module"
+MODULE = "multi-token-prediction module"
 HIDDEN_FIRST = "model.mtp_layers."  # MiMo's projection reads the hidden state before the embedding
 ADVICE = "choose a target that has one (DeepSeek-V3, GLM-4.5)"
 
@@ -58,10 +56,8 @@ def load_mtp(path: str, key: str, target: LanguageModel) -> PreTrainedModel:
         if config.hidden_size != target.config.hidden_size:
             sizes = f"{config.hidden_size}, but {target.name} has {target.config.hidden_size}"
             raise ConfigError(f"{named} has a {MODULE} for hidden states of {sizes}")
-        stored = {tensor.dtype for tensor in parts.values()}
-        if not all(dtype.is_floating_point and dtype.itemsize > 1 for dtype in stored):
-            names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in stored))
-            raise ConfigError(f"{named} holds its {MODULE} in {names}: only 16 and 32 bits can be read")
+        if not all(tensor.is_floating_point() and tensor.element_size() > 1 for tensor in parts.values()):
+            raise ConfigError(f"{named} holds its {MODULE} in 8 bits or less: only 16 and 32 bits can be read")
         module: Any = _built(parts, config, target, named)
     refuse_not_finite(module, named, target.dtype)
     module.set_input_embeddings(stock.get_input_embeddings())
@@ -69,31 +65,18 @@ def load_mtp(path: str, key: str, target: LanguageModel) -> PreTrainedModel:
     return cast(PreTrainedModel, module)
 
 
-def _files(source: str) -> dict[str, str]:
-    """The file of each tensor of a checkpoint: from its index or, of a single file, its header. Raises OSError."""
-    index = cached_file(source, INDEX[SINGLE], _raise_exceptions_for_missing_entries=False)
-    if index is not None:
-        shards: dict[str, str] = read_json(Path(index))["weight_map"]
-        return shards
-    with safe_open(cached_file(source, SINGLE), framework="pt") as tensors:
-        return dict.fromkeys(tensors.keys(), SINGLE)
-
-
 def _read(source: str, layers: int) -> dict[str, Tensor]:
-    """The tensors of the first module by their places, the projection's for the embedding first; only the files that
-    hold some are fetched."""
-    files = _files(source)
-    places: dict[str, str] = {}
-    for name in files:
-        place = mtp_place(name, layers)
-        if place is not None and place[0] == 0 and place[1]:
-            places[name] = place[1]
+    """The tensors of the first module by their places, the projection's for the embedding first."""
     found: dict[str, Tensor] = {}
-    for file in {files[name] for name in places}:
-        with safe_open(cached_file(source, file), framework="pt") as tensors:
-            found |= {places[name]: tensors.get_tensor(name) for name in places if files[name] == file}
-    if any(name.startswith(HIDDEN_FIRST) for name in places) and "projection.weight" in found:
-        found["projection.weight"] = torch.cat(found["projection.weight"].chunk(2, 1)[::-1], 1)
+    for file in weight_files(source):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                number, place = mtp_place(name, layers) or (None, "")
+                if number == 0 and place:
+                    tensor = tensors.get_tensor(name)
+                    if place == "projection.weight" and name.startswith(HIDDEN_FIRST):
+                        tensor = torch.cat(tensor.chunk(2, 1)[::-1], 1)
+                    found[place] = tensor
     return found
 
 
