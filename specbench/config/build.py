@@ -108,7 +108,9 @@ def build(
         peers=_make(checked, "peers", context, target, first_model, root.gamma).by_name(),
         workload=workload,
         spare=spare,
-        acceptance_law=verifier.law_of(chosen["drafter"].kind, chosen["drafter"].settings) if decoding.samples else "",
+        acceptance_rule=verifier.acceptance_rule(chosen["drafter"].kind, chosen["drafter"].settings)
+        if decoding.samples
+        else "",
         notes=notes_on_models(target, drafter, verifier, decoding.generate_settings),
     )
 
@@ -173,7 +175,7 @@ def notes_on_models(target: LanguageModel, drafter: Drafter, verifier: Verifier,
                 f"{model.name} has {model.shared_tokens:,} of the target's {target.vocab_size:,} tokens, and guesses "
                 "no others (drafter.vocabulary=intersection): alpha is at most p's share of them"
             )
-    return [*found, *drafter.notes, *([verifier.note] if verifier.note else [])]
+    return [*found, *([verifier.note] if verifier.note else [])]
 
 
 def refuse_unfit(target: Model, drafter: Drafter, largest: int) -> None:

@@ -44,7 +44,7 @@ class Components:
     verdict_tokens: int = 0  # tokens that the losslessness verdict may read again
     stop_strings: Sequence[str] = ()
     rendered: Mapping[Prompt, Request] = field(default_factory=dict)  # of prompts of one turn that were read as texts
-    acceptance_law: str = ""  # `Verifier.law_of`
+    acceptance_rule: str = ""  # `Verifier.acceptance_rule`
     notes: Sequence[str] = ()  # warnings to print with the results
 
     @property
@@ -57,15 +57,9 @@ class Components:
 
     @property
     def gammas(self) -> list[int]:
-        """The constant gammas whose rounds are timed by probes: all up to `EVERY_GAMMA`, then each half as large
-        again, up to the policy's largest; of one row's chains of a constant gamma also one half as large again, for
-        replay. With fixed shapes, those that the policy uses."""
-        gammas, longer = timed_gammas(self.policy, self.target.executor.fixed_shapes), self.policy.largest * 3 // 2
-        bounded = self.drafter.longest is not None or self.drafter.trees or self.drafter.fixed_in_round
-        several = self.batch_size > 1 or self.policy.constant is None or not self.decoding.samples
-        if bounded or several or self.target.executor.fixed_shapes or longer in gammas or not longer:
-            return gammas
-        return gammas if any(model.state_bytes for model in (self.target, *self.drafter.models)) else [*gammas, longer]
+        """The constant gammas whose rounds are timed for policies that choose by cost: all up to `EVERY_GAMMA`, then
+        each half as large again, up to the policy's largest. With fixed shapes, those that the policy uses."""
+        return timed_gammas(self.policy, self.target.executor.fixed_shapes)
 
 
 def timed_gammas(policy: GammaPolicy, fixed_shapes: bool) -> list[int]:

@@ -182,7 +182,7 @@ def refuse_encoders(checked: ValidatedConfig, models: Sequence[ModelSize]) -> No
                 "have no input: give a drafter without an encoder"
             )
         return
-    drafts = drafter.kind.drafts_with_encoders(drafter.settings)
+    drafts = drafter.kind.with_encoders
     for key, value, possible, others in (
         ("drafter", drafter.name, drafts, "model, tree, ngram or prompt_lookup"),
         ("executor", executor.name, executor.kind.runs_encoders, "auto, eager, prepacked or compiled"),

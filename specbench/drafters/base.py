@@ -26,7 +26,6 @@ class Drafter(Component, ABC):
     searches: ClassVar[bool] = False
     ends_early: ClassVar[bool] = False  # whether a gamma policy may stop a draft after any guess
     reads_text: bool = True  # whether q at a position depends only on the text before it
-    fixed_in_round: ClassVar[bool] = False  # whether a round's guesses are looked up in the text before the round
     needs_hidden: ClassVar[bool] = False  # whether `rollback` reads the target's hidden states
     needs_prompt_hidden: ClassVar[bool] = False  # whether it reads the target's hidden states of whole prompts too
     with_encoders: ClassVar[bool] = True  # whether it can draft for an encoder-decoder
@@ -39,18 +38,12 @@ class Drafter(Component, ABC):
     only_likeliest: bool = False  # whether its guesses are the likeliest tokens of its model, as point masses
     models: Sequence[Model] = ()
     widths: Sequence[int] = ()
-    notes: Sequence[str] = ()  # what a reader of the run's numbers must know of it, in sentences
 
     @classmethod
     def from_settings(cls, settings: Any, context: Any, target: Any) -> "Drafter":
         """Builds the drafter from its settings, the run's `Context` and the target, a `LanguageModel`. By default the
         settings are the constructor's arguments. Raises ConfigError."""
         return cls(**vars(settings))
-
-    @classmethod
-    def drafts_with_encoders(cls, settings: Any) -> bool:
-        """Whether it can draft for an encoder-decoder with these settings."""
-        return cls.with_encoders
 
     @classmethod
     def point_masses(cls, settings: Any) -> bool:

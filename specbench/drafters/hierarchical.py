@@ -39,9 +39,9 @@ def named_below() -> Iterator[None]:
         raise ConfigError(below(str(error))) from error
 
 
-def below(told: str) -> str:
+def below(sentence: str) -> str:
     """A sentence on settings of a drafter, with their keys as those of the one below; values, as paths, stay."""
-    return re.sub(r"(?<![\w./-])drafter\.(?=[a-z_]+)", "drafter.below.", told)
+    return re.sub(r"(?<![\w./-])drafter\.(?=[a-z_]+)", "drafter.below.", sentence)
 
 
 class HierarchicalDrafter(Drafter):
@@ -76,8 +76,8 @@ class HierarchicalDrafter(Drafter):
         kind, own = nested(settings.below, "drafter.below", Drafter)
         target = replace(run["target"], settings=settings)
         with named_below():
-            told: str | None = kind.refuses(own, replace(run, groups={**run.groups, "target": target}))
-        return told and below(told)
+            reason: str | None = kind.refuses(own, replace(run, groups={**run.groups, "target": target}))
+        return reason and below(reason)
 
     @classmethod
     def nodes(cls, settings: Settings, gamma: int) -> int:
@@ -97,14 +97,11 @@ class HierarchicalDrafter(Drafter):
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "HierarchicalDrafter":
         model = load_drafter(settings, context, target)
         kind, own = nested(settings.below, "drafter.below", Drafter)
+        if model.encoder is not None and not kind.with_encoders:
+            raise ConfigError(f"drafter.below._target_={settings.below['_target_']} is not possible with an encoder")
         with named_below():
             below = kind.from_settings(own, replace(settings.own(context), gamma=settings.below_gamma), model)
         return cls(model, below, settings.below_gamma, target.vocab_size)
-
-    @classmethod
-    def drafts_with_encoders(cls, settings: Any) -> bool:
-        kind, below = nested(settings.below, "drafter.below", Drafter)
-        return bool(kind.drafts_with_encoders(below))
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         self.model.allocate(state.batch_size, state.tokens.shape[1])
@@ -121,20 +118,20 @@ class HierarchicalDrafter(Drafter):
             return Draft.empty(state.batch_size, state.tokens.device)
         self._copy(state, gamma)
         self.model.catch_up(self.inner, 1)
-        laws = torch.zeros(state.batch_size, steps + 1, self.vocab_size, device=state.tokens.device)
+        qs = torch.zeros(state.batch_size, steps + 1, self.vocab_size, device=state.tokens.device)
 
-        def keep_laws(inner: State, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
+        def keep_qs(inner: State, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
             p = scores.p
             places = torch.arange(p.shape[1], device=p.device)
             at = inner.length - kept - state.length
             at = torch.where(places < kept[:, None], at[:, None] + places, steps)  # column `steps`: not kept
-            laws.scatter_(1, at[..., None].expand(p.shape), p)
+            qs.scatter_(1, at[..., None].expand(p.shape), p)
 
-        decode_speculative(self.inner, self.model, self.below, self.policy, self.judge, Clock(), keep_laws, begin=False)
+        decode_speculative(self.inner, self.model, self.below, self.policy, self.judge, Clock(), keep_qs, begin=False)
         ends = zip(self.inner.lengths, self.model.cached, gamma, strict=True)
         self.model.cached = [length - 1 if g else cached for length, cached, g in ends]
         tokens = window(self.inner.tokens, state.length, steps)
-        q = None if self.model.sampling.greedy else laws[:, :steps]
+        q = None if self.model.sampling.greedy else qs[:, :steps]
         return Draft.chain(tokens, q, counts(tuple(gamma), tokens.device))
 
     def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
@@ -150,8 +147,8 @@ class HierarchicalDrafter(Drafter):
         inner.rows.limit.copy_(length + more)
         inner.rows.done.copy_(more == 0)
         streams = torch.arange(1, STREAMS + 1, device=length.device)[:, None, None] * -STREAM
-        reach = max(gamma) + self.policy.largest + 1
-        columns = (length[:, None] + torch.arange(reach, device=length.device)).clamp(max=state.tokens.shape[1] - 1)
+        width = max(gamma) + self.policy.largest + 1
+        columns = (length[:, None] + torch.arange(width, device=length.device)).clamp(max=state.tokens.shape[1] - 1)
         fresh = sibling_bits(state.noise[PROPOSAL].gather(1, columns), streams)
         inner.noise.scatter_(2, columns.expand(STREAMS, -1, -1), fresh)
         inner.sequences = [

@@ -99,7 +99,7 @@ class CountDrafter(Drafter):
         seen = None if self.sampling.repetition_penalty == 1 else self._seen(texts)
         count = [0] * len(texts)
         tokens: list[Tensor] = []
-        probs: list[Tensor] = []
+        qs: list[Tensor] = []
         anything = torch.ones(self.vocab_size)  # for rows that have no further guess
         for i in range(max(gamma)):
             weights = [
@@ -107,8 +107,8 @@ class CountDrafter(Drafter):
             ]
             if all(w is None for w in weights):
                 break
-            law = self.sampling.probabilities(torch.stack([anything if w is None else w for w in weights]).log(), seen)
-            guess = draw(law, noise[:, i])
+            q = self.sampling.probabilities(torch.stack([anything if w is None else w for w in weights]).log(), seen)
+            guess = draw(q, noise[:, i])
             if seen is not None:
                 seen.scatter_(1, guess[:, None], True)
             for row, token in enumerate(guess.tolist()):
@@ -116,12 +116,12 @@ class CountDrafter(Drafter):
                     texts[row].append(token)
                     count[row] += 1
             tokens.append(guess)
-            probs.append(law)
+            qs.append(q)
         device = state.tokens.device
         if not tokens:
             return Draft.empty(state.batch_size, device)
-        q = None if self.sampling.greedy else move(torch.stack(probs, 1), device)
-        return Draft.chain(move(torch.stack(tokens, 1), device), q, counts(tuple(count), device))
+        drawn_from = None if self.sampling.greedy else move(torch.stack(qs, 1), device)
+        return Draft.chain(move(torch.stack(tokens, 1), device), drawn_from, counts(tuple(count), device))
 
     def _seen(self, texts: list[list[int]]) -> Tensor:
         """[B, V] bool, on the CPU: the tokens that the repetition penalty applies to."""

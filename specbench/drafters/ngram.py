@@ -80,8 +80,6 @@ class NgramDrafter(CountDrafter):
     """Guesses the most frequent continuation of the longest known context, chained on its own guesses (section 3.6).
     With `sample` a guess is drawn from the counts instead, which then serve as q."""
 
-    fixed_in_round = True
-
     class Settings(OwnSampling):
         min_order: int = Field(ge=2, le=100)
         max_order: int = Field(ge=2, le=100)

@@ -18,8 +18,6 @@ class PromptLookupDrafter(PointMassDrafter):
     """Copies after the longest suffix of the text, of min_match to max_match tokens, that occurred before; of equally
     long ones the most recent."""
 
-    fixed_in_round = True
-
     class Settings(BaseSettings):
         max_match: int = Field(ge=1, le=1000)
         min_match: int = Field(ge=1, le=1000)

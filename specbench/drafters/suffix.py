@@ -54,10 +54,10 @@ class SuffixAutomaton:
                 count[state] += 1
                 state = link[state]
             while before > 0:
-                favourite = best[before]
-                if favourite != token:
+                most_frequent = best[before]
+                if most_frequent != token:
                     own = after[before]
-                    if favourite < 0 or count[own[token]] >= count[own[favourite]]:
+                    if most_frequent < 0 or count[own[token]] >= count[own[most_frequent]]:
                         best[before] = token
                 before = link[before]
         self.end, self.size = end, size
@@ -189,8 +189,6 @@ class SuffixDrafter(Drafter):
     probabilities; a guess has at most factor * m + offset tokens. q is a point mass on each. With `nodes`, a guess is a
     tree of continuations, with at most so many nodes. With `past`, the outputs of finished requests of the run are
     searched too: at least the last `past` of them, and at most twice as many."""
-
-    fixed_in_round = True
 
     class Settings(BaseSettings):
         depth: int = Field(ge=2, le=1000)

@@ -88,17 +88,17 @@ class FixedTree:
         parent, device = self.parent(depth), rows.length.device
         bits = node_bits(rows.noise[PROPOSAL], rows.length, levels_of(parent), stream=self.stream)
         guesses: list[Tensor] = []
-        laws: list[Tensor] = []
+        qs: list[Tensor] = []
         nodes = None
         for level in level_slices(levels_of(parent)):
             own = bits[:, level].clone(memory_format=torch.contiguous_format)  # same strides always
             tokens, q = step(nodes, own)
             guesses.append(tokens)
-            laws += [] if q is None else [q]
+            qs += [] if q is None else [q]
             first = parent[level.start]  # node of the level above
             up = constant(static_parent)(tuple(node - first for node in parent[level]), device)
             nodes = Nodes(tokens, up, newest(parent[: level.stop], level.stop - level.start, device))
-        return torch.cat(guesses, 1), torch.cat(laws, 1) if laws else None
+        return torch.cat(guesses, 1), torch.cat(qs, 1) if qs else None
 
     def draft(self, grown: Any, gamma: list[int], depth: int) -> tuple[Draft, None]:
         """The draft of what `grow` returned, at most gamma[b] levels of it for row b."""
@@ -135,9 +135,10 @@ class DynamicTree:
         best = q.topk(self.width, dim=-1)
         return best.indices.flatten(1), best.values.log().flatten(1)
 
-    def values(self, above: Tensor, guesses: Tensor, law: Tensor) -> Tensor:
-        """[B, m * K]: the values of guesses whose m parents have the values above [B, m], -inf for none."""
-        return above.repeat_interleave(self.width, 1) + law
+    def values(self, above: Tensor, guesses: Tensor, q: Tensor) -> Tensor:
+        """[B, m * K]: the values of guesses whose m parents have the values above [B, m], -inf for none; q is what
+        `children` returned for them."""
+        return above.repeat_interleave(self.width, 1) + q
 
     def grow(self, step: Step, rows: Rows, depth: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """All P guesses [B, P], their parents [B, P], their values [B, P], the node [B, P + 1] of each node of the
@@ -150,16 +151,16 @@ class DynamicTree:
         guesses: list[Tensor] = []
         above: list[Tensor] = []
         values: list[Tensor] = []
-        laws: list[Tensor] = []
+        qs: list[Tensor] = []
         nodes: Nodes | None = None
         for level, at in enumerate(level_slices(levels)):
             own = None if bits is None else bits[:, at].clone(memory_format=torch.contiguous_format)
-            found, law = step(nodes, own)
-            assert law is not None
+            found, q = step(nodes, own)
+            assert q is not None
             guesses.append(found)
             above.append(last.repeat_interleave(K, 1))
-            values.append(self.values(value, found, law))
-            laws += [] if bits is None else [law]
+            values.append(self.values(value, found, q))
+            qs += [] if bits is None else [q]
             if level + 1 == depth:
                 break
             value, best = values[-1].topk(K, dim=1)
@@ -173,7 +174,7 @@ class DynamicTree:
         read = torch.arange(1, number.shape[1] + 1, device=tokens.device).expand_as(number)
         place = torch.zeros(len(tokens), tokens.shape[1] + 1, dtype=torch.long, device=tokens.device)
         place = place.scatter(1, number, read)
-        return tokens, torch.cat(above, 1), torch.cat(values, 1), place, torch.cat(laws, 1) if laws else None
+        return tokens, torch.cat(above, 1), torch.cat(values, 1), place, torch.cat(qs, 1) if qs else None
 
     def draft(self, grown: Any, gamma: list[int], depth: int) -> tuple[Draft, Tensor]:
         """See `FixedTree.draft`; returns the places of `grown` too."""
@@ -202,12 +203,12 @@ class SampledTree(DynamicTree):
         assert bits is not None
         return without_replacement(sampling.probabilities(logits, seen), bits[:, :: self.width], self.width)
 
-    def values(self, above: Tensor, guesses: Tensor, law: Tensor) -> Tensor:
+    def values(self, above: Tensor, guesses: Tensor, q: Tensor) -> Tensor:
         """See `DynamicTree.values`. A guess of probability q is taken to be accepted with (1 + q) / 2, or half of it if
         a sibling was rejected, and each guess of a chain to be worth CHAIN of the one before it: a child and the next
         one get what makes the last guesses of two such chains worth as much."""
         left = above - 1  # [B, m], -inf of nodes that there are not
-        q_x = law.gather(2, guesses[..., None])[..., 0].unflatten(1, (-1, self.width))
+        q_x = q.gather(2, guesses[..., None])[..., 0].unflatten(1, (-1, self.width))
         shares = []
         for k in range(self.width):
             left = left - 1
@@ -289,12 +290,12 @@ def without_replacement(q: Tensor, bits: Tensor, count: int) -> tuple[Tensor, Te
     few tokens, the first one is repeated as a point mass; a verifier that has rejected it will reject it again."""
     order = (q / exponentials(bits, q.shape[-1])).topk(count, dim=-1).indices  # [B, n, count]
     first = torch.zeros_like(q).scatter_(-1, order[..., :1], 1.0)
-    tokens, laws, rest = [], [], q
+    tokens, qs, rest = [], [], q
     for k in range(count):
         left = rest.sum(-1, keepdim=True)
         enough = (left > 0) & (rest.gather(-1, order[..., k : k + 1]) > 0)
         token = torch.where(enough, order[..., k : k + 1], order[..., :1])
-        laws.append(torch.where(enough, rest / left, first))
+        qs.append(torch.where(enough, rest / left, first))
         tokens.append(token)
         rest = rest.scatter(-1, token, 0.0)
-    return torch.cat(tokens, -1).flatten(1), torch.stack(laws, 2).flatten(1, 2)
+    return torch.cat(tokens, -1).flatten(1), torch.stack(qs, 2).flatten(1, 2)

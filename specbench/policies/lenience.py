@@ -82,8 +82,8 @@ class VerifierUnderLoad(Verifier):
         self._levels, self.step, self.first = levels, step, levels[0]
         self.lossless = all(level.lossless for level in levels)
         self.lenience, self.note = self.first.lenience, self.first.note
-        self.keeps_guess, self.law = self.first.keeps_guess, self.first.law
-        self.judges_by_law, self.looks_ahead = self.first.judges_by_law, self.first.looks_ahead
+        self.keeps_guess, self.rule = self.first.keeps_guess, self.first.rule
+        self.judges_by_position, self.looks_ahead = self.first.judges_by_position, self.first.looks_ahead
 
     @property
     def levels(self) -> Sequence[Verifier]:

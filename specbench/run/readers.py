@@ -26,7 +26,7 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
     record.drift = ours.drift[row]
     new, baseline = record.speculative.ids, record.baseline.ids
     behind = sum(len(known.baseline.ids) for known in method.records if known.target_text and known.baseline)
-    if parts.verifier.judges_by_law and parts.drafter.reads_text and behind < TARGET_TEXT_TOKENS:
+    if parts.verifier.judges_by_position and parts.drafter.reads_text and behind < TARGET_TEXT_TOKENS:
         kept = plain.draws[row].target if plain.draws else ()
         try:
             record.target_text = read_target_text(

@@ -347,7 +347,7 @@ def facts_of(method: Method, status: str, known: Mapping[str, Any], seconds: dic
         too_long=method.too_long,
         status=status,
         notes=[*parts.notes, *method.notes, *target.executor.notes()],
-        acceptance_rule=parts.acceptance_law,
+        acceptance_rule=parts.acceptance_rule,
         choices=parts.choices,
         overrides=list(method.job.overrides),
     )  # fmt: skip

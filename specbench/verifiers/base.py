@@ -18,14 +18,13 @@ class Verifier(Component, ABC):
 
     trees: ClassVar[bool] = False  # whether it can judge trees, not only chains
     takes_lenience: ClassVar[bool] = False  # whether lenience below 1 is possible (A.5)
-    needs_law: ClassVar[bool] = False  # whether it cannot judge guesses whose q is a point mass
+    needs_q: ClassVar[bool] = False  # whether it cannot judge guesses whose q is a point mass
     only_greedy: ClassVar[bool] = False  # whether the temperature must be 0
-    judges_by_law: bool = False  # whether acceptance at a position depends only on p, q and lenience there
+    judges_by_position: bool = False  # whether acceptance at a position depends only on p, q and lenience there
     # The probability that the first guess x of a step stands there: min(1, p(x) / q(x)), p(x), or None if it depends on
     # more. The losslessness test compares it with what happened.
     keeps_guess: Literal["p / q", "p"] | None = None
-    accepts_with_beta: ClassVar[bool] = True  # whether `beta` is the probability of what it does, or its outcome
-    law: str = "sum min(p, q)"  # `beta` of a guess that was drawn from q
+    rule: str = "sum min(p, q)"  # `beta` of a guess that was drawn from q
     looks_ahead: bool = False  # whether a verdict depends on guesses after the first rejected one
 
     judged: ClassVar[bool] = True  # whether texts are read again for the verdict
@@ -47,8 +46,8 @@ class Verifier(Component, ABC):
         drafter, named = run["drafter"], f"with drafter={run['drafter'].name}"
         if drafter.kind.branches(drafter.settings) and not cls.trees:
             return f"{named}, which drafts trees: use verifier=iterative, traversal, match or greedy_tree"
-        if cls.needs_law and drafter.kind.point_masses(drafter.settings) and run.temperature > 0:
-            return f"{named}, whose guesses have no law: nothing would be accepted, use verifier=speculative"
+        if cls.needs_q and drafter.kind.point_masses(drafter.settings) and run.temperature > 0:
+            return f"{named}, whose guesses have no q: nothing would be accepted, use verifier=speculative"
         if cls.only_greedy and run.temperature > 0:
             return f"with temperature={run.temperature:g}: it must be 0, or use verifier=iterative"
         if run.lenience < 1 and not cls.takes_lenience:
@@ -64,13 +63,15 @@ class Verifier(Component, ABC):
         """The verifier of this round: itself, unless its lenience depends on the load."""
         return self
 
-    def law_of(self, drafts: type[Any], settings: Any) -> str:
-        """`beta` in words, for drafters of a class with these settings."""
+    def acceptance_rule(self, drafter: type[Any], settings: Any) -> str:
+        """What `beta` is, in words, for drafters of a class with these settings."""
         if self.greedy:
             return "1 if the target takes the guess, else 0"
-        if drafts.branches(settings):
+        if drafter.branches(settings):
             return "the probability that a guess of the step is accepted"
-        return f"p(x){' / l' * (self.lenience < 1)} of the guess x" if drafts.point_masses(settings) else self.law
+        if drafter.point_masses(settings):
+            return "p(x) of the guess x" if self.lenience == 1 else "p(x) / l of the guess x"
+        return self.rule
 
     @abstractmethod
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:

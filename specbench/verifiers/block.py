@@ -12,7 +12,6 @@ class BlockVerifier(Verifier):
     """Exact for chains. A verdict depends on guesses after the accepted ones too, so every round renews the noise."""
 
     looks_ahead = True
-    accepts_with_beta = False
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         if self.greedy:

@@ -14,7 +14,7 @@ class MatchVerifier(Verifier):
 
     trees = True
     keeps_guess = "p"
-    law = "sum p q"
+    rule = "sum p q"
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         return match(p, draft, None if self.greedy else noise.bits)

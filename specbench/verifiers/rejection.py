@@ -12,8 +12,8 @@ class RejectionVerifier(Verifier):
     """Accepts with probability p(x) / (M q(x)), M = max p / q (A.2). Needs a q that is no point mass: there M is
     infinite, and nothing would be accepted."""
 
-    needs_law = True
-    law = "1 / M with M = max p / q"
+    needs_q = True
+    rule = "1 / M with M = max p / q"
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         if self.greedy:

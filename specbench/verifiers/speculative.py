@@ -15,13 +15,13 @@ class SpeculativeVerifier(Verifier):
     """Algorithm 1's acceptance rule for chains; exact for lenience 1."""
 
     takes_lenience = True
-    judges_by_law = True  # beta is sum_x min(p / l, q)
+    judges_by_position = True  # beta is sum_x min(p / l, q)
     keeps_guess = "p / q"
 
     def __init__(self, sampling: Sampling, lenience: float = 1.0):
         super().__init__(sampling.greedy)
         self.lenience, self.lossless = lenience, lenience == 1
-        self.law = self.law if lenience == 1 else "sum min(p / l, q)"
+        self.rule = self.rule if lenience == 1 else "sum min(p / l, q)"
 
     @classmethod
     def from_settings(cls, settings: Any, sampling: Sampling, lenience: float) -> "SpeculativeVerifier":

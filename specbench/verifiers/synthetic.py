@@ -26,7 +26,7 @@ class SyntheticVerifier(Verifier):
     def __init__(self, greedy: bool, alpha: float):
         super().__init__(greedy)
         self.alpha = alpha
-        self.law = f"{alpha:g}, as asked"
+        self.rule = f"{alpha:g}, as asked"
         self.note = f"acceptance was drawn at rate {alpha:g}: times are real, text and alpha are not"
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
@@ -35,8 +35,8 @@ class SyntheticVerifier(Verifier):
         t = p_next.argmax(-1) if self.greedy else draw(p_next, noise.bits.gather(1, n[:, None]).squeeze(1))
         return verdict(draft.tokens, n, t)
 
-    def law_of(self, drafts: type[Any], settings: Any) -> str:
-        return self.law
+    def acceptance_rule(self, drafter: type[Any], settings: Any) -> str:
+        return self.rule
 
     def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
         return torch.full_like(draft.tokens, self.alpha, dtype=torch.float64)

@@ -17,7 +17,6 @@ class TraversalVerifier(IterativeVerifier):
     two models and the tree."""
 
     looks_ahead = True
-    accepts_with_beta = False
     keeps_guess = None
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:

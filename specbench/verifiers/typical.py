@@ -19,8 +19,8 @@ class TypicalVerifier(Verifier):
 
     trees = True
     lossless = False
-    law = "q of the tokens that pass"
-    note = "typical acceptance is not exact: the text is not drawn from the target's law"
+    rule = "q of the tokens that pass"
+    note = "typical acceptance is not exact: the text is not drawn from the target's distribution"
 
     class Settings(BaseSettings):
         epsilon: float = Field(ge=1e-6, le=1)
@@ -31,24 +31,24 @@ class TypicalVerifier(Verifier):
         self.epsilon, self.delta = epsilon, delta
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
-        def choose(law: Tensor, n: Tensor) -> Tensor:
-            return law.argmax(-1) if self.greedy else draw(law, noise.bits.gather(1, n[:, None])[:, 0])
+        def choose(p_next: Tensor, n: Tensor) -> Tensor:
+            return p_next.argmax(-1) if self.greedy else draw(p_next, noise.bits.gather(1, n[:, None])[:, 0])
 
         above = draft.parents.clamp(min=ROOT).expand(len(p), -1)
-        law = p.gather(1, above[..., None].expand(-1, -1, p.shape[-1]))  # [B, N, V], p at each guess's parent
-        passes = law.gather(-1, draft.tokens[..., None])[..., 0] >= self._threshold(law)
+        p_above = p.gather(1, above[..., None].expand(-1, -1, p.shape[-1]))  # [B, N, V], p at each guess's parent
+        passes = p_above.gather(-1, draft.tokens[..., None])[..., 0] >= self._threshold(p_above)
         return longest_path(p, draft, passes, choose)
 
-    def _threshold(self, law: Tensor) -> Tensor:
-        """min(epsilon, delta exp(-H(p))) [B, N], from p as law [B, N, V]."""
-        H: Tensor = torch.special.entr(law).sum(-1)
+    def _threshold(self, p_above: Tensor) -> Tensor:
+        """min(epsilon, delta exp(-H(p))) [B, N], from p_above [B, N, V]."""
+        H: Tensor = torch.special.entr(p_above).sum(-1)
         typical = self.delta * (-H).exp()
         return typical.clamp(max=self.epsilon)
 
     def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
         """[B, D]: on a chain with a q, the sum of q(x) over the x that pass; else 1 where the step was taken, and 0."""
         if draft.is_chain and draft.probs is not None:
-            law = p[:, :-1]
-            return (draft.probs * (law >= self._threshold(law)[..., None])).sum(-1)
+            p_above = p[:, :-1]
+            return (draft.probs * (p_above >= self._threshold(p_above)[..., None])).sum(-1)
         steps = torch.arange(draft.depth, device=p.device)
         return (steps < verdict.accepted[:, None]).to(p.dtype)

@@ -56,9 +56,9 @@ LAWS = {  # of a guess x, from p [V] and q [V]
     SpeculativeVerifier(Sampling()), SpeculativeVerifier(Sampling(), 0.5), IterativeVerifier(greedy=False),
     MatchVerifier(greedy=False), BlockVerifier(greedy=False), RejectionVerifier(greedy=False),
     SpeculativeVerifier(Sampling(temperature=0)), MatchVerifier(greedy=True),
-], ids=lambda verifier: f"{type(verifier).__name__} {verifier.law} {verifier.greedy}")  # fmt: skip
+], ids=lambda verifier: f"{type(verifier).__name__} {verifier.rule} {verifier.greedy}")  # fmt: skip
 def test_the_law_of_acceptance_in_words_is_beta(verifier, points):
-    if points and verifier.needs_law:
+    if points and verifier.needs_q:
         pytest.skip("refuses point masses")
     p, q, noise = random_laws((ROWS, 2), 1), random_laws((ROWS, 1), 2), torch.Generator().manual_seed(3)
     x = torch.multinomial(q[:, 0], 1, generator=noise)
@@ -66,7 +66,7 @@ def test_the_law_of_acceptance_in_words_is_beta(verifier, points):
         p = torch.nn.functional.one_hot(p.argmax(-1), V).float()
     draft = Draft.chain(x, None if points or verifier.greedy else q, torch.ones(ROWS, dtype=torch.long))
     verdict = Verdict(torch.cat([x, x], 1), torch.zeros(ROWS, dtype=torch.long))
-    words = verifier.law_of(PromptLookup if points else ModelDrafter, None)
+    words = verifier.acceptance_rule(PromptLookup if points else ModelDrafter, None)
     rows = zip(p[:, 0].double().numpy(), q[:, 0].double().numpy(), x[:, 0].tolist(), strict=True)
     expected = [LAWS[words](*row) for row in rows]
     assert np.allclose(verifier.beta(p, draft, verdict)[:, 0].numpy(), expected, atol=1e-5)
