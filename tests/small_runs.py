@@ -96,19 +96,14 @@ def run(parts, folder):
     return Fields(found.results), found.records
 
 
-@pytest.fixture
-def finished(tmp_path_factory):
-    """Runs by their overrides, made once in a process: results, records and folder."""
-
-    def get(*overrides):
-        if overrides not in MADE:
-            folder = tmp_path_factory.mktemp("run")
-            limited = any(override.startswith("data.limit") for override in overrides)
-            parts = parts_of("max_new_tokens=24", *([] if limited else ["data.limit=5"]), *overrides)
-            MADE[overrides] = (*run(parts, folder), folder)
-        return MADE[overrides]
-
-    return get
+def finished(*overrides):
+    """A run by its overrides, made once in a process: results, records and folder."""
+    if overrides not in MADE:
+        folder = Path(tempfile.mkdtemp())
+        limited = any(override.startswith("data.limit") for override in overrides)
+        parts = parts_of("max_new_tokens=24", *([] if limited else ["data.limit=5"]), *overrides)
+        MADE[overrides] = (*run(parts, folder), folder)
+    return MADE[overrides]
 
 
 def call(arguments, monkeypatch, folder) -> int:

@@ -93,9 +93,13 @@ def job(config: DictConfig) -> None:
     except KeyboardInterrupt:
         raise
     except ConfigError as error:
-        remove_unused(folder)
+        keys = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.hydra}
+        logging.getLogger().error("%s", error)  # in run.log alone
+        if not keys & {"hydra.run.dir", "hydra.run"}:  # else the user has named it
+            remove_unused(folder)
         told = answer(str(error), 2, of_sweep)
     except (VerdictError, IncompleteError) as error:
+        logging.getLogger().error("%s", error)
         told = answer(str(error), 3 if isinstance(error, VerdictError) else 1, of_sweep)
     except Exception as error:
         if not of_sweep:
@@ -107,8 +111,7 @@ def job(config: DictConfig) -> None:
 
 
 def answer(sentence: str, code: int, of_sweep: bool) -> str:
-    """Ends a single run with a sentence and an exit code; of a job of a sweep the sentence is logged and returned."""
-    logging.getLogger().error("%s", sentence)  # in run.log alone
+    """Ends a single run with a sentence and an exit code; of a job of a sweep the sentence is returned."""
     if not of_sweep:
         stop(sentence, code)
     return sentence
@@ -166,15 +169,11 @@ def refuse_verdict(run: "Run") -> None:
 
 
 def remove_unused(folder: Path) -> None:
-    """Removes the folder of a refused run, if nothing was decoded in it and the user has not named it, and the empty
-    folders above it that are inside outputs/."""
-    keys = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.hydra}
+    """Removes the folder of a refused run, if nothing was decoded in it, and the empty folders above it that are inside
+    outputs/."""
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-    if keys & {"hydra.run.dir", "hydra.run"} or sizes.keys() - {"run.log", "config.yaml", "prompts.jsonl"}:
+    if sizes.keys() - {"run.log", "config.yaml", "prompts.jsonl"} or sizes.get("prompts.jsonl"):
         return
-    if sizes.get("prompts.jsonl"):
-        return
-    logging.shutdown()
     for name in sizes:
         (folder / name).unlink()
     for place in (folder, *folder.parents):

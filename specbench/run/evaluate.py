@@ -67,7 +67,7 @@ def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> Evaluation
 
 def _evaluate(words: Sequence[str]) -> Evaluation:
     from specbench.report import files
-    from specbench.run.command import refuse_verdict
+    from specbench.run.command import refuse_verdict, remove_unused
     from specbench.run.jobs import Job
     from specbench.run.run import execute
 
@@ -79,8 +79,14 @@ def _evaluate(words: Sequence[str]) -> Evaluation:
     job = Job(folder, check(config), list(config.hydra.overrides.task))
     if job.checked.root.repeats > 1:
         raise ConfigError(f"repeats={job.checked.root.repeats} is not possible from Python: use the command line")
-    with logged(folder):
-        [run] = execute([job])
+    known = folder.exists()
+    try:
+        with logged(folder):
+            [run] = execute([job])
+    except ConfigError:
+        if not known:
+            remove_unused(folder)
+        raise
     if isinstance(run, Exception):
         raise run
     if run.results["status"] == "interrupted":
@@ -111,6 +117,14 @@ def logged(folder: Path) -> Iterator[None]:
 def words_of(entries: Sequence[str | Mapping[str, Any]]) -> list[str]:
     """All overrides as the command line has them. Raises ConfigError."""
     words: list[str] = []
+    try:
+        _add_words(words, entries)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"a value is not possible: {first_line(error)}") from error
+    return words
+
+
+def _add_words(words: list[str], entries: Sequence[str | Mapping[str, Any]]) -> None:
     for entry in entries:
         if isinstance(entry, str) and not entry.startswith("-"):
             words.append(entry)
@@ -118,7 +132,6 @@ def words_of(entries: Sequence[str | Mapping[str, Any]]) -> list[str]:
             words += [word for key, value in entry.items() for word in _words(str(key), value)]
         else:
             raise ConfigError(f"{entry!r} is not an override: give a text as in 'drafter=ngram', or a mapping of keys")
-    return words
 
 
 def _words(key: str, value: Any) -> Iterator[str]:
@@ -126,11 +139,8 @@ def _words(key: str, value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
         for name, entry in value.items():
             yield from _words(f"{key}.{name}", entry)
-        return
-    try:
+    else:
         yield f"{key}={spelled(value)}"
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{key}: a value is not possible: {first_line(error)}") from error
 
 
 def spelled(value: Any) -> str:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # it loads torch, and a mistyped key is told before that
 
 LABELS = ("name", "logger", "force", "strict")  # settings that no number depends on
 # Settings that plain decoding does not depend on.
-DRAFTING = ("drafter", "gamma", "gamma_policy", "verifier", "lenience", "lenience_policy", "verdict_tokens", "baseline")
+DRAFTING = ("drafter", "gamma", "gamma_policy", "verifier", "lenience", "lenience_policy", "verdict_tokens", "peers")
 # Settings that say how work is done, and not which: methods that differ in others are not compared.
 HOW = (*DRAFTING, "cache", "executor", "attention", "dtype", "prefill_chunk")
 

@@ -30,9 +30,8 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
         kept = plain.draws[row].target if plain.draws else ()
         try:
             record.target_text = read_target_text(
-                parts.target, parts.drafter, request.tokens, baseline, request.encoder_input, kept,
-                parts.verifier.lenience,
-            )  # fmt: skip
+                parts.target, parts.drafter, request.tokens, baseline, request.encoder_input, kept
+            )
         except (RuntimeError, MemoryError) as error:
             log.warning("no betas along the text of %s: %s", request.id, first_line(error))
     if not parts.verifier.judged:

@@ -324,6 +324,8 @@ def facts_of(method: Method, status: str, known: Mapping[str, Any], seconds: dic
     parts = method.parts
     target, drafter, verifier = parts.target, parts.drafter, parts.verifier
     models = [target, *drafter.models]
+    if not method.kv_bytes:  # all requests were decoded by an earlier process
+        target.allocate(parts.batch_size, parts.spare + 2)
     lossless = verifier.lossless and verifier.lenience == 1
     return Facts(
         name=parts.name,
