@@ -7,8 +7,8 @@ ROOT = Path(__file__).parents[1]
 # Numbers are lowered with every step and never raised: a feature enters when another leaves.
 LINES_OF_CODE = 23_800
 LINES_OF_TESTS = 17_500
-WORDS_OF_README = 1_000
-WORDS_OF_DOCS = 27_400
+WORDS_OF_README = 600
+WORDS_OF_DOCS = 9_000
 
 
 def tracked(*patterns: str) -> list[Path]:
