@@ -104,8 +104,9 @@ def options() -> str:
 
 def results() -> str:
     """results.md."""
+    fields = table(("field", "meaning"), [(f"`{name}`", meaning) for name, meaning in schema.items()])
     text = f"# Fields of the results\n\n{WRITTEN}\n## results.json\n\n"
-    text += f"Intervals (`ci95`) are `[low, high]`, or null with few prompts.\n\n{table(('field', 'meaning'), [(f'`{name}`', meaning) for name, meaning in schema.items()])}"
+    text += f"Intervals (`ci95`) are `[low, high]`, or null with few prompts.\n\n{fields}"
     rounds = Path(import_module("specbench.measure.record").__file__).read_text()
     words = dict(re.findall(r"^    (\w+): list\[.*?#\s*(.+)$", rounds, re.M))
     rows = [(f"`{name}`", words.get(name, "")) for name in vars(Rounds())]
