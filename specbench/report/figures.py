@@ -20,6 +20,7 @@ LINES = (MEASURED, THEORY, GAIN, "#8a63a8", LOSS, "#b58a1b", "#4aa3a2", INK)
 PARTS = {"draft": MEASURED, "verify": THEORY, "accept": "#8a63a8", "host": "#a8adb3"}  # of a round
 PART_NAMES = {"draft": "drafting", "verify": "target's call", "accept": "accepting", "host": "host"}
 WIDTH = 5.2  # inches
+MOST_TICKS = 8  # beyond them matplotlib chooses
 FIRST_TOKENS = 24  # of a text, in its timeline
 STYLE: Any = {  # matplotlib names each key in its types
     "font.size": 9,
@@ -220,6 +221,9 @@ def sweep_lines(runs: Sequence[Run]) -> Figure | None:
             draw_line(axes, sorted(points, key=lambda point: point[0]), colour, visible(name) or "measured")
         axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
         axes.set(xlabel=key, ylabel="speedup over plain decoding")
+        values = sorted({float(own[key]) for own in settings})
+        if len(values) <= MOST_TICKS:
+            axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.plot([], [], "--", color=INK, label="Theorem 3.8")
         legend(axes, 2)
     return figure

@@ -1,5 +1,6 @@
 """One HTML page for a run, a sweep or a comparison, from one template: works offline, light and dark."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -33,13 +34,12 @@ def run_page(run: Run, records: Sequence[Record]) -> str:
         "Acceptance": figures.acceptance(run),
         "The first tokens of a typical text": figures.timeline(records),
     }
-    shown = {"By category": tables.by_category([run])} if len(results["by_category"]) > 1 else {}
-    shown |= {"By method": tables.methods(run)}
+    shown = {"By category": tables.by_category([run]), "By method": tables.methods(run)}
     shown |= {"Factors of the speedup": tables.costs(run), "By place in the draft": tables.acceptance(run)}
     texts = [record for record in records if record.speculative and record.baseline][:PROMPTS_SHOWN]
     title = results["name"] if results["status"] == "complete" else f"{results['name']} ({results['status']})"
     return rendered(title, (headline(results), verdict_and_prediction(results)), tiles(results), drawn, shown,
-                    notes=results["notes"], texts=texts, facts=facts(results))  # fmt: skip
+                    notes=results["notes"], texts=texts, facts=facts([run]))  # fmt: skip
 
 
 def tiles(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -69,8 +69,8 @@ def sweep_page(runs: Sequence[Run], title: str) -> str:
     drawn = {"Speedup": figures.speedups(rows), "Speedup by setting": figures.sweep_lines(runs)}
     shown = {"Runs": tables.runs_table(runs), "By category": tables.by_category(runs)}
     notes = ["Jobs of a sweep run at different times: python -m specbench.compare decodes each prompt by all in turn."]
-    return rendered(title, (answer, verdict_and_prediction(best.results)), [], drawn, shown, notes=notes,
-                    facts=facts(runs[0].results))  # fmt: skip
+    return rendered(title, (answer, verdicts(runs)), [], drawn, shown, notes=notes,
+                    facts=facts(runs))  # fmt: skip
 
 
 def comparison_page(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], title: str) -> str:
@@ -82,8 +82,8 @@ def comparison_page(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], titl
     shown = {"Ranking": tables.comparison(rows), "Runs": tables.runs_table(ordered)}
     shown["By category"] = tables.by_category(ordered)
     first = ordered[0].results
-    return rendered(title, (compared_headline(rows), verdict_and_prediction(first)), [],
-                    {"Speedup": figures.speedups(bars)}, shown, notes=first["notes"], facts=facts(first))  # fmt: skip
+    return rendered(title, (compared_headline(rows), verdicts(runs)), [], {"Speedup": figures.speedups(bars)}, shown,
+                    notes=first["notes"], facts=facts(runs))  # fmt: skip
 
 
 def rendered(
@@ -111,15 +111,22 @@ def interval(ends: Sequence[float] | None) -> str:
     return "too few prompts for an interval" if ends is None else f"95 % interval {ends[0]:.2f} to {ends[1]:.2f}"
 
 
-def facts(results: Mapping[str, Any]) -> dict[str, str]:
-    """Where and how a run was measured; what is not known is left out."""
-    known, counts = results["provenance"], results["counts"]
+def verdicts(runs: Sequence[Run]) -> str:
+    """How many runs have which verdict."""
+    found = Counter(tables.verdict(run.results["lossless"]) for run in runs)
+    return "lossless: " + ", ".join(f"{number} of {len(runs)} {word}" for word, number in found.items())
+
+
+def facts(runs: Sequence[Run]) -> dict[str, str]:
+    """Where and how runs were measured: what they share, and of the first what is of one run."""
+    known, counts = runs[0].results["provenance"], runs[0].results["counts"]
+    overrides = [run.results["details"]["overrides"] for run in runs]
+    common = [word for word in overrides[0] if all(word in own for own in overrides)]
     commit = str(known.get("git_sha") or "")[:12]
     found = {
         "command": "python -m " + " ".join(map(str, known["argv"])) if known.get("argv") else "",
-        "overrides": " ".join(results["details"]["overrides"]),
-        "prompts": f"{counts['prompts']:,} in {counts['rounds']:,} rounds, {counts['tokens']:,} tokens, "
-        f"{counts['failed']} failed",
+        "overrides": " ".join(common),
+        "prompts": f"{counts['prompts']:,}, {counts['failed']} failed",
         "device": " ".join(str(known[name]) for name in ("device", "cpu") if known.get(name)),
         "threads": str(known.get("threads", "")),
         "versions": ", ".join(f"{name} {version}" for name, version in known.get("versions", {}).items()),

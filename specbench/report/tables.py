@@ -85,7 +85,7 @@ COMPARED_CELLS: Cells = {
     "rank": lambda row: str(row["rank"]),
     "method": lambda row: row["method"],
     "speedup": lambda row: ratio(row["speedup"], row["speedup_ci95"]),
-    "of the first": lambda row: ratio(row["ratio"], row["ratio_ci95"]),
+    "vs fastest": lambda row: ratio(row["ratio"], row["ratio_ci95"]),
     "p (Holm)": lambda row: p_value(row["p_value"]),
     "alpha": lambda row: number(row["alpha"]),
     "block efficiency": lambda row: number(row["block_efficiency"]),
@@ -118,8 +118,9 @@ def sweep_csv(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def by_category(runs: Sequence[Run]) -> pd.DataFrame:
-    """One row for each run and category of prompts; empty if the data name none. The run is left out if it is one."""
-    rows = [(run.label, category) for run in runs for category in run.results["by_category"]]
+    """One row for each run and category of prompts; empty if no run has two. The run is left out if it is one."""
+    several = any(len(run.results["by_category"]) > 1 for run in runs)
+    rows = [(run.label, category) for run in runs for category in run.results["by_category"] if several]
     table = frame([category for _, category in rows], CATEGORY_CELLS)
     table.insert(0, "category", [category["category"] for _, category in rows])
     if len(runs) > 1:

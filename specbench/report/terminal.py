@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -109,7 +109,8 @@ def table(frame: Any) -> Table:
 
     found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     for head in frame.columns:
-        found.add_column(Text(str(head)), justify="left" if head in TEXT_COLUMNS else "right")
+        side: JustifyMethod = "left" if head in TEXT_COLUMNS else "right"
+        found.add_column(Text(str(head).replace(" ", "\n")), justify=side, no_wrap=head not in TEXT_COLUMNS)
     for row in frame.itertuples(index=False):
         found.add_row(*(Text(str(cell)) for cell in row))
     return found

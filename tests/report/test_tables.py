@@ -108,7 +108,7 @@ def test_the_table_of_a_comparison(runs):
     table = tables.comparison(rows)
     assert list(table["method"]) == [row["method"] for row in rows]
     for cells, row in zip(table.to_dict("records"), rows, strict=True):
-        assert near(cells["speedup"], row["speedup"]) and near(cells["of the first"], row["ratio"])
+        assert near(cells["speedup"], row["speedup"]) and near(cells["vs fastest"], row["ratio"])
         assert int(cells["rank"]) == row["rank"]
     assert tables.p_value(1e-9) != "0.000" and tables.p_value(None) == "-" and float(tables.p_value(0.04)) == 0.04
 
