@@ -122,9 +122,11 @@ def facts(runs: Sequence[Run]) -> dict[str, str]:
     known, counts = runs[0].results["provenance"], runs[0].results["counts"]
     overrides = [run.results["details"]["overrides"] for run in runs]
     common = [word for word in overrides[0] if all(word in own for own in overrides)]
+    argv = [str(word) for word in known.get("argv") or []]
+    python = "python -m " if argv and argv[0].startswith("specbench") else ""
     commit = str(known.get("git_sha") or "")[:12]
     found = {
-        "command": "python -m " + " ".join(map(str, known["argv"])) if known.get("argv") else "",
+        "command": python + " ".join(argv),
         "overrides": " ".join(common),
         "prompts": f"{counts['prompts']:,}, {counts['failed']} failed",
         "device": " ".join(str(known[name]) for name in ("device", "cpu") if known.get(name)),

@@ -34,8 +34,13 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "device": device_name(device),
         "cpu": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
-        "argv": sys.argv,
+        "argv": [program(Path(sys.argv[0])), *sys.argv[1:]],
     }
+
+
+def program(path: Path) -> str:
+    """The module that was called, as specbench.compare, or the name of another program; without its folder."""
+    return f"specbench.{path.stem}" if (path.parent.name, path.suffix) == ("specbench", ".py") else path.name
 
 
 def commit() -> tuple[str | None, bool | None]:

@@ -96,7 +96,10 @@ def test_it_shows_notes_texts_and_how_it_was_measured(run, shown):
     assert shown.tags.count("details") == min(len(run.records), page.PROMPTS_SHOWN)
     for own in run.records[: page.PROMPTS_SHOWN]:
         assert own.prompt in shown.text and own.speculative.text in shown.text
-    assert str(run.results["provenance"]["device"]) in shown.text
+    assert str(run.results["provenance"]["device"]) in shown.text and "python -m" not in shown.text
+    argv = run.results["provenance"] | {"argv": ["specbench.compare", "gamma=1"]}
+    again = page.facts([Run(run.folder, run.results | {"provenance": argv})])
+    assert again["command"] == "python -m specbench.compare gamma=1"
 
 
 def test_it_loads_nothing(shown):
