@@ -24,7 +24,7 @@ from specbench.settings import (
 
 
 class Role(Flag):
-    """What depends on a setting. One without roles: all numbers, compiled code and plain decoding depend on it, a
+    """What depends on a setting. One without roles: all numbers and plain decoding depend on it, a
     loaded target does not, and runs that differ in it are not pooled."""
 
     NONE = 0
@@ -32,7 +32,6 @@ class Role(Flag):
     TASK = auto()  # it says what is decoded: runs that differ in it do different work
     LOADED = auto()  # a loaded target depends on it
     DRAFTING = auto()  # plain decoding does not depend on it: jobs that differ in these alone share it
-    UNTRACED = auto()  # compiled code does not depend on it, besides the shapes of its calls
     POOLED = auto()  # runs may differ in it whose numbers are pooled
     AMOUNT = auto()  # it says how much is measured: no axis of a figure
 
@@ -54,10 +53,10 @@ GROUPS = {
     "decoding": SettingGroup("specbench.decoding.search.Decoding", Role.TASK),
     "lenience_policy": SettingGroup("specbench.policies.lenience.LeniencePolicy", Role.DRAFTING),
     "cache": SettingGroup("specbench.cache.slots.SlotCache"),
-    "executor": SettingGroup("specbench.decoding.executor.Executor", Role.LOADED | Role.UNTRACED),
-    "data": SettingGroup("specbench.data.prompts.Data", Role.TASK | Role.UNTRACED),
-    "workload": SettingGroup("specbench.policies.workload.Workload", Role.TASK | Role.UNTRACED),
-    "peers": SettingGroup("specbench.peers.base.Peers", Role.DRAFTING | Role.UNTRACED | Role.POOLED),
+    "executor": SettingGroup("specbench.executors.base.Executor", Role.LOADED),
+    "data": SettingGroup("specbench.data.prompts.Data", Role.TASK),
+    "workload": SettingGroup("specbench.policies.workload.Workload", Role.TASK),
+    "peers": SettingGroup("specbench.peers.base.Peers", Role.DRAFTING | Role.POOLED),
     "logger": SettingGroup("specbench.report.loggers.Logger", Role.LABEL),
 }
 OTHERS = {"experiment": Role.LABEL, "hydra": Role.NONE}
@@ -106,24 +105,22 @@ class RunConfig(BaseSettings):
 
 SCALARS = {  # what depends on each
     "name": Role.LABEL,
-    "gamma": Role.DRAFTING | Role.UNTRACED,
+    "gamma": Role.DRAFTING,
     "beams": Role.TASK,
     "lenience": Role.DRAFTING,
     "temperature": Role.TASK,
     "top_k": Role.TASK,
     "top_p": Role.TASK,
     "repetition_penalty": Role.TASK,
-    "max_new_tokens": Role.TASK | Role.UNTRACED,
-    "batch_size": Role.UNTRACED,
-    "prefill_chunk": Role.UNTRACED,
-    "stop": Role.TASK | Role.UNTRACED,
-    "seed": Role.LOADED | Role.UNTRACED | Role.POOLED,
-    "order": Role.UNTRACED | Role.POOLED,
-    "skip": Role.UNTRACED | Role.AMOUNT,
-    "take": Role.UNTRACED | Role.AMOUNT,
-    "repeats": Role.UNTRACED | Role.POOLED | Role.AMOUNT,
-    "repeats_vary": Role.UNTRACED | Role.POOLED | Role.AMOUNT,
-    "verdict_tokens": Role.DRAFTING | Role.UNTRACED | Role.POOLED | Role.AMOUNT,
+    "max_new_tokens": Role.TASK,
+    "stop": Role.TASK,
+    "seed": Role.LOADED | Role.POOLED,
+    "order": Role.POOLED,
+    "skip": Role.AMOUNT,
+    "take": Role.AMOUNT,
+    "repeats": Role.POOLED | Role.AMOUNT,
+    "repeats_vary": Role.POOLED | Role.AMOUNT,
+    "verdict_tokens": Role.DRAFTING | Role.POOLED | Role.AMOUNT,
     "strict": Role.LABEL,
     "device": Role.LOADED,
     "dtype": Role.LOADED,

@@ -15,7 +15,6 @@ from specbench.cache.paged import PagedCache
 from specbench.cache.slots import SlotCache
 from specbench.cache.static import StaticCache
 from specbench.decoding.draft import Draft
-from specbench.decoding.executor import Executor
 from specbench.decoding.noise import PROPOSAL, node_bits, uniforms
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
@@ -39,6 +38,7 @@ from specbench.drafters.random import RandomDrafter
 from specbench.drafters.suffix import SuffixDrafter
 from specbench.drafters.tree import TreeDrafter
 from specbench.drafters.tree_shapes import CHILDREN, DynamicTree, FixedTree, SampledTree, widths
+from specbench.executors.base import Executor
 from specbench.executors.eager import EagerExecutor
 from specbench.models.heads import Heads, LookAhead, load_part
 from specbench.models.language_model import LanguageModel

@@ -29,8 +29,8 @@ WILD = 2**40 + 12345  # as an index out of every range
 class SimulatedGraphs(CudaGraphExecutor):
     """The graph executor, with a model of graphs and of their memory in place of CUDA's."""
 
-    def __init__(self, programs=None, **more):
-        super().__init__(programs, **more)
+    def __init__(self, **more):
+        super().__init__(**more)
         self.tapes = []  # of the graphs of the one pool, in the order of their captures
         self.replays, self.forgives = 0, False
         self.left = []  # results that the next capture leaves in the pool: none, but in a negative control

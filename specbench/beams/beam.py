@@ -70,7 +70,7 @@ class BeamDecoding(Decoding):
         if not vars(drafter.kind).get("searches", False):
             return f"with drafter={drafter.name}, which has no beams: use a drafter that is one model, drafter=model"
         if executor.kind.fixed_shapes or executor.kind.compiles:
-            return f"with executor={executor.name}, whose calls have few shapes: use executor=auto, prepacked or eager"
+            return f"with executor={executor.name}, whose calls have few shapes: use executor=auto or eager"
         return _sliding(run)
 
     @classmethod

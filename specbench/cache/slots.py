@@ -6,8 +6,9 @@ is forgotten. A token tree takes consecutive columns, and `commit` moves the acc
 would have taken. B rows, b of them in a forward, N new tokens, T columns.
 """
 
+import inspect
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,13 @@ from transformers import Cache
 
 from specbench.decoding.component import Component
 from specbench.decoding.transfers import constant
+
+
+def cache_argument(forward: Callable[..., Any]) -> str:
+    """What a forward of transformers calls its cache: `cache` from 5.24 on; before, `past_key_values` or, if it keeps
+    nothing but states, `cache_params`. Code that came with a checkpoint may use an older name than transformers."""
+    names = inspect.signature(forward).parameters
+    return next((name for name in ("cache", "cache_params") if name in names), "past_key_values")
 
 
 class SlotCache(Component, Cache):

@@ -16,11 +16,13 @@ from specbench.config.memory import size
 from specbench.config.memory_estimate import memory_budget
 from specbench.config.validate import ValidatedConfig
 from specbench.data.prompts import Prompt, Request, load
+from specbench.decoding import sampling
 from specbench.decoding.model import Model
 from specbench.decoding.sampling import Sampling
 from specbench.drafters.base import Drafter
 from specbench.errors import ConfigError, first_line
 from specbench.executors.machine import free_bytes
+from specbench.kernels import ops
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.load import load_tokenizer
@@ -37,7 +39,7 @@ class Targets:
     """The targets that were loaded so far, by the settings that they were loaded with."""
 
     def __init__(self) -> None:
-        self._loaded: dict[str, tuple[LanguageModel, Any]] = {}  # with what its executor knew when it was loaded
+        self._loaded: dict[str, LanguageModel] = {}
 
     def has(self, checked: ValidatedConfig) -> bool:
         """Whether the target of these settings is loaded."""
@@ -50,12 +52,9 @@ class Targets:
         once."""
         key = _key(checked)
         if key in self._loaded:
-            model, loaded = self._loaded[key]
-            context.executor.share(loaded)
-            return model.shared(context.sampling, context.new_cache, context.executor)
-        model = load(context)
-        self._loaded[key] = model, context.executor.loaded()
-        return model
+            return self._loaded[key].shared(context.sampling, context.new_cache, context.executor)
+        self._loaded[key] = load(context)
+        return self._loaded[key]
 
 
 def _key(checked: ValidatedConfig) -> str:
@@ -119,12 +118,13 @@ def _context(checked: ValidatedConfig, gamma: int, prompts: Sequence[Prompt]) ->
     """What all models of the run have in common; `gamma` is the largest of its policy. Raises ConfigError."""
     root, chosen = checked.root, checked.choices
     device = pick_device(root.device)
+    sampling.use(ops)
     return Context(
         device=device,
         dtype=pick_dtype(root.dtype, device),
         sampling=Sampling(root.temperature, root.top_k, root.top_p, root.repetition_penalty),
         new_cache=partial(chosen["cache"].kind.from_settings, chosen["cache"].settings),
-        executor=_make(checked, "executor", device, chosen, checked.traced()),
+        executor=_make(checked, "executor", device, chosen),
         seed=root.seed,
         gamma=gamma,
         attention=root.attention,

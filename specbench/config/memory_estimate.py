@@ -42,21 +42,11 @@ def memory_budget(
     longest = longest_text(checked, prompts, rendered)
     inputs = longest if target.crossing else 0
     columns = min((MOST_START_TOKENS if inputs else longest) + root.max_new_tokens, target.context) + spare
-    used = uses_stock(chosen)
-    stock = [used and executor.changes_modules for _ in models]
-    doubled = target.weights * (stock[0] and not loaded)
-    doubled += sum(model.weights for model, again in zip(models[1:], stock[1:], strict=True) if again)
+    doubled = 0
+    if context.device.type == "cpu" and context.dtype == torch.float32:  # linear layers' in 16 bits, beside their own
+        doubled = sum(model.weights // 2 for model in (models[1:] if loaded else models) if model.halves)
     if loaded:
         models[0] = dataclasses.replace(target, weights=0, tied=0)
-    whole = [model.weights for model in models]  # as each is loaded, one after the other
-    halves = [model.halves and context.dtype == torch.float32 for model in models]
-    models = [
-        dataclasses.replace(m, weights=executor.held(m.weights, m.tied, context.device, half))
-        for m, half in zip(models, halves, strict=True)
-    ]
-    held = [model.weights for model in models]
-    loading = max(sum(held[:place]) + whole[place] for place in range(len(held)))
-    doubled = max(doubled, loading - sum(held))
     drafts = chosen["drafter"].settings.own_bytes(chosen["target"].settings, target, context.dtype.itemsize)
     slots = cache.kind.columns_in_all(cache.settings, root.batch_size, executor.columns(columns))
     budget = Budget.of(
@@ -82,12 +72,6 @@ def memory_budget(
         budget = dataclasses.replace(budget, free=sum(map(free_bytes, devices)))
     budget.check()
     return budget
-
-
-def uses_stock(run: Selections) -> bool:
-    """Whether a run also uses the models as transformers makes them: for its verdict, or another decoder."""
-    judged = run.scalars["verdict_tokens"] > 0 and run["verifier"].kind.judged
-    return bool(judged or run["peers"].kind.loads_models)
 
 
 def checked_sizes(checked: ValidatedConfig, context: Context, data: Data) -> list[ModelSize]:
@@ -185,7 +169,7 @@ def refuse_encoders(checked: ValidatedConfig, models: Sequence[ModelSize]) -> No
     drafts = drafter.kind.with_encoders
     for key, value, possible, others in (
         ("drafter", drafter.name, drafts, "model, tree, ngram or prompt_lookup"),
-        ("executor", executor.name, executor.kind.runs_encoders, "auto, eager, prepacked or compiled"),
+        ("executor", executor.name, executor.kind.runs_encoders, "auto, eager or compiled"),
         ("attention", attention, attention != "triton", "sdpa"),
     ):
         if not possible:

@@ -1,10 +1,7 @@
 """Checks a composed configuration, and everything else that can be checked before models are loaded."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -13,7 +10,6 @@ from omegaconf.errors import OmegaConfBaseException
 from specbench.component import Selection, Selections, chosen_class
 from specbench.config.compose import base_of
 from specbench.config.paths import inside_outputs
-from specbench.decoding.component import CodeIdentity
 from specbench.errors import ConfigError, first_line
 from specbench.run_config import GROUPS, OTHERS, Role, RunConfig, with_role
 from specbench.settings import validate
@@ -37,20 +33,6 @@ class ValidatedConfig:
         """The most guesses of a draft of `gamma` levels."""
         drafter = self.choices["drafter"]
         return int(drafter.kind.nodes(drafter.settings, gamma))
-
-    def traced(self) -> CodeIdentity:
-        """What compiled code may depend on, besides shapes: settings, checkpoints, code and machine."""
-        import torch
-
-        from specbench.executors.machine import cpu_features
-
-        package = Path(__file__).parents[1]
-        code = [path.read_bytes() for ending in ("py", "cpp") for path in sorted(package.rglob(f"*.{ending}"))]
-        settings = {key: value for key, value in self._settings.items() if key not in with_role(Role.UNTRACED)}
-        machine = [hashlib.sha256(b"".join(code)).hexdigest(), torch.__version__, cpu_features(),
-                   torch.get_num_threads()]  # fmt: skip
-        every = [json.dumps(own, sort_keys=True, default=str) for own in ([settings, *machine], machine)]
-        return CodeIdentity(*(hashlib.sha256(own.encode()).hexdigest()[:16] for own in every))
 
 
 def check(config: DictConfig, names: Mapping[str, str] | None = None, here: bool = True) -> ValidatedConfig:

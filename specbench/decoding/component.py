@@ -1,13 +1,6 @@
 """Base class of every part that a configuration chooses."""
 
-from typing import Any, ClassVar, NamedTuple
-
-
-class CodeIdentity(NamedTuple):
-    """Hashes of all that compiled code may depend on, besides shapes."""
-
-    run: str
-    machine: str  # of the code and the machine alone, for programs that depend on no setting
+from typing import Any, ClassVar
 
 
 class Component:

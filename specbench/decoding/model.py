@@ -60,7 +60,6 @@ class Model(Component, ABC):
     device: torch.device
     dtype: torch.dtype  # the precision of its arithmetic
     weight_bytes: int  # bytes of all weights
-    weight_count: int  # tensors among them, which a compiled program takes
     step_bytes: float  # bytes of weights that a one-token step reads
     operations_per_token: float  # multiply-adds with weights: what c_hat compares (Definition 3.10)
     cached: list[int]  # by row, the number of leading tokens in the cache

@@ -12,7 +12,13 @@ from torch import Tensor
 
 from specbench.decoding.noise import exponentials
 
-kernels: Any = None  # fused `softmax`, `draw` and `speculative_sampling`, which the package of executors sets
+kernels: Any = None  # fused `softmax`, `draw` and `speculative_sampling`: see `use`
+
+
+def use(operators: Any) -> None:
+    """From now on these operators (`kernels/ops.py`) take the place of the plain code where they run."""
+    global kernels
+    kernels = operators
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from specbench.drafters.non_autoregressive import ParallelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
 from specbench.models.context import Context
+from specbench.models.flops import stored
 from specbench.models.heads import Heads, MedusaHeads, PartSettings, load_heads
 from specbench.models.language_model import LanguageModel
 from specbench.policies.base import GammaPolicy
@@ -40,10 +41,10 @@ class BlockwiseDrafter(ParallelDrafter):
     def __init__(self, target: LanguageModel, heads: Heads | MedusaHeads, sampling: Sampling):
         self.target, self.heads, self.sampling = target, heads, sampling
         self.vocab_size, self.longest = target.vocab_size, heads.config.heads
-        stored = target.executor.stored(heads)
-        self.own_bytes = stored.held
+        weights = stored(heads)
+        self.own_bytes = weights.bytes
         borrowed = 0 if heads.own_outputs else heads.config.hidden_size * target.vocab_size
-        self.operations_per_token = stored.numbers / self.longest + borrowed
+        self.operations_per_token = weights.numbers / self.longest + borrowed
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "BlockwiseDrafter":

@@ -23,6 +23,7 @@ from specbench.drafters.non_autoregressive import ParallelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.models.checkpoint import MODEL, local_path
 from specbench.models.context import Context
+from specbench.models.flops import stored
 from specbench.models.heads import PartSettings
 from specbench.models.language_model import LanguageModel
 from specbench.models.load import load_config
@@ -42,19 +43,15 @@ class DFlashModel:
         self.executor, self.name = target.executor, target.name
         stock: Any = target.module
         theirs = (stock.get_input_embeddings(), stock.get_output_embeddings())
-        own = {name: target.executor.stored(part) for name, part in module.named_children()
+        own = {name: stored(part) for name, part in module.named_children()
                if not any(part is other for other in theirs)}  # fmt: skip
-        self.weight_bytes = sum(stored.held for stored in own.values())
-        self.weights = sum(stored.numbers for name, stored in own.items() if name not in ("embed_tokens", "lm_head"))
+        self.weight_bytes = sum(weights.bytes for weights in own.values())
+        self.weights = sum(weights.numbers for name, weights in own.items() if name not in ("embed_tokens", "lm_head"))
         self.context = torch.empty(0)
         self.unread: list[tuple[int | None, int, Tensor]] = []
         target.hidden_reader = self
 
     # -- What executors ask of a model with a cache ----------------------------------------------
-
-    @property
-    def description(self) -> tuple[Any, ...]:
-        return "dflash", self.name, str(self.config.options), self.vocabulary.description
 
     def cache_tensors(self) -> list[Tensor]:
         return [self.context] if self.context.numel() else []

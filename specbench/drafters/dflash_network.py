@@ -21,7 +21,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from specbench.drafters.dflash_config import DFlashConfig, refuse_other_target
 from specbench.models.checkpoint import reading
 from specbench.models.language_model import LanguageModel
-from specbench.models.published import fill_module, place, read_tensors, targets_of, with_products
+from specbench.models.published import fill_module, place, read_tensors, targets_of
 
 MARKOV = "markov_head."
 UNUSED = "confidence_head."  # DSpark's estimate of acceptance
@@ -142,7 +142,7 @@ def load_network(
             network.markov_head = Markov(size, config.options.markov_rank, predicted)
     fill_module(network, {name: tensor for name, tensor in tensors.items() if name not in MAPS}, named)
     place(network, named, target)
-    network = with_products(network, target.executor)
+    network = target.executor.load(network)
     network.rotary = Qwen3RotaryEmbedding(config.layers).to(target.device)  # its frequencies stay in 32 bits
     stock: Any = target.module
     ends = {"embed_tokens": stock.get_input_embeddings(), "lm_head": stock.get_output_embeddings()}

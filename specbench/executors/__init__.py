@@ -1,6 +1,1 @@
-"""How a forward runs. Whoever imports an executor gives decoding the fused kernels of sampling."""
-
-from specbench.decoding import sampling
-from specbench.kernels import ops
-
-sampling.kernels = ops
+"""How functions of tensors run: as written, compiled, or as CUDA graphs."""

@@ -1,9 +1,26 @@
 """The reference executor: runs every operation as it is written, one after the other."""
 
-from specbench.decoding.executor import Executor
+from typing import Any
+
+import torch
+
+from specbench.executors.base import Executor, Module
+from specbench.executors.half_linear import with_half_weights
+from specbench.settings import BaseSettings
 
 
 class EagerExecutor(Executor):
-    """PyTorch's eager mode, as in the base class."""
+    """PyTorch's eager mode. On a CPU linear layers read the weights of a checkpoint in 16 bits as they are."""
 
-    runs_divided = True
+    class Settings(BaseSettings):
+        half_weights: bool = True
+
+    def __init__(self, half_weights: bool = True):
+        self.half_weights = half_weights
+
+    @classmethod
+    def from_settings(cls, settings: Any, device: torch.device, run: Any) -> Executor:
+        return cls(settings.half_weights)
+
+    def load(self, module: Module) -> Module:
+        return with_half_weights(module) if self.half_weights else module

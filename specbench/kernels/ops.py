@@ -1,4 +1,4 @@
-"""Kernels of sampling and of quantised products as PyTorch operators, through which tracing, export and graph capture
+"""Kernels of sampling as PyTorch operators, through which tracing, export and graph capture
 pass. They are known to PyTorch as soon as this module is imported; Triton is imported when one first runs.
 
 B rows, N guesses, V vocabulary.
@@ -78,16 +78,3 @@ def softmax(logits: Tensor) -> Tensor:
 @softmax.register_fake
 def _(logits: Tensor) -> Tensor:
     return torch.empty_like(logits, memory_format=torch.contiguous_format)
-
-
-@torch.library.custom_op("specbench::multiply_few", mutates_args=())
-def multiply_few(x: Tensor, stored: Tensor, scale: Tensor, floats: bool) -> Tensor:
-    """x [..., K] times a weight [M, K] in few bits, as `quantized_linear.packed_weight` makes it: [..., M]."""
-    from specbench.kernels.few_bits import multiply
-
-    return multiply(x.reshape(-1, x.shape[-1]), stored, scale, floats).view(*x.shape[:-1], len(stored))
-
-
-@multiply_few.register_fake
-def _(x: Tensor, stored: Tensor, scale: Tensor, floats: bool) -> Tensor:
-    return x.new_empty(*x.shape[:-1], len(stored))

@@ -17,15 +17,15 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.cache.slots import SlotCache
-from specbench.decoding.executor import Executor
 from specbench.decoding.model import Target
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.token_tree import Tree
+from specbench.executors.base import Executor
 from specbench.models.attention_mask import AttentionMask, TokenPlaces, refuse_unknown_kinds
 from specbench.models.encoder_decoder import Encoder, not_applied
 from specbench.models.float_logits import with_float_logits
-from specbench.models.flops import per_token
+from specbench.models.flops import per_token, stored
 from specbench.models.hidden_states import HiddenReader
 from specbench.models.positions import CausalCall
 from specbench.models.recurrent import recurrence_of
@@ -38,6 +38,7 @@ class CachedModel(Target):
     """A model of transformers, its tokenizer, its sampling, and a cache with rows that requests enter and leave."""
 
     cache: SlotCache  # from `allocate` on
+    executor: Executor
 
     def __init__(
         self, module: PreTrainedModel, tokenizer: Any, *, name: str, sampling: Sampling,
@@ -71,9 +72,8 @@ class CachedModel(Target):
 
             self.kernel = kernel_attention.choose_kernel(attention, self.module, self.device, name)
             self.kernel_arguments = kernel_attention.arguments
-        self.weight_bytes = executor.stored(self.module).held
-        self.weight_count = sum(1 for each in (self.module.parameters(), self.module.buffers()) for _ in each)
-        self.operations_per_token, self.step_bytes = per_token(self.module, executor)
+        self.weight_bytes = stored(self.module).bytes
+        self.operations_per_token, self.step_bytes = per_token(self.module)
         self.cached: list[int] = []
         self.hidden_reader: HiddenReader | None = None
         self.feature_layers: tuple[int, ...] = ()  # whose hidden states a drafter reads; see `hidden_states`
@@ -207,7 +207,6 @@ class CachedModel(Target):
     def column_bytes(self) -> float:
         return self.cache.column_bytes()
 
-    @property
     def description(self) -> tuple[Any, ...]:
         """See `HasCache.description`."""
         return self.name, self.sampling, self.vocabulary.description, str(self.dtype), self.kernel

@@ -7,8 +7,8 @@ import torch
 
 from specbench.cache.slots import SlotCache
 from specbench.data.prompts import Prompt
-from specbench.decoding.executor import Executor
 from specbench.decoding.sampling import Sampling
+from specbench.executors.base import Executor
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedMod
 from transformers.modeling_outputs import BaseModelOutput
 
 from specbench.cache.encoder_inputs import EncoderInputs
-from specbench.decoding.executor import cache_argument
+from specbench.cache.slots import cache_argument
 from specbench.errors import ConfigError
 from specbench.models.attention_mask import AttentionMask, TokenPlaces
 from specbench.models.positions import Positions

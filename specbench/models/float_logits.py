@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from specbench.executors.packed_linear import is_plain, twin_of
+from specbench.executors.half_linear import is_plain, twin_of
 from specbench.models.sizes import HALVES
 
 ROWS = 8192  # of a matrix that are widened at a time

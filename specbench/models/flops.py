@@ -1,44 +1,64 @@
 """Multiply-adds and bytes of weights per token, for the ratio c_hat of Definition 3.10 and for the bandwidth."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
 from specbench.decoding.encoder_input import is_cross_attention
-from specbench.decoding.executor import Executor
 
 CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_top_k", "top_k_experts")  # names in configs
 INPUT_SIDE = ("k", "v", "k_proj", "v_proj")  # what makes keys and values of an encoder's outputs, once a request
 
 
-def per_token(module: PreTrainedModel, executor: Executor) -> tuple[int, int]:
+class Stored(NamedTuple):
+    """The weights of a module: how many, each once, and their bytes."""
+
+    numbers: int
+    bytes: int
+
+
+def stored(module: nn.Module) -> Stored:
+    """The weights of a module as it runs."""
+    weights = list(module.parameters())
+    held = sum(part.nbytes for weight in weights for part in plain_parts(weight))
+    return Stored(sum(weight.numel() for weight in weights), held)
+
+
+def plain_parts(weight: Tensor) -> list[Tensor]:
+    """The plain tensors of a weight, all of any shape: itself, or those that a quantiser's own kind consists of."""
+    if not is_traceable_wrapper_subclass(weight):
+        return [weight]
+    return [part for name in weight.__tensor_flatten__()[0] for part in plain_parts(getattr(weight, name))]
+
+
+def per_token(module: PreTrainedModel) -> tuple[int, int]:
     """Multiply-adds with the weights of a module in a forward of one token (Definition 3.10), and bytes of weights that
     this process reads for it. An embedding that is not also the output matrix is looked up, not multiplied; experts
     that the token is not routed to are not read. Of an encoder-decoder only the decoder runs in a step."""
     if module.config.is_encoder_decoder:
-        return _of_decoder(module, executor)
+        return _of_decoder(module)
     head: Any = module.get_output_embeddings()
     embedding: Any = module.get_input_embeddings()
-    stored = executor.stored(module)
+    weights = stored(module)
     numbers, held = idle_experts(module)
     if all(weight is not embedding.weight for weight in head.parameters()):
         numbers += embedding.weight.numel()
         held += embedding.weight.nbytes
-    return round(stored.numbers - numbers), round(stored.read - held)
+    return round(weights.numbers - numbers), round(weights.bytes - held)
 
 
-def _of_decoder(module: Any, executor: Executor) -> tuple[int, int]:
+def _of_decoder(module: Any) -> tuple[int, int]:
     """`per_token` of a module with an encoder."""
     head, decoder = module.get_output_embeddings(), module.get_decoder()
     heads = [id(weight) for weight in head.parameters()]
     crossing = (part for path, part in decoder.named_modules() if is_cross_attention(path))
     idle = [child for part in crossing for name, child in part.named_children() if name in INPUT_SIDE]
-    own: Any = getattr(decoder, "embed_tokens", None)  # an executor may have put one of another class there
-    tables: list[Any] = [part for part in decoder.modules() if isinstance(part, nn.Embedding) or part is own]
+    tables = [part for part in decoder.modules() if isinstance(part, nn.Embedding)]
     idle += [part for part in tables if id(part.weight) not in heads]
-    used, unused = executor.stored(nn.ModuleList([decoder, head])), executor.stored(nn.ModuleList(idle))
-    return used.numbers - unused.numbers, used.read - unused.read
+    used, unused = stored(nn.ModuleList([decoder, head])), stored(nn.ModuleList(idle))
+    return used.numbers - unused.numbers, used.bytes - unused.bytes
 
 
 def expert_layers(module: nn.Module) -> list[nn.Module]:

@@ -21,21 +21,41 @@ class HiddenReader(Protocol):
 
 
 @contextmanager
+def watched(
+    module: Any, before: Callable[..., Any] | None = None, after: Callable[[Any], None] | None = None
+) -> Iterator[None]:
+    """Inside this context `before` is called with the first argument of each forward of the module, and may replace it;
+    `after` is called with the result. `torch.compile` traces this, but not hooks that are registered meanwhile."""
+    forward = module.forward
+
+    def changed(given: Any, *others: Any, **named: Any) -> Any:
+        result = forward(given if before is None else before(given), *others, **named)
+        if after is not None:
+            after(result)
+        return result
+
+    module.forward = changed
+    try:
+        yield
+    finally:
+        if torch.compiler.is_compiling():  # which would delete it again at each call
+            module.forward = forward
+        else:
+            del module.forward
+
+
+@contextmanager
 def head_inputs(module: PreTrainedModel, select: Callable[[Tensor], Tensor] | None = None) -> Iterator[list[Tensor]]:
     """Yields a list to which each forward inside this context appends the inputs [B, N, H] of the model's output
     matrix: its last hidden states. With `select` the matrix multiplies only what it returns of them, [B, K, H]."""
     found: list[Tensor] = []
 
-    def note(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor] | None:
-        found.append(given[0])
-        return None if select is None else (select(given[0]),)
+    def note(given: Tensor) -> Tensor:
+        found.append(given)
+        return given if select is None else select(given)
 
-    head: Any = module.get_output_embeddings()
-    hook = head.register_forward_pre_hook(note)
-    try:
+    with watched(module.get_output_embeddings(), note):
         yield found
-    finally:
-        hook.remove()
 
 
 @contextmanager
@@ -56,20 +76,22 @@ def hidden_states(
         joined.append(torch.cat([held[layer].to(last.device) for layer in layers], -1))
         return last if select is None else select(last)
 
-    def before(layer: int) -> Callable[..., None]:
-        return lambda _, given: held.update({layer: given[0]})
+    def before(layer: int) -> Callable[[Tensor], Tensor]:
+        def note(given: Tensor) -> Tensor:
+            held[layer] = given
+            return given
 
-    def after(_: Any, given: Any, result: Any) -> None:
+        return note
+
+    def after(result: Any) -> None:
         held[len(parts)] = result[0] if isinstance(result, tuple) else result
 
     parts = decoder_layers(module)
     with ExitStack() as hooks, head_inputs(module, join):
-        for layer in set(layers):
-            if layer < len(parts):
-                hook = parts[layer].register_forward_pre_hook(before(layer))
-            else:
-                hook = parts[-1].register_forward_hook(after)
-            hooks.callback(hook.remove)
+        for layer, part in enumerate(parts):
+            ends = after if layer == len(parts) - 1 and len(parts) in layers else None
+            if layer in layers or ends is not None:
+                hooks.enter_context(watched(part, before(layer) if layer in layers else None, ends))
         yield joined
 
 

@@ -2,7 +2,6 @@
 or random weights in a model's shape. T tokens, V vocabulary."""
 
 import dataclasses
-import functools
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -19,7 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from specbench.cache.static import StaticCache
 from specbench.data.sources import SHIPPED
 from specbench.errors import ConfigError, unknown
-from specbench.executors.eager import EagerExecutor
+from specbench.executors.base import Executor
 from specbench.models.agreement import plain_logits, reads_trees
 from specbench.models.attention_mask import refuse_unknown_kinds
 from specbench.models.checkpoint import (
@@ -91,12 +90,16 @@ class PretrainedModel(LanguageModel):
         if largest >= vocabulary:
             raise ConfigError(f"{key} has a tokenizer with ids up to {largest}, but the model has {vocabulary} tokens")
         self.load_again = partial(load_module, settings, role, context.device, context.dtype, context.seed)
-        self._second_module = functools.cache(lambda: self.load_again())  # one for all that share the weights
         self.random_weights = settings.weights == "random"
         module = self.load_again()
         shared: Any = {"name": settings.path, "sampling": context.sampling}
         plain = LanguageModel(
-            module, tokenizer, new_cache=StaticCache, executor=EagerExecutor(), attention="sdpa", **shared
+            module,
+            tokenizer,
+            new_cache=StaticCache,
+            executor=Executor(),
+            attention="sdpa",
+            **shared,
         )
         executor = context.executor
         if not executor.runs_encoders and (plain.encoder is not None or plain.decoder.positions is not None):
@@ -120,10 +123,6 @@ class PretrainedModel(LanguageModel):
 
     def own_module(self) -> PreTrainedModel:
         return self.load_again()
-
-    def stock_module(self) -> PreTrainedModel:
-        """The module as transformers made it; loaded again, once, if the executor may have changed it."""
-        return self._second_module() if self.executor.changes_modules else super().stock_module()
 
 
 def uses_template(settings: PretrainedModel.Settings, tokenizer: Any, role: str) -> bool:

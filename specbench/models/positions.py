@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from specbench.decoding.executor import cache_argument
+from specbench.cache.slots import cache_argument
 from specbench.models.attention_mask import TokenPlaces
 from specbench.settings import UNLIMITED_CONTEXT
 

@@ -12,7 +12,6 @@ from transformers import PretrainedConfig
 from transformers.modeling_utils import load_state_dict
 from transformers.utils.hub import cached_file
 
-from specbench.decoding.executor import Executor, Module
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import (
     local_path,
@@ -88,23 +87,13 @@ def load_network(read: Callable[[str, str], Any], path: str, key: str, target: L
         sentence = f"{own[0]} and {own[1]} tokens, but {target.name} has {sizes[0]} and {sizes[1]}"
         raise ConfigError(f"{key}={path} is for hidden states of {sentence}: give one for this target")
     place(network, f"{key}={path}", target)
-    return with_products(network, target.executor)
+    return target.executor.load(network)
 
 
 def place(module: nn.Module, named: str, target: LanguageModel) -> None:
     """Moves weights to the target's device and dtype. Raises ConfigError if one is not finite there."""
     module.to(target.device, target.dtype).eval().requires_grad_(False)
     refuse_not_finite(module, named, target.dtype)
-
-
-def with_products(network: Module, executor: Executor) -> Module:
-    """A network with the executor's own products in place of linear layers, as the target has them."""
-    if not executor.changes_modules:
-        return network
-    for part in [part for part in network.modules() if hasattr(part, "k_proj")]:
-        for name in ("q_proj", "k_proj", "v_proj"):  # one by one: they are not always called together
-            setattr(part, name, executor.load(nn.ModuleList([part.get_submodule(name)]))[0])
-    return executor.load(network)
 
 
 def targets_of(found: Mapping[str, Tensor], small: int, V: int) -> Tensor | None:

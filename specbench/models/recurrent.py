@@ -15,7 +15,7 @@ from transformers import DynamicCache as StockCache
 from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.cache.dynamic import DynamicCache
-from specbench.decoding.executor import cache_argument
+from specbench.cache.slots import cache_argument
 from specbench.decoding.model import READ_CHUNK
 from specbench.decoding.rows import window
 from specbench.decoding.state import State

@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.generation.logits_process import SuppressTokensAtBeginLogitsProcessor, SuppressTokensLogitsProcessor
 
+from specbench.cache.slots import cache_argument
 from specbench.decoding.encoder_input import EncoderInput
-from specbench.decoding.executor import cache_argument
 from specbench.models.encoder_decoder import encoder_words
 from specbench.models.float_logits import float_logits
 from specbench.models.language_model import LanguageModel

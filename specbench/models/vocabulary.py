@@ -23,11 +23,6 @@ class VocabMap:
     def __init__(self, own: int, wanted: int):
         self.own, self.wanted = own, wanted
 
-    @property
-    def description(self) -> str:
-        """Tells two of them apart, for compiled programs."""
-        return f"{self.own} of {self.wanted}"
-
     def read(self, tokens: Tensor) -> Tensor:
         """The model's tokens for the target's [b, N]: the last one that has an embedding for any beyond it."""
         return tokens if self.own >= self.wanted else tokens.clamp(max=self.own - 1)
@@ -51,10 +46,6 @@ class Intersection(VocabMap):
         self.shared = int(is_shared.sum())
         stored = torch.cat([own_of, is_shared.long()]).cpu().numpy().tobytes()
         self.digest = hashlib.sha256(stored).hexdigest()[:12]
-
-    @property
-    def description(self) -> str:
-        return f"{super().description}, {self.digest}"
 
     def read(self, tokens: Tensor) -> Tensor:
         return self.own_of[tokens]

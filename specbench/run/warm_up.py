@@ -30,6 +30,7 @@ def warm_up(session: Session, batch: Batch) -> None:
     if not parts.decoding.samples:  # a search meets its shapes within one request
         parts.decoding.decode(parts, [session.job(batch.requests[0], SHORT)], batch.columns, speculative=True)
         return
+    executor.warm = False
     fixed = executor.fixed_shapes
     end = batch.columns - parts.spare
     first = list(batch.requests[0].tokens)
@@ -48,6 +49,7 @@ def warm_up(session: Session, batch: Batch) -> None:
                     for keep in (False, parts.verdict_tokens > 0):
                         session.decode(jobs, True, batch.columns, policy=policy, verifier=verifier, keep=keep,
                                        warm_up=True)  # fmt: skip
+    executor.warm = True
     for name, peer in parts.peers.items():
         with going_on(f"warm-up of {name}"):
             peer.decode(session.job(batch.requests[0], TOKENS))

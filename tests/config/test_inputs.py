@@ -111,7 +111,6 @@ REFUSED = {  # overrides: what the sentence holds
     "device=cpu:1": "device=cpu:1 is not allowed",
     "logger.project=a/b": "logger.project=a/b is not allowed",
     "logger.tags=[a,a]": "logger.tags=['a', 'a'] is not allowed",
-    "executor=eager executor._target_=specbench.decoding.executor.Executor": "Executor is not allowed: choose",
     "workload=poisson workload.rate=1e-6": "the workload's last request of 32 would arrive after",
     "drafter=tree drafter.branching=[11,10,10]": "drafter.branching=[11, 10, 10] is not allowed: the product",
     "drafter=tree drafter.branching=[[1]]": "drafter.branching=[[1]] is not allowed: it must be a list",

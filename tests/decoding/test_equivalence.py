@@ -11,20 +11,21 @@ import pytest
 import torch
 from choosing import in_turn, only, slow_unless
 from decoder_cases import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter, spare_of
+from graph_memory import SimulatedGraphs
 from small_runs import short_prompts
 
 from specbench.cache.static import StaticCache
 from specbench.data.prompts import load, render
 from specbench.data.records import JsonlData
 from specbench.decoding.autoregressive import decode_autoregressive
-from specbench.decoding.executor import Executor
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import Timer
-from specbench.executors.auto import AutoExecutor, CompiledExecutor
+from specbench.executors.base import Executor
+from specbench.executors.compiled import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
@@ -38,9 +39,8 @@ OF_THE_LARGE = ("blockwise", "medusa", "early_exit", "pass_lookahead", "mtp", "e
                 "mtp_distinct", "eagle3_dynamic")  # fmt: skip
 
 
-EXECUTORS = {"eager": EagerExecutor, "half": partial(AutoExecutor, ["half"]),
-             "half_pairs": partial(AutoExecutor, ["half_pairs"]), "onednn": partial(AutoExecutor, ["onednn"]),
-             "compiled": partial(CompiledExecutor, ["half_pairs"])}  # fmt: skip
+EXECUTORS = {"plain": partial(EagerExecutor, half_weights=False), "eager": EagerExecutor,
+             "compiled": CompiledExecutor, "graphs": SimulatedGraphs}  # fmt: skip
 
 
 @cache
@@ -179,45 +179,20 @@ def test_gamma_zero_is_autoregressive_decoding_at_any_temperature():
     assert decode(requests(), sampling, "model", gamma=0) == decode(requests(), sampling)
 
 
-@pytest.mark.parametrize(("executor", "temperature", "cache_name"), [
-    ("half_pairs", 0, "static"), ("onednn", 1, "paged"),
-    *(pytest.param(*other, marks=pytest.mark.slow) for other in (
-        ("half", 0, "static"), ("half", 1, "paged"), ("onednn", 1, "static"), ("onednn", 0, "static"),
-        ("onednn", 0, "paged"), ("half", 1, "static"), ("half", 0, "paged"),
-        ("compiled", 1, "static"), ("compiled", 0, "paged"))),
+@pytest.mark.parametrize(("executor", "temperature", "cache_name", "kind"), [
+    ("plain", 0, "static", "model"), ("plain", 1, "paged", "model"), ("graphs", 1, "static", "model"),
+    ("compiled", 0, "static", "model"), ("compiled", 1, "paged", None),
+    *(pytest.param("compiled", *other, marks=pytest.mark.slow) for other in (
+        (1, "static", "model"), (1, "static", "tree_distinct"), (0, "paged", "medusa"), (1, "paged", "early_exit"),
+        (0, "static", "pass_lookahead"), (0, "static", "blockwise"), (1, "static", "multi_draft"))),
 ])  # fmt: skip
-def test_every_executor_gives_the_tokens_of_eager_mode(executor, temperature, cache_name):
-    """Speculative and plain decoding, in a batch; float32, so every token. To compile takes long: a small model, which
-    drafts for itself only in the slow case."""
+def test_every_executor_gives_the_tokens_of_eager_mode(executor, temperature, cache_name, kind, traced):
+    """In a batch, in float32, so every token. Compiled functions are only traced."""
     sampling = Sampling(temperature=temperature)
-    compiled = executor == "compiled"
-    options = {"gamma": 2, "pair": ("drafter", "drafter")} if compiled else {}
-    for kind in (None,) if compiled and temperature else ("model", None):
-        expected = decode(requests(), sampling, kind, **options)
-        assert decode(requests(), sampling, kind, cache_name, executor=executor, **options) == expected
-
-
-OTHER_KINDS = ("blockwise", "medusa", "early_exit", "pass_lookahead", "non_autoregressive", "under_ngram",
-               "tree_distinct", "multi_draft")  # fmt: skip
-
-
-@pytest.mark.parametrize(("kind", "temperature"), [
-    slow_unless((kind, temperature) in (("non_autoregressive", 1), ("multi_draft", 0)), kind, temperature)
-    for kind in OTHER_KINDS for temperature in (0, 1)
-])  # fmt: skip
-def test_every_kind_of_draft_runs_on_other_weights(kind, temperature):
-    sampling = Sampling(temperature=temperature)
-    assert decode(requests(), sampling, kind, executor="half") == decode(requests(), sampling, kind)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "temperature", "cache_name"), [
-    ("tree_distinct", 1, "static"), ("medusa", 0, "paged"), ("early_exit", 1, "paged"), ("pass_lookahead", 0, "static"),
-])  # fmt: skip
-def test_other_drafts_run_compiled(kind, temperature, cache_name):
-    sampling, rows = Sampling(temperature=temperature), requests()[:1]
-    expected = decode(rows, sampling, kind, gamma=2)
-    assert decode(rows, sampling, kind, cache_name, gamma=2, executor="compiled") == expected
+    expected = decode(requests(), sampling, kind, gamma=2)
+    made = len(traced)
+    assert decode(requests(), sampling, kind, cache_name, gamma=2, executor=executor) == expected
+    assert (len(traced) > made) == (executor == "compiled")
 
 
 def test_autoregressive_decoding_equals_transformers_generate():

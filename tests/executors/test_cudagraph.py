@@ -13,19 +13,15 @@ from law_cases import learning_policy
 from queue_cases import decode, jobs
 
 from specbench.component import Selections
-from specbench.config.devices import pick_device
 from specbench.decoding import verify_tree
-from specbench.decoding.component import CodeIdentity
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import accept_and_commit
 from specbench.decoding.state import State
-from specbench.executors import auto, cudagraph
+from specbench.executors import cudagraph
 from specbench.executors import pytree as buckets
-from specbench.executors.auto import NAMES, AutoExecutor, CompiledExecutor
-from specbench.executors.compile_cache import Programs
-from specbench.executors.compiled_function import Leaf
 from specbench.executors.cudagraph import Captured, CudaGraphExecutor, no_garbage_collection
+from specbench.executors.default import DefaultExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.measure.recorder import round_numbers
 from specbench.policies.entropy import EntropyGamma
@@ -101,7 +97,7 @@ def test_no_replay_overwrites_what_is_still_read(rows, temperature, tables, smal
     assert all(a.equal(b) for a, b in zip(found, expected, strict=True))
     # Captured with the first bucket and met in all: a round with a draft, and one without.
     assert len(executor.functions[accept_and_commit].graphs) <= 2
-    assert sum(len(f.graphs) for f in executor.functions.values() if f.models) >= 8  # the draft and the score, each
+    assert sum(len(f.graphs) for f in executor.functions.values() if f.model) >= 8  # the draft and the score, each
 
 
 class PaddedEager(EagerExecutor):
@@ -142,7 +138,7 @@ def test_a_capture_leaves_the_cache_as_it_is(tables, monkeypatch):
     assert expected == [0, 1, 4, 7, 10, 5, 6, 7, 8, 9, 10, 11]
     assert columns_after_a_move(SimulatedGraphs(), tables) == expected
     # Negative control: warm-up on the cache itself moves them more than once.
-    monkeypatch.setattr(cudagraph, "stand_ins", lambda models: contextlib.nullcontext())
+    monkeypatch.setattr(cudagraph, "stand_in_cache", lambda model, apart: contextlib.nullcontext())
     assert columns_after_a_move(SimulatedGraphs(), tables) != expected
 
 
@@ -164,70 +160,37 @@ def test_a_function_that_cannot_be_captured_runs_eagerly_and_its_whole_error_is_
         assert executor.phase(plus_its_sum, model)(torch.ones(3)).tolist() == [4] * 3
         assert executor.phase(torch.neg, model)(torch.ones(3)).tolist() == [-1] * 3  # others are captured still
     assert executor.captures == 1 and executor.graphs == 1
-    [(name, why)] = executor.facts()["not_captured"].items()
+    [(name, why)] = executor.not_captured.items()
     assert name.startswith("plus_its_sum") and "the capture was invalidated" in why and "inside a graph" in why
     assert any(name in note and "inside a graph" in note for note in executor.notes())
     assert any("inside a graph" in record.getMessage() for record in caplog.records)
-
-
-def test_without_one_of_the_programs_all_graphs_are_captured_again_without_any(tmp_path):
-    (tmp_path / "other.result").touch()  # some program of the run is there
-    executor = SimulatedGraphs(Programs(tmp_path), compiles=False)
-    double = executor.leaf(twice)
-    assert double(torch.ones(2)).tolist() == [2, 2] and executor.leaves
-    assert executor.ready() and not executor.leaves and not executor.functions
-    assert executor.leaf(twice)(torch.ones(2)).tolist() == [2, 2]
-    assert not executor.ready() and executor.graphs == 1 and "calls had no compiled program" in executor.notes()[0]
-    assert not executor.facts()["programs"]["used"]
 
 
 def twice(x):
     return 2 * x
 
 
-def test_a_missing_compiler_is_told_and_functions_run_uncompiled(monkeypatch, tmp_path):
-    def no_compiler(*given):
-        raise RuntimeError("no C compiler") from FileNotFoundError("Python.h")
-
-    monkeypatch.setattr(Leaf, "_compile", no_compiler)
-    executor = SimulatedGraphs(Programs(tmp_path))
-    for _ in range(2):
-        assert executor.leaf(twice)(torch.ones(2)).tolist() == [2, 2]
-    [note] = executor.notes()
-    assert "no C compiler" in note and "Python.h" in note and executor.graphs == 1
-
-
-def selections(rows=1, **changes):
-    """What the executor is told of a run: a target of one device, a static cache, sampling."""
-    kinds = {"cache": {"fixed_shapes": True, "in_place": True}, "decoding": {"samples": True}}
-    kinds = {group: of | changes.get(group, {}) for group, of in kinds.items()}
+def selections(fixed_shapes=True, samples=True):
+    """What the executor is told of a run."""
+    kinds = {"cache": {"fixed_shapes": fixed_shapes}, "decoding": {"samples": samples}}
     groups = {group: SimpleNamespace(name=group, kind=SimpleNamespace(**of)) for group, of in kinds.items()}
     groups["target"] = SimpleNamespace(settings=SimpleNamespace(divided=lambda: ""))
-    return Selections(groups, temperature=1.0, lenience=1.0, device="", scalars={"batch_size": rows})
+    return Selections(groups, temperature=1.0, lenience=1.0, device="", scalars={"batch_size": 1})
 
 
-def test_auto_is_graphs_on_cuda_where_the_cache_has_fixed_shapes(monkeypatch, tmp_path):
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
-    monkeypatch.setattr(auto, "machine_name", lambda device: str(device))
-    settings = AutoExecutor.Settings(products=[*NAMES], choices=None)
-    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+def test_auto_is_graphs_on_cuda_where_they_are_possible():
+    settings, cuda, cpu = DefaultExecutor.Settings(), torch.device("cuda"), torch.device("cpu")
 
-    def kind(device, kinds=AutoExecutor, **changes):
-        return type(kinds.from_settings(settings, device, selections(**changes), CodeIdentity("a run", "a machine")))
+    def kind(device, **run):
+        return type(DefaultExecutor.from_settings(settings, device, selections(**run)))
 
-    assert kind(cuda) is CudaGraphExecutor and kind(cpu) is AutoExecutor
-    assert kind(cuda, cache={"fixed_shapes": False}) is kind(cuda, decoding={"samples": False}) is AutoExecutor
-    assert kind(cuda, CompiledExecutor) is CompiledExecutor
-    for rows, in_place, columns in ((1, True, 512), (2, True, 300), (1, False, 300)):  # as programs of layers need them
-        chosen = selections(rows, cache={"in_place": in_place})
-        own = AutoExecutor.from_settings(settings, cpu, chosen, CodeIdentity("a run", "a machine"))
-        assert own.columns(300) == columns  # the estimate of memory asks before the target is loaded
-    executor = AutoExecutor.from_settings(settings, cuda, selections(), CodeIdentity("a run", "a machine"))
-    assert executor.falls_back and executor.captures_graphs and not executor.compiles and executor.programs is None
+    assert kind(cuda) is CudaGraphExecutor and kind(cpu) is EagerExecutor
+    assert kind(cuda, fixed_shapes=False) is kind(cuda, samples=False) is EagerExecutor
+    executor = DefaultExecutor.from_settings(settings, cuda, selections())
+    assert executor.falls_back and executor.captures_graphs and not executor.compiles
     assert executor.columns(90) == 128 and executor.lengths(90)
     executor.run_eagerly("it counts")
-    assert executor.columns(90) == 90 and not executor.lengths(90)
-    assert executor.notes() == ["nothing was captured as a CUDA graph: it counts"]
+    assert executor.columns(90) == 90 and not executor.lengths(90) and "it counts" in executor.notes()[0]
     assert executor.leaf(twice) is twice and not executor.captures_graphs and not executor.fixed_shapes
 
 
@@ -265,10 +228,10 @@ def test_only_captures_after_warm_up_are_late():
     executor = NoGraphs()
     add = executor.leaf(torch.neg)
     for width, ready, late in ((1, False, 0), (1, True, 0), (2, True, 1), (3, False, 1), (3, True, 1), (4, True, 2)):
-        (executor.ready if ready else executor.prepare)()
+        executor.warm = ready
         add(torch.ones(width))
         assert executor.late == late
-    assert executor.facts()["captures_after_warm_up"] == 2 and len(executor.notes()) == 1
+    assert executor.late == 2 and len(executor.notes()) == 1
 
 
 def test_results_of_one_function_share_memory_and_are_read_in_place():
@@ -349,25 +312,12 @@ def test_after_a_real_capture_that_failed_others_are_made(tables):
     assert executor.graphs == 2
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_graphs_of_the_second_device(tables):
-    device = pick_device("cuda:1")
-    try:
-        expected = decode(jobs(), 3, tables, device=device)
-        executor = CudaGraphExecutor()
-        assert decode(jobs(), 3, tables, device=device, executor=executor) == expected
-        assert executor.side_stream().device == device
-    finally:
-        pick_device("cuda:0")
-
-
 def test_without_memory_for_more_graphs_those_that_are_there_stay():
     executor, capture = SimulatedGraphs(), SimulatedGraphs.capture
     executor.forgives = True
     double = executor.leaf(twice)
     assert double(torch.ones(2)).tolist() == [2, 2]
-    executor.ready()
+    executor.warm = True
 
     def full(function):
         raise torch.OutOfMemoryError("full")

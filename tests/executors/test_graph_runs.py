@@ -40,25 +40,26 @@ def texts(tmp_path_factory) -> str:
     return str(path)
 
 
-def result_of(kind, executor, texts, monkeypatch, tmp_path):
+def notes_and_executor(kind, executor, texts, monkeypatch, tmp_path):
+    """The notes of a run without failures, and its executor."""
     monkeypatch.setattr(buckets, "SMALLEST_BUCKET", 32)
     monkeypatch.setattr(specbench.run.warm_up, "CALIBRATION_TOKENS", 6)
     graphs = ("executor=cudagraph", f"executor._target_={executor}", "executor.compile=false")
     parts = parts_of(*graphs, "data.limit=2", "data=jsonl", f"data.path={texts}", *KINDS[kind])
-    return run(parts, tmp_path)[0]
+    results = run(parts, tmp_path)[0]
+    assert results.counts.failed == 0
+    return results.notes, parts.target.executor
 
 
 @pytest.mark.parametrize("kind", [
     kind if kind == "adaptive" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS
 ])  # fmt: skip
 def test_no_graph_is_captured_after_warm_up(kind, texts, monkeypatch, tmp_path):
-    result = result_of(kind, "graph_memory.Rerun", texts, monkeypatch, tmp_path)
-    assert result.counts.failed == 0 and result.executor["captures"] >= result.executor["graphs"] > 3
-    assert result.executor["captures_after_warm_up"] == 0 and not result.executor["not_captured"]
-    assert not any("CUDA graphs" in note for note in result.notes)
+    notes, executor = notes_and_executor(kind, "graph_memory.Rerun", texts, monkeypatch, tmp_path)
+    assert executor.captures >= executor.graphs > 3 and executor.late == 0 and not executor.not_captured
+    assert not any("CUDA graphs" in note for note in notes)
 
 
 def test_captures_after_warm_up_are_reported(texts, monkeypatch, tmp_path):
-    result = result_of("fixed", "test_graph_runs.OneWidth", texts, monkeypatch, tmp_path)
-    late = result.executor["captures_after_warm_up"]
-    assert late > 0 and any(f"CUDA graphs captured after warm-up: {late};" in note for note in result.notes)
+    notes, executor = notes_and_executor("fixed", "test_graph_runs.OneWidth", texts, monkeypatch, tmp_path)
+    assert executor.late > 0 and any(f"CUDA graphs captured after warm-up: {executor.late};" in n for n in notes)

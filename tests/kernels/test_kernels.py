@@ -12,9 +12,8 @@ from decoder_cases import CACHES, jobs_of, verifier_of
 
 pytest.importorskip("triton")
 
-from compile_triton import Job, attend_variants, compiled
 from torch.nn import functional as F
-from triton import knobs, next_power_of_2
+from triton import knobs
 
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.sampling import Sampling
@@ -330,48 +329,3 @@ def test_the_bias_of_sdpa_on_cuda_is_the_mask_and_its_rows_are_aligned():
     masked, biased = (F.scaled_dot_product_attention(q, k, v, attn_mask=mask) for mask in (seen, bias))
     assert torch.allclose(masked, biased, atol=1e-6)
     assert bias.shape == seen.shape and bias.stride(-1) == 1 and all(s % 8 == 0 for s in bias.stride()[:3])
-
-
-# -- For a GPU that is not here ---------------------------------------------------------------------
-
-
-def on_h100(dtype: str, N: int, tree: bool, paged: bool, splits: int = 32) -> Job:
-    """The kernel for 24 query heads and 8 key heads of 128 numbers."""
-    kind = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
-    BM, BN, warps = attention.tile_shape(N * 3, 128, kind, tree)
-    given = dict.fromkeys(("q", "keys", "values", "out"), f"*{dtype}:16")
-    given |= dict.fromkeys(("partial", "weight"), "*fp32:16") | {"finished": "*i32:16"}
-    given |= dict.fromkeys(("table", "first", "depth"), "*i64:16") | {"sees": "*u8:16", "scale": "fp32"}
-    given |= dict.fromkeys(("q_row", "q_head", "q_token", "k_block", "k_head", "k_column", "v_block", "v_head",
-                            "v_column", "size", "block"), "i32:16")  # fmt: skip
-    given |= dict.fromkeys(("table_row", "sees_row", "sees_token", "depth_row", "N", "M"), "i32")
-    given |= {"G": 3, "D": 128, "E": 128, "BM": BM, "BN": BN, "BD": 128, "BE": next_power_of_2(128),
-              "TREE": tree, "WINDOW": 0, "ONE_BLOCK": not paged, "SPLITS": splits, "WIDEN": False,
-              "PRECISION": "ieee" if dtype == "fp32" else "tf32"}  # fmt: skip
-    return Job(attention.__name__, "attend_split", given, warps=warps, stages=2)
-
-
-@pytest.mark.slow  # test_one_shape_serves_every_length
-@pytest.mark.parametrize("shape", [(24, 8, 128), (32, 8, 64)])
-def test_no_length_of_a_prompt_needs_a_kernel_that_warm_up_did_not_run(shape):
-    warm, every = attention.lengths_of_variants(*shape[:2]), range(1, 513)
-    *met, last = attend_variants(shape, 1024, [*warm, *every, warm[0]])
-    known = {kernel for kernels in met[: len(warm)] for kernel in kernels}
-    assert last and known == {kernel for kernels in met for kernel in kernels}
-    assert len(known) < 12
-    # Negative control: without the last of these lengths, prompts need others.
-    fewer = {kernel for kernels in met[: len(warm) - 1] for kernel in kernels}
-    assert fewer < known
-
-
-@pytest.mark.slow
-def test_the_kernels_compile_for_an_h100_and_spill_no_registers():
-    jobs = [on_h100("bf16", 1, False, False), on_h100("bf16", 6, False, True), on_h100("bf16", 6, True, True),
-            on_h100("bf16", 512, False, True, splits=1), on_h100("fp32", 6, False, False)]  # fmt: skip
-    made = compiled(jobs)
-    for job, one in zip(jobs, made, strict=True):
-        print(f"{job.kernel} {job.arguments['q']} N={job.arguments['N']}: {one}")
-        assert one.spilled == 0 and one.shared <= 99 * 1024  # the least that a program of a recent GPU may have
-        assert 32 * job.warps * one.registers <= 65536
-    for one in made[:4]:
-        assert "mma" in one.ptx and "cp.async" in one.ptx  # tensor cores; columns are loaded ahead

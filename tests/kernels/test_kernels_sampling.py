@@ -9,11 +9,11 @@ from itertools import product
 import pytest
 import torch
 from choosing import in_turn
-from compile_triton import Sequence, compiled
 from queue_cases import decode, jobs
 from random_cases import chi_square_fits, random_bits
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from specbench.decoding import sampling
 from specbench.decoding.draft import Draft
 from specbench.decoding.noise import ACCEPTANCE, PROPOSAL, RESIDUAL, exponentials, noise_bits, uniforms
 from specbench.decoding.sampling import Sampling, draw
@@ -26,6 +26,7 @@ from specbench.kernels import race, softmax, verdict  # noqa: E402
 tl = triton.language
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.cuda
+sampling.use(ops)
 MODULES = (race, softmax, verdict)
 # Vocabulary, rows, and the rows and tokens of a tile (None: those of a GPU).
 SHAPES = [(1, 1000, None), (7, 8000, (2048, 8)), (512, 500, (512, 128)), (4096, 32, (32, 1024)), (32003, 4, (4, 4096)),
@@ -303,29 +304,3 @@ def test_the_operators_pass_pytorchs_own_checks():
     ):
         arguments = tuple(None if a is None else a.to(DEVICE) for a in arguments)
         torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
-
-
-ROWS = {"B": "i32", "V": "i32:16", "S": "i32", "N": "i32", "R": 1, "C": 1024, "SPLITS": 128, "PLACES": 8}
-LAWS = {"weights": "*fp32:16", "p": "*fp32:16", "q": "*fp32:16", "logits": "*fp32:16", "probabilities": "*fp32:16",
-        "maxima": "*fp32:16", "sums": "*fp32:16", "limits": "*fp64:16"}  # fmt: skip
-INTEGERS = {name: "*i64:16" for name in ("bits", "keys", "tokens", "guesses", "count", "accepted", "p_keys",
-                                         "residual_keys")}  # fmt: skip
-RUNNERS = {name: "*i32:16" for name in ("runners", "p_runners", "residual_runners")}
-
-
-@pytest.mark.slow
-def test_the_kernels_compile_for_an_h100():
-    """Float64 is divided exactly, and nothing of it is flushed to 0 or kept on a stack."""
-    given = ROWS | LAWS | INTEGERS | RUNNERS
-    tiny = given | {"V": 1, "S": 1, "SPLITS": 1, "R": 1024, "C": 1}
-    wanted = [
-        *((race, "_run", shape) for shape in (given, tiny)),
-        *((verdict, "_run", given | {"POINT": point}) for point in (False, True)),
-        *((module, "_decide", given) for module in (race, verdict)),
-        *((softmax, name, given) for name in ("_reduce", "_normalise")),
-    ]
-    made = compiled([Sequence(module.__name__, name, shape) for module, name, shape in wanted])
-    for (module, name, _), program in zip(wanted, made, strict=True):
-        assert program.spilled == 0, (module, name, str(program))
-        assert ("div.rn.f64" in program.ptx) == (name == "_run")
-        assert "f32.ftz" not in program.ptx and "ftz.f32" not in program.ptx

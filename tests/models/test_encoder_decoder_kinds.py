@@ -12,8 +12,8 @@ from small_runs import parts_of, run
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForSeq2SeqLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as LISTED
 
+from specbench.cache.slots import cache_argument
 from specbench.data.sources import SHIPPED
-from specbench.decoding.executor import cache_argument
 from specbench.decoding.sampling import Sampling
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor

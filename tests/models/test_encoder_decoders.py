@@ -23,7 +23,6 @@ from encoder_decoder_cases import (
     module_of,
 )
 from small_runs import parts_of, run
-from torch import nn
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from specbench.beams.beam import BeamDecoding
@@ -38,7 +37,7 @@ from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.decoding.timer import Timer
 from specbench.errors import ConfigError
-from specbench.executors.auto import AutoExecutor, CompiledExecutor
+from specbench.executors.compiled import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.measure.stock import stock_scores
 from specbench.models.flops import per_token
@@ -46,8 +45,7 @@ from specbench.models.language_model import LanguageModel
 from specbench.models.positions import Positions
 from specbench.models.reference_forward import stock_logits
 
-EXECUTORS = {"eager": EagerExecutor, "half": partial(AutoExecutor, ["half"]),
-             "compiled": partial(CompiledExecutor, ["half"])}  # fmt: skip
+EXECUTORS = {"eager": EagerExecutor, "compiled": CompiledExecutor}
 
 
 @cache
@@ -181,21 +179,7 @@ def test_only_the_decoder_runs_in_a_step(kind):
     head = module.get_output_embeddings().weight
     if all(p is not head for p in module.get_decoder().parameters()):
         whole += head.numel() - module.get_decoder().embed_tokens.weight.numel()
-    assert per_token(module, EagerExecutor())[0] == whole - cross - looked_up
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_embedding_that_is_stored_apart_is_looked_up(kind):
-    module = module_of(kind).bfloat16().float()
-    for layer in module.modules():
-        if isinstance(layer, nn.Linear):
-            layer.bias = None  # a product does not count its own
-    wanted = per_token(module, EagerExecutor())[0]
-    executor = AutoExecutor(["half"])
-    packed = executor.load(module)
-    numbers, read = per_token(packed, executor)
-    assert numbers == wanted
-    assert read < 2 * numbers + 4 * sum(p.numel() for p in packed.parameters())
+    assert per_token(module)[0] == whole - cross - looked_up
 
 
 def test_a_forced_token_and_suppressed_ones_are_those_of_generate():
@@ -273,6 +257,16 @@ def test_a_number_of_beams_is_noted_unless_it_is_searched_for():
     told = [" ".join(notes_on_models(target, *nothing, of)) for of in applied]
     assert ["num_beams=3" in text for text in told] == [True, True, False]
     assert all("min_length=5" in text for text in told)
+
+
+@pytest.mark.slow
+def test_a_whole_run_is_compiled(pair, tmp_path):
+    """Every function is compiled before anything is timed, plain and speculative, for inputs of unequal lengths."""
+    same = (f"target.path={pair[0]}", "drafter=model", f"drafter.path={pair[0]}", "target=model")
+    parts = parts_of(*same, "temperature=1", "batch_size=2", "executor=compiled", "gamma=2", "max_new_tokens=8")
+    run(parts, tmp_path)
+    executor = parts.target.executor
+    assert sum(len(function.compiled) for function in executor.functions.values()) > 2 and not executor.notes()
 
 
 @pytest.mark.parametrize("choice", ["drafter=early_exit", "drafter=medusa", "attention=triton"])

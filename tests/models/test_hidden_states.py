@@ -11,7 +11,7 @@ from specbench.decoding.draft import Draft
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
-from specbench.executors.auto import CompiledExecutor
+from specbench.executors.compiled import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.models.hidden_states import hidden_states
 from specbench.models.language_model import LanguageModel
@@ -99,7 +99,7 @@ def test_states_of_a_row_that_is_read_alone_and_of_no_layers():
 @pytest.mark.slow
 def test_states_of_a_traced_program(traced):
     """A program is made for its layers: others have another one."""
-    model, state, _ = target("static", CompiledExecutor(["half"]))
+    model, state, _ = target("static", CompiledExecutor())
     model.prefill(state)
     draft = Draft.chain(torch.tensor([[9, 2], [7, 3]]), None, torch.tensor([2, 2]))
     for layers in ((0, 2, LAYERS), (1,)):

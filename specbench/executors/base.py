@@ -1,0 +1,95 @@
+"""Base class of executors: how functions of tensors run (as written, compiled, or as CUDA graphs)."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from specbench.decoding.component import Component
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class HasCache(Protocol):
+    """A model as executors see it: functions of it read its weights, and read and write its cache."""
+
+    name: str
+
+    @property
+    def module(self) -> nn.Module: ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def cache_tensors(self) -> list[Tensor]:
+        """The cache's tensors, in a fixed order and in the backend's own shapes; empty before the first forward."""
+
+    def on_cache(self, tensors: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Inside this context the cache uses these tensors, as `cache_tensors` has them, instead of its own."""
+
+
+class Executor(Component):
+    """Runs everything in PyTorch's eager mode; subclasses override what they run faster."""
+
+    fixed_shapes = False  # whether drafts are padded to one width, so that few shapes occur
+    captures_graphs = False  # whether calls keep memory of their own, for the estimate before a run
+    compiles = False  # whether it traces functions: what they read besides tensors must not change
+    runs_encoders = True  # whether it can run encoder-decoders
+    runs_recurrent = True  # whether it can run models with a recurrent state
+    falls_back = False  # whether it runs what it cannot capture as it is, after `run_eagerly`
+    warm = False  # whether warm-up is over, in which all usual shapes are met
+    on_launch: Callable[[], None] | None = None  # the clock's, while a decoder is timed
+
+    @classmethod
+    def from_settings(cls, settings: Any, device: torch.device, run: Any) -> "Executor":
+        """Builds the executor for a device and the run's other choices. Raises ConfigError if it cannot run there."""
+        return cls()
+
+    def load(self, module: Module) -> Module:
+        """Returns the module to run in place of a loaded one, which stays as it is."""
+        return module
+
+    def leaf(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
+        """Returns a faster version of a function of tensors. `model` is the model whose cache it changes."""
+        return function
+
+    def phase(
+        self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
+    ) -> Callable[..., Any]:
+        """As `leaf`, for a function that calls leaves, `usual` if this call has the shapes of most calls."""
+        return function
+
+    @contextmanager
+    def timed(self, launch: Callable[[], None]) -> Iterator[None]:
+        """Inside this context `launch` is called by `launching`."""
+        before, self.on_launch = self.on_launch, launch
+        try:
+            yield
+        finally:
+            self.on_launch = before
+
+    def launching(self) -> None:
+        """Called between preparing a call and giving it to the device in one piece."""
+        if self.on_launch is not None:
+            self.on_launch()
+
+    def columns(self, needed: int, capacity: int | None = None) -> int:
+        """Number of cache columns to allocate for `needed` ones or, given the cache's `capacity`, to attend to."""
+        return needed
+
+    def lengths(self, columns: int) -> list[int]:
+        """Text lengths, in tokens, to warm up: one per shape bucket up to `columns`; empty without buckets."""
+        return []
+
+    def run_eagerly(self, why: str) -> None:
+        """From now on functions run as they are: called before models are loaded that cannot be captured."""
+
+    def bytes(self) -> int:
+        """Bytes that the executor itself holds, such as graph pools."""
+        return 0
+
+    def notes(self) -> list[str]:
+        """What a reader of the run's times must know, in sentences."""
+        return []

@@ -1,0 +1,140 @@
+"""Functions compiled by `torch.compile`, each once for a set of shapes and constants and for any number of columns.
+
+Inductor keeps what it compiled in its own cache on the disk, which later processes use.
+"""
+
+import logging
+import time
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.component import Selections
+from specbench.errors import causes
+from specbench.executors.base import HasCache
+from specbench.executors.eager import EagerExecutor
+from specbench.executors.pytree import Columns, bucket, flatten_arguments, rebuild, refuse_growing_cache
+
+log = logging.getLogger(__name__)
+STEP = 16  # cache columns: compiled code attends to a multiple of them
+SMALL_BYTES = 16e6  # of weights: a model below this stays in the processor's caches
+OPTIONS: dict[str, dict[str, Any]] = {
+    "cpu": {"cpp.threads": 1},  # OpenMP threads of compiled loops would slow down those of the products
+    # Tuning also turns the products of a single row into reductions, which fuse with what follows. Padding would time
+    # each product, though its long sides are aligned. Kernels that do not depend on each other are one: those that
+    # rotate q and k and write k and v.
+    "cuda": {
+        "coordinate_descent_tuning": True,
+        "shape_padding": False,
+        "triton.cudagraphs": False,
+        "combo_kernels": True,
+        "combo_kernels_autotune": 0,
+        "benchmark_combo_kernel": False,
+    },
+}
+# Shapes and constants are compared before a compiled function is called.
+UNCHECKED = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
+
+
+class CompiledExecutor(EagerExecutor):
+    """Compiles each function of tensors, the model's forward included, for the shapes of its calls."""
+
+    fixed_shapes = True
+    compiles = True
+    runs_recurrent = False
+
+    def __init__(self, half_weights: bool = True):
+        super().__init__(half_weights)
+        self.functions: dict[Callable[..., Any], CompiledFunction] = {}
+
+    @classmethod
+    def refuses(cls, settings: Any, run: Selections) -> str | None:
+        return refuse_growing_cache(run)
+
+    def leaf(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
+        if torch.compiler.is_compiling():  # part of a larger one
+            return function
+        if function not in self.functions:
+            self.functions[function] = CompiledFunction(function, model)
+        return self.functions[function]
+
+    def phase(
+        self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
+    ) -> Callable[..., Any]:
+        """It is compiled whole if the model fits into the processor's caches: there calls take the time."""
+        small = model is not None and model.weight_bytes < SMALL_BYTES
+        return self.leaf(function, model) if usual and small else function
+
+    def columns(self, needed: int, capacity: int | None = None) -> int:
+        """A power of two is allocated, so that few shapes occur, and a multiple of STEP is attended to."""
+        return bucket(needed) if capacity is None else Columns(min(capacity, -(-needed // STEP) * STEP))
+
+    def notes(self) -> list[str]:
+        return [note for function in self.functions.values() for note in function.notes()]
+
+
+class CompiledFunction:
+    """A function with a compiled version for each set of shapes and constants that it is called with."""
+
+    def __init__(self, function: Callable[..., Any], model: HasCache | None):
+        self.function, self.model = function, model
+        self.compiled: dict[Any, Callable[..., Any]] = {}
+        self.seconds = 0.0  # of compiling
+        self.failure: str | None = None  # why it runs as it is written
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Runs what was compiled, or the function itself while the model's cache, which takes its shape from a first
+        forward, has no tensors."""
+        stored = [] if self.model is None else self.model.cache_tensors()
+        if self.failure is not None or (self.model is not None and not stored):
+            return self.function(*arguments)
+        spec, values = flatten_arguments(arguments)
+        shapes = [None if type(t) is Columns else (t.shape, t.stride(), t.dtype) for t in values]
+        key = (spec, *shapes, *(t.shape for t in stored[:1]), *(t.shape for t in stored[-1:]))
+        given = [t.tensor() if type(t) is Columns else t for t in values]
+        if key in self.compiled:
+            return self.compiled[key](*given)
+        for tensor, value in zip(given, values, strict=True):
+            if type(value) is Columns:
+                torch._dynamo.mark_dynamic(tensor, 0)
+        began = time.perf_counter()
+        try:
+            self.compiled[key] = compiled_for(self.function, spec, given)
+            return self.compiled[key](*given)
+        except Exception as error:  # of a compiler that is not there, or of a function that it cannot compile
+            self.failure = causes(error)
+            log.warning("%s runs as it is written: %s", name_of(self.function), self.failure)
+            log.info("the errors in full", exc_info=error)
+            return self.function(*arguments)
+        finally:
+            self.seconds += time.perf_counter() - began
+
+    def notes(self) -> list[str]:
+        return [] if self.failure is None else [f"{name_of(self.function)} was not compiled: {self.failure}"]
+
+
+def compiled_for(function: Callable[..., Any], spec: Any, given: Sequence[Tensor]) -> Callable[..., Any]:
+    """A version of the function for calls with these tensors, to be put into the description `spec`. PyTorch would
+    compare all that it read of the model at each call, which takes longer than a small layer: nothing of it changes."""
+
+    def call(*tensors: Tensor) -> Any:
+        return function(*rebuild(spec, tensors))
+
+    own = types.FunctionType(
+        call.__code__.replace(), globals(), "call", None, call.__closure__
+    )  # PyTorch caches by code
+    options = UNCHECKED | OPTIONS.get(given[0].device.type, {}) | {"guard_filter_fn": no_guards}
+    return torch.compile(own, fullgraph=True, dynamic=False, options=options)
+
+
+def no_guards(entries: Sequence[Any]) -> list[bool]:
+    """Which of the conditions that PyTorch would check before each call it checks: none."""
+    return [False] * len(entries)
+
+
+def name_of(function: Any) -> str:
+    """The name of a function, or of the one that was compiled."""
+    return str(getattr(getattr(function, "function", function), "__qualname__", function))

@@ -1,0 +1,23 @@
+"""executor=auto: CUDA graphs on CUDA where they are possible, else eager mode."""
+
+from typing import Any
+
+import torch
+
+from specbench.component import Selections
+from specbench.executors.base import Executor
+from specbench.executors.cudagraph import CudaGraphExecutor
+from specbench.executors.eager import EagerExecutor
+
+
+class DefaultExecutor(EagerExecutor):
+    """Stands for the executor that the device decides."""
+
+    falls_back = True
+
+    @classmethod
+    def from_settings(cls, settings: Any, device: torch.device, run: Selections) -> Executor:
+        possible = run["cache"].kind.fixed_shapes and run["decoding"].kind.samples
+        if device.type == "cuda" and possible and not run["target"].settings.divided():
+            return CudaGraphExecutor(falls_back=True)
+        return EagerExecutor(settings.half_weights)

@@ -1,0 +1,85 @@
+"""Linear layers on a CPU that read weights in 16 bits, as checkpoints have them, and compute in float32."""
+
+import copy
+import logging
+import math
+
+import torch
+from torch import Tensor, nn
+
+from specbench.executors.base import Module
+from specbench.executors.machine import cache_dir, cpu_features
+from specbench.kernels import half_pairs
+
+log = logging.getLogger(__name__)
+HALF_EXPONENT = 15  # of the largest weight in float16, after scaling
+BLOCK = 2**17  # numbers of a weight that are compared at once
+# Layers of state-space models that are not called: others read their weight and bias.
+READ_DIRECTLY = ("dt_proj",)
+
+
+class HalfLinear(nn.Module):
+    """Takes the place of a linear layer in float32 whose weight, times a power of two, float16 holds exactly."""
+
+    def __init__(self, layer: nn.Linear, scale: float):
+        super().__init__()
+        self.packed = nn.Parameter(half_pairs.packed(layer.weight * scale), requires_grad=False)
+        self.bias = layer.bias
+        self.factor = 1 / scale
+        self.weight = layer.weight.new_empty(0)  # some models ask for its dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., K] to [..., N]."""
+        found: Tensor = torch.ops.specbench.half_pairs.default(x, self.packed, self.bias, self.factor)
+        return found
+
+
+def with_half_weights(module: Module) -> Module:
+    """A copy of a module on a CPU in which linear layers read their weights in 16 bits, where no value changes; the
+    module itself if there is no such layer, or no C++ compiler."""
+    layers = {path: layer for path, layer in module.named_modules() if may_be_half(path, layer)}
+    scales = {path: scale_of(layer.weight.detach()) for path, layer in layers.items()}
+    scales = {path: scale for path, scale in scales.items() if is_half(layers[path].weight.detach() * scale)}
+    if not scales:
+        return module
+    if not half_pairs.load(cache_dir() / "kernels" / cpu_features()):
+        log.warning("weights are read in 32 bits, which takes longer: no C++ compiler can make half_pairs, see run.log")
+        return module
+    found = twin_of(module)
+    for path, scale in scales.items():
+        parent, _, name = path.rpartition(".")
+        found.get_submodule(parent).register_module(name, HalfLinear(layers[path], scale))
+    return found
+
+
+def may_be_half(path: str, layer: nn.Module) -> bool:
+    """Whether a part of a model is a linear layer of a shape that `half_pairs` takes."""
+    if type(layer) is not nn.Linear or not is_plain(layer.weight) or path.rpartition(".")[2] in READ_DIRECTLY:
+        return False
+    rows, columns = layer.weight.shape
+    float32 = layer.weight.dtype == torch.float32 and layer.weight.device.type == "cpu"
+    return float32 and rows % half_pairs.PAIR == 0 and columns % half_pairs.LINE == 0 and layer.weight.numel() > 0
+
+
+def is_plain(weight: Tensor) -> bool:
+    """Whether a weight is a parameter, and none that consists of other tensors, as those of torchao do."""
+    return isinstance(weight, nn.Parameter) and not hasattr(weight, "__tensor_flatten__")
+
+
+def is_half(weight: Tensor) -> bool:
+    """Whether float16 has all values of a weight in float32. Read in blocks that stay in a core's cache."""
+    return all(torch.equal(block.half().float(), block) for block in weight.reshape(-1).split(BLOCK))
+
+
+def scale_of(weight: Tensor) -> float:
+    """The power of two that brings the largest value of a weight, of any shape, to the upper end of float16's range.
+    Multiplying by it changes no digit."""
+    largest = float(torch.stack(weight.aminmax()).abs().max())
+    return 2.0 ** (HALF_EXPONENT - math.frexp(largest)[1]) if 2.0**-60 < largest < 2.0**60 else 1.0
+
+
+def twin_of(module: Module) -> Module:
+    """A copy of a module that shares its weights and configs."""
+    configs = (vars(part)["config"] for part in module.modules() if "config" in vars(part))
+    shared = (*module.parameters(), *module.buffers(), *configs)
+    return copy.deepcopy(module, {id(entry): entry for entry in shared})
