@@ -207,10 +207,6 @@ class CachedModel(Target):
     def column_bytes(self) -> float:
         return self.cache.column_bytes()
 
-    def description(self) -> tuple[Any, ...]:
-        """See `HasCache.description`."""
-        return self.name, self.sampling, self.vocabulary.description, str(self.dtype), self.kernel
-
     def cache_tensors(self) -> list[Tensor]:
         """See `HasCache.cache_tensors`."""
         own = self.cache.tensors()
