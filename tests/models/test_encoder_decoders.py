@@ -103,13 +103,6 @@ def test_every_verifier_keeps_a_batch(judge):
     assert decode("t5", Sampling(temperature=0), "model", judge=judge) == decode("t5", Sampling(temperature=0))
 
 
-@pytest.mark.parametrize("kind", only(["marian"], KINDS))
-def test_other_products_keep_the_tokens(kind):
-    for temperature in (0, 1):
-        sampling = Sampling(temperature=temperature)
-        assert decode(kind, sampling, "model", executor="half") == decode(kind, sampling, "model")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "temperature", "cache_name"), [("t5", 1, "static"), ("bart", 0, "paged")])
 def test_compiled_programs_keep_the_tokens(kind, temperature, cache_name):
