@@ -86,7 +86,7 @@ def test_the_beams_and_scores_are_those_of_transformers(kind, cache, monkeypatch
             assert_equal(found, wanted)
             tested = [have + more for have, more in zip(tested, counts, strict=True)]
         lengths |= {len(hypothesis.tokens) for hypothesis in found}
-        again = stock_score(target, target.start_tokens, found[0].tokens, rules, read)
+        score, tolerance = stock_score(target, target.start_tokens, found[0].tokens, rules, read)
         assert score == pytest.approx(found[0].score, abs=tolerance)
     assert len(lengths) > 1 and min(tested) > 0
 
