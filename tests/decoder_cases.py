@@ -1,4 +1,4 @@
-"""A tabular pair with known law, every drafter, verifier and cache for it, and for the shipped pair."""
+"""A tabular pair with known distribution, every drafter, verifier and cache for it, and for the shipped pair."""
 
 from collections import abc
 from collections.abc import Callable

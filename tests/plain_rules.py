@@ -1,7 +1,7 @@
 """Rules of verification in plain Python with exact fractions, and every draft and outcome of them: V = 3, small trees.
 
-A rule lists the outcomes of one draft: how likely each is, what it keeps, the law of the token after it, and uniforms
-r_i that lead there, each next to the bound that decides.
+A rule lists the outcomes of one draft: how likely each is, what it keeps, the distribution of the token after it, and
+uniforms r_i that lead there, each next to the bound that decides.
 """
 
 import random
@@ -14,7 +14,7 @@ from itertools import product
 
 V = 3
 NEAR = Fraction(1, 10**9)
-Law = tuple[Fraction, ...]
+Distribution = tuple[Fraction, ...]
 Text = tuple[int, ...]
 
 
@@ -24,11 +24,11 @@ class Node:
 
     number: int
     text: Text
-    q: Law = ()
+    q: Distribution = ()
     children: list["Node"] = field(default_factory=list)
 
     @property
-    def ratio(self) -> Callable[[Law], Fraction]:
+    def ratio(self) -> Callable[[Distribution], Fraction]:
         """p(x) / q(x) of a p, for the guess x."""
         return lambda p: p[self.text[-1]] / self.q[self.text[-1]]
 
@@ -37,24 +37,24 @@ class Node:
 class Outcome:
     chance: Fraction
     node: Node
-    law: Law
+    distribution: Distribution
     r: dict[int, Fraction]  # by node
 
 
-Rule = Callable[[Node, Callable[[Text], Law]], Iterator[Outcome]]
-Drafts = Callable[[Callable[[Text], Law]], Iterator[tuple[Fraction, Node]]]
+Rule = Callable[[Node, Callable[[Text], Distribution]], Iterator[Outcome]]
+Drafts = Callable[[Callable[[Text], Distribution]], Iterator[tuple[Fraction, Node]]]
 
 
 @cache
-def random_law(seed: str, text: Text) -> Law:
-    """A law that depends on all of a text; about one probability in seven is zero."""
+def random_distribution(seed: str, text: Text) -> Distribution:
+    """A distribution that depends on all of a text; about one probability in seven is zero."""
     generator = random.Random(f"{seed} {text}")
     numbers = [generator.choice((0, 1, 1, 2, 3, 4, 5)) for _ in range(V)]
-    return normal(numbers) or random_law(seed + "+", text)
+    return normal(numbers) or random_distribution(seed + "+", text)
 
 
-def normal(weights: list | Law) -> Law:
-    """Weights as a law; () if all are zero."""
+def normal(weights: list | Distribution) -> Distribution:
+    """Weights as a distribution; () if all are zero."""
     return tuple(Fraction(w) / sum(weights) for w in weights) if any(weights) else ()
 
 
@@ -66,7 +66,9 @@ def shapes(nodes: int) -> list[tuple[int, ...]]:
     return [parents for parents in found if max(Counter(parents).values()) <= V]
 
 
-def drafts(parents: tuple[int, ...], q: Callable[[Text], Law], replace: bool) -> Iterator[tuple[Fraction, Node]]:
+def drafts(
+    parents: tuple[int, ...], q: Callable[[Text], Distribution], replace: bool
+) -> Iterator[tuple[Fraction, Node]]:
     """Every draft of a shape with its probability; children of one node are drawn with or without replacement. Where
     no token is left for a child, it repeats the first one as a point mass, as `drafter=tree` does."""
     for tokens in product(range(V), repeat=len(parents)):
@@ -74,13 +76,13 @@ def drafts(parents: tuple[int, ...], q: Callable[[Text], Law], replace: bool) ->
         for i, (above, x) in enumerate(zip(parents, tokens, strict=True), 1):
             up = nodes[above]
             before = [child.text[-1] for child in up.children]
-            law = q(up.text)
+            distribution = q(up.text)
             if not replace:
-                rest = [0 if y in before else law[y] for y in range(V)]
-                law = normal(rest) or tuple(Fraction(y == before[0]) for y in range(V))
-            nodes.append(Node(i, (*up.text, x), law))
+                rest = [0 if y in before else distribution[y] for y in range(V)]
+                distribution = normal(rest) or tuple(Fraction(y == before[0]) for y in range(V))
+            nodes.append(Node(i, (*up.text, x), distribution))
             up.children.append(nodes[i])
-            chance *= law[x]
+            chance *= distribution[x]
         if chance:
             yield chance, nodes[0]
 
@@ -90,7 +92,7 @@ def grown(rooms: Callable[[int, Fraction, Fraction], tuple[int, int]], room: int
     two children; `rooms`, of n and of q of the two, says how many guesses each may have below it, -1 if it is taken
     away. The numbers of nodes are not those of a draft."""
 
-    def below(q: Callable[[Text], Law], text: Text, n: int) -> Iterator[tuple[Fraction, list[Node]]]:
+    def below(q: Callable[[Text], Distribution], text: Text, n: int) -> Iterator[tuple[Fraction, list[Node]]]:
         if n == 0:
             yield Fraction(1), []
             return
@@ -111,7 +113,7 @@ def grown(rooms: Callable[[int, Fraction, Fraction], tuple[int, int]], room: int
     return lambda q: ((chance, Node(0, (), (), own)) for chance, own in below(q, (), room))
 
 
-def residual(weight: Fraction, p: Law, q: Law) -> list[Fraction]:
+def residual(weight: Fraction, p: Distribution, q: Distribution) -> list[Fraction]:
     return [max(Fraction(0), weight * a - b) for a, b in zip(p, q, strict=True)]
 
 
@@ -120,33 +122,33 @@ def beside(bound: Fraction, accepted: bool) -> Fraction:
     return bound * (1 - NEAR) if accepted else bound + NEAR
 
 
-def iterative(root: Node, p: Callable[[Text], Law]) -> Iterator[Outcome]:
+def iterative(root: Node, p: Callable[[Text], Distribution]) -> Iterator[Outcome]:
     """The children of a node in turn; each rejection replaces p by norm(max(0, p - q))."""
 
     def at(node: Node, chance: Fraction, r: dict[int, Fraction]) -> Iterator[Outcome]:
-        law = p(node.text)
+        distribution = p(node.text)
         for child in node.children:
-            bound = min(Fraction(1), child.ratio(law))
+            bound = min(Fraction(1), child.ratio(distribution))
             yield from at(child, chance * bound, r | {child.number: beside(bound, True)}) if bound else ()
             chance, r = chance * (1 - bound), r | {child.number: beside(bound, False)}
             if not chance:
                 return
-            law = normal(residual(Fraction(1), law, child.q))
-        yield Outcome(chance, node, law, r)
+            distribution = normal(residual(Fraction(1), distribution, child.q))
+        yield Outcome(chance, node, distribution, r)
 
     return at(root, Fraction(1), {})
 
 
-def in_turn(tests: list[tuple[Fraction, Node, Law]]) -> Iterator[Outcome]:
-    """The outcomes of nodes that are tested one after the other, each by (bound, node, law after it)."""
+def in_turn(tests: list[tuple[Fraction, Node, Distribution]]) -> Iterator[Outcome]:
+    """The outcomes of nodes that are tested one after the other, each by (bound, node, distribution after it)."""
     chance, r = Fraction(1), {}
-    for bound, node, law in tests:
+    for bound, node, distribution in tests:
         if chance * bound:
-            yield Outcome(chance * bound, node, law, r | {node.number: beside(bound, True)})
+            yield Outcome(chance * bound, node, distribution, r | {node.number: beside(bound, True)})
         chance, r = chance * (1 - bound), r | {node.number: beside(bound, False)}
 
 
-def whole_ratio(path: list[Node], p: Callable[[Text], Law]) -> Fraction:
+def whole_ratio(path: list[Node], p: Callable[[Text], Distribution]) -> Fraction:
     """The product of p / q along a chain, unbounded: HSD's released code accepts the whole draft with it."""
     found = Fraction(1)
     for node in path[1:]:
@@ -154,7 +156,9 @@ def whole_ratio(path: list[Node], p: Callable[[Text], Law]) -> Fraction:
     return min(Fraction(1), found)
 
 
-def block(root: Node, p: Callable[[Text], Law], last: Callable[..., Fraction] | None = None) -> Iterator[Outcome]:
+def block(
+    root: Node, p: Callable[[Text], Distribution], last: Callable[..., Fraction] | None = None
+) -> Iterator[Outcome]:
     """Block verification (2403.10444) of a chain; `last` is another rule for the whole draft."""
     path = [root]
     while path[-1].children:
@@ -180,19 +184,21 @@ def of_public_code(left: Fraction, weight: Fraction, taken: Fraction) -> Fractio
     return min(Fraction(1), left / (1 - taken)) if taken < 1 else Fraction(0)
 
 
-def traversal(root: Node, p: Callable[[Text], Law], after: Callable[..., Fraction] = of_paper) -> Iterator[Outcome]:
+def traversal(
+    root: Node, p: Callable[[Text], Distribution], after: Callable[..., Fraction] = of_paper
+) -> Iterator[Outcome]:
     """Traversal verification (2505.12398): goes down to the first leaf that is left; if it is rejected, takes it off
-    its parent, whose law becomes the residual and whose weight is `after` that."""
+    its parent, whose distribution becomes the residual and whose weight is `after` that."""
 
-    def tests(node: Node, weight: Fraction) -> Iterator[tuple[Fraction, Node, Law]]:
-        law = p(node.text)
+    def tests(node: Node, weight: Fraction) -> Iterator[tuple[Fraction, Node, Distribution]]:
+        distribution = p(node.text)
         for child in node.children:
-            yield from tests(child, min(Fraction(1), weight * child.ratio(law)))
-            rest = residual(weight, law, child.q)
-            law = normal(rest) or law
+            yield from tests(child, min(Fraction(1), weight * child.ratio(distribution)))
+            rest = residual(weight, distribution, child.q)
+            distribution = normal(rest) or distribution
             weight = after(sum(rest), weight, child.q[child.text[-1]])
             weight = Fraction(1) if node is root else weight
-        yield weight, node, law
+        yield weight, node, distribution
 
     return in_turn(list(tests(root, Fraction(1))))
 
@@ -200,15 +206,15 @@ def traversal(root: Node, p: Callable[[Text], Law], after: Callable[..., Fractio
 def total_variation(
     rule: Rule, shape: tuple[int, ...] | Drafts, seed: int, replace: bool = False
 ) -> tuple[Fraction, Fraction]:
-    """Between the law of whole texts, if the target writes on after a round, and the target's; and the expected tokens
-    of a round. Over every draft and outcome."""
-    p, q = (lambda text, name=name: random_law(f"{name}{seed}", text) for name in "pq")
+    """Between the distribution of whole texts, if the target writes on after a round, and the target's; and the
+    expected tokens of a round. Over every draft and outcome."""
+    p, q = (lambda text, name=name: random_distribution(f"{name}{seed}", text) for name in "pq")
     emitted, tokens = Counter[Text](), Fraction(0)
     for likely, root in shape(q) if callable(shape) else drafts(shape, q, replace):
         for outcome in rule(root, p):
             tokens += likely * outcome.chance * (len(outcome.node.text) + 1)
             for x in range(V):
-                emitted[(*outcome.node.text, x)] += likely * outcome.chance * outcome.law[x]
+                emitted[(*outcome.node.text, x)] += likely * outcome.chance * outcome.distribution[x]
     apart = Fraction(0)
     for text in product(range(V), repeat=max(map(len, emitted))):
         written, target = Fraction(0), Fraction(1)

@@ -1,8 +1,8 @@
-"""A language model whose law is known exactly: an order-2 Markov chain given by a table.
+"""A language model whose distribution is known exactly: an order-2 Markov chain given by a table.
 
 It is an ordinary module with a Hugging Face cache: its "keys" are the tokens themselves, and the
 two that condition the next token are found through the attention mask. So a wrong rollback,
-column, position or mask changes its law, and the tests can see it.
+column, position or mask changes its distribution, and the tests can see it.
 """
 
 from dataclasses import dataclass

@@ -22,8 +22,8 @@ TREES = {
 BY_ROW = "one of its own in each row"
 
 
-def law_after(table, text):
-    """A law that depends on the last two tokens, as float64."""
+def p_after(table, text):
+    """A distribution that depends on the last two tokens, as float64."""
     before, last = [0, 0, *text][-2:]
     return table[before, last].double().softmax(-1)
 
@@ -58,14 +58,14 @@ def random_tree(name, seed, repeats):
         for i, above in enumerate(parent):
             if above == MISSING:
                 continue
-            law = law_after(q_table, texts[above])
+            distribution = p_after(q_table, texts[above])
             if not repeats:
                 for sibling in range(i):
                     if parent[sibling] == above:
-                        law[tokens[row, sibling]] = 0
-                law = law / law.sum()
-            q[row, i] = law
-            tokens[row, i] = torch.multinomial(law, 1, generator=generator)
+                        distribution[tokens[row, sibling]] = 0
+                distribution = distribution / distribution.sum()
+            q[row, i] = distribution
+            tokens[row, i] = torch.multinomial(distribution, 1, generator=generator)
             texts[i + 1] = [*texts[above], int(tokens[row, i])]
     depth = torch.randint(len(levels) + 1, (ROWS,), generator=generator)
     count = torch.tensor([0, *np.cumsum(levels)])[depth]
@@ -74,11 +74,11 @@ def random_tree(name, seed, repeats):
 
 
 def p_of(p_table, draft):
-    """The target's laws of every node, [B, N+1, V]."""
+    """The target's distributions of every node, [B, N+1, V]."""
     rows = []
     for row, parent in zip(draft.tokens.tolist(), draft.parents.expand(ROWS, -1).tolist(), strict=True):
         texts = [[]]
         for token, above in zip(row, parent, strict=True):
             texts.append([*texts[above], token] if above != MISSING else [])
-        rows.append(torch.stack([law_after(p_table, text) for text in texts]))
+        rows.append(torch.stack([p_after(p_table, text) for text in texts]))
     return torch.stack(rows)

@@ -1,10 +1,10 @@
-"""Guesses that are tried in a random order (SpecInfer): the same tree and the same output law, if it is random."""
+"""Guesses that are tried in a random order (SpecInfer): the same tree, and the same distribution if it is random."""
 
 import numpy as np
 import pytest
 import torch
 from decoder_cases import V
-from law_cases import FEW, Law, decode, worst_excess
+from distribution_cases import FEW, Distribution, decode, worst_excess
 from random_cases import random_bits
 
 from specbench.decoding.draft import Draft
@@ -57,10 +57,10 @@ def excess(children, order):
     generator = torch.Generator().manual_seed(1)
     if children == "independent":
         tokens = torch.stack([torch.multinomial(q, ROWS, replacement=True, generator=generator) for q in Q], 1)
-        laws = Q.expand(ROWS, -1, -1)
+        distributions = Q.expand(ROWS, -1, -1)
     else:
-        tokens, laws = without_replacement(Q[:1].expand(ROWS, 1, -1), random_bits((ROWS, 1), generator), 2)
-    draft = Draft.tree(tokens, (0, 0), laws, torch.full((ROWS,), 2), repeats=children == "independent")
+        tokens, distributions = without_replacement(Q[:1].expand(ROWS, 1, -1), random_bits((ROWS, 1), generator), 2)
+    draft = Draft.tree(tokens, (0, 0), distributions, torch.full((ROWS,), 2), repeats=children == "independent")
     bits = {"random": random_bits((ROWS, 2), generator), "by guess": tokens, "fixed": None}[order]
     draft = draft if bits is None else shuffled(draft, bits)
     r = torch.rand(ROWS, 2, generator=generator, dtype=torch.float64)
@@ -73,17 +73,17 @@ def excess(children, order):
     ("independent", "fixed", True), ("independent", "random", True), ("independent", "by guess", False),
     ("distinct", "fixed", True), ("distinct", "random", False),
 ])  # fmt: skip
-def test_which_orders_leave_the_law(children, order, kept):
+def test_which_orders_leave_the_distribution(children, order, kept):
     """Negative controls: an order that depends on the guesses, and any order but their own of guesses that were drawn
-    without replacement, whose laws are those given the ones before. So `drafter=tree` has no such setting."""
+    without replacement, whose distributions are those given the ones before. So `drafter=tree` has no such setting."""
     assert (excess(children, order) < 1) == kept
 
 
 @pytest.mark.slow
-def test_a_random_order_leaves_the_target_law(tables, number_text):
+def test_a_random_order_leaves_the_target_distribution(tables, number_text):
     outputs = decode(tables, number_text, "multi_draft_random_two", verifier=IterativeVerifier,
                      drafter_table=tables.similar, trials=FEW)  # fmt: skip
-    assert worst_excess(outputs, Law(tables.target)) < 1
+    assert worst_excess(outputs, Distribution(tables.target)) < 1
 
 
 @pytest.mark.slow
@@ -95,4 +95,4 @@ def test_an_order_by_the_guess_is_caught_through_the_whole_decoder(tables, numbe
 
     outputs = decode(tables, number_text, "multi_draft_two", verifier=IterativeVerifier, drafter_table=tables.similar,
                      trials=FEW, spoil=sort)  # fmt: skip
-    assert worst_excess(outputs, Law(tables.target)) > 1 and outputs.max() < V
+    assert worst_excess(outputs, Distribution(tables.target)) > 1 and outputs.max() < V

@@ -120,9 +120,9 @@ def sampled_baseline(pair=LITTLE) -> list[list[int]]:
 WAYS = [("static", 1), *((name, 3) for name in CACHES)]
 
 
-# At temperature 0 the default run has all but those of which test_law.py has the law, and those that another one stands
-# for; at 1 it has some in each of two tests.
-IN_LAW = ("unigram", "random", "pass_lookahead", "medusa", "own_trees", "tree_sampled",
+# At temperature 0 the default run has all but those whose distribution test_distribution.py tests, and those that
+# another one stands for; at 1 it has some in each of two tests.
+SEEN_THERE = ("unigram", "random", "pass_lookahead", "medusa", "own_trees", "tree_sampled",
           "multi_draft", "mtp_distinct")  # fmt: skip
 LIKE = {"mtp": "mtp_distinct", "eagle3": "eagle3_dynamic", "blockwise": "medusa"}
 SINGLES = ("model", "bigram", "prompt_lookup", "suffix", "under_under_model", "tree_sampled")
@@ -130,7 +130,7 @@ MATCHED = ("ngram", "unigram", "tree_best", "multi_draft", "tree_independent")
 
 
 @pytest.mark.parametrize(("kind", "cache_name", "batch_size"), in_turn(
-    DRAFTERS, WAYS, [kind for kind in DRAFTERS if kind not in (*IN_LAW, *LIKE)]
+    DRAFTERS, WAYS, [kind for kind in DRAFTERS if kind not in (*SEEN_THERE, *LIKE)]
 ))  # fmt: skip
 def test_temperature_zero_equals_the_baseline(kind, cache_name, batch_size, code_text):
     rows, found = requests(), []

@@ -1,5 +1,5 @@
-"""Which rules leave the target's law: proven by enumeration of every draft and outcome, in exact fractions; and the
-tensor code decides as these rules do, for uniforms on both sides of each bound."""
+"""Which rules leave the target's distribution: proven by enumeration of every draft and outcome, in exact fractions;
+and the tensor code decides as these rules do, for uniforms on both sides of each bound."""
 
 from fractions import Fraction
 from functools import partial
@@ -13,7 +13,7 @@ from plain_rules import (
     grown,
     iterative,
     of_public_code,
-    random_law,
+    random_distribution,
     shapes,
     total_variation,
     traversal,
@@ -38,7 +38,7 @@ def test_every_shape_is_there():
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_laws_are_exact_and_traversal_keeps_most(shape):
+def test_the_distributions_are_exact_and_traversal_keeps_most(shape):
     for seed in range(2):
         apart, kept = total_variation(traversal, shape, seed)
         assert apart == 0
@@ -105,7 +105,7 @@ def agree(rule, judge, shape):
     found = decisions(rule, judge, shape)
     assert found
     for outcome, n, tokens, race in found:
-        weights = [float(w) / e for w, e in zip(outcome.law, race[n], strict=True)]
+        weights = [float(w) / e for w, e in zip(outcome.distribution, race[n], strict=True)]
         if tokens[: n + 1] != [*outcome.node.text, weights.index(max(weights))]:
             return False
     return True
@@ -116,19 +116,19 @@ def decisions(rule, judge, shape):
     repeats another one is left out for `iterative`, which stands on both at once."""
     cases, all_p = [], []
     for seed in (0, 1):
-        p, q = (partial(random_law, f"{name}{seed}") for name in "pq")
+        p, q = (partial(random_distribution, f"{name}{seed}") for name in "pq")
         for _, root in drafts(shape, q, False):
             nodes = nodes_of(root)
             if rule is not iterative or len({node.text for node in nodes}) == len(nodes):
                 new = [(nodes, outcome) for outcome in rule(root, p)]
                 cases, all_p = cases + new, all_p + [[[*map(float, p(node.text))] for node in nodes]] * len(new)
-    laws = torch.tensor(all_p, dtype=torch.double)
+    distributions = torch.tensor(all_p, dtype=torch.double)
     probs = torch.tensor([[[*map(float, node.q)] for node in nodes[1:]] for nodes, _ in cases], dtype=torch.double)
     x = torch.tensor([[node.text[-1] for node in nodes[1:]] for nodes, _ in cases])
     r = [[float(outcome.r.get(i, 0.5)) for i in range(1, len(shape) + 1)] for _, outcome in cases]
     bits = random_bits((len(cases), len(shape) + 1), torch.Generator().manual_seed(1))
     draft = Draft.tree(x, shape, probs, torch.full((len(cases),), len(shape)))
-    verdict = judge(laws, draft, torch.tensor(r, dtype=torch.double), bits)
+    verdict = judge(distributions, draft, torch.tensor(r, dtype=torch.double), bits)
     races = exponentials(bits, V).tolist()
     triples = zip(cases, verdict.accepted.tolist(), verdict.tokens.tolist(), races, strict=True)
     return [(outcome, n, tokens, race) for (_, outcome), n, tokens, race in triples]

@@ -1,4 +1,4 @@
-"""Token trees: packing, the walk through a tree against the oracle, and the tree drafters' own laws."""
+"""Token trees: packing, the walk through a tree against the oracle, and the tree drafters' own distributions."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,9 +9,9 @@ import reference
 import torch
 from choosing import in_turn
 from decoder_cases import CACHES, V, make_drafter, tabular_model
-from random_cases import random_bits, random_laws
+from random_cases import random_bits, random_distributions
 from tabular import random_table
-from tree_cases import BY_ROW, ROWS, TREES, law_after, p_of, random_tree
+from tree_cases import BY_ROW, ROWS, TREES, p_after, p_of, random_tree
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.noise import exponentials
@@ -47,7 +47,7 @@ def test_a_tree_is_verified_as_the_oracle_does(name, repeats):
         part = draft.tokens[row, there].tolist(), [there.index(parent[i] - 1) if parent[i] else -1 for i in there]
 
         def target(text):
-            return law_after(p_table, text).numpy()
+            return p_after(p_table, text).numpy()
 
         accepted, t = reference.verify_tree(
             target, *part, draft.probs[row, there].numpy(), r[row, there].numpy(), times[row]
@@ -73,8 +73,8 @@ def test_a_tree_that_is_a_chain_is_algorithm_1():
 @pytest.mark.parametrize("rule", ["block", "rejection"])
 def test_block_and_rejection_are_the_oracles(rule, point_mass):
     N, generator = 4, torch.Generator().manual_seed(4)
-    p, q = (random_laws((ROWS, n), seed).double() for n, seed in ((N + 1, 1), (N, 2)))
-    p, q = (law / law.sum(-1, keepdim=True) for law in (p, q))
+    p, q = (random_distributions((ROWS, n), seed).double() for n, seed in ((N + 1, 1), (N, 2)))
+    p, q = (distribution / distribution.sum(-1, keepdim=True) for distribution in (p, q))
     x = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(ROWS, N)
     if point_mass:
         q = torch.nn.functional.one_hot(x, V).double()
@@ -200,16 +200,16 @@ def test_the_cache_holds_the_accepted_path(cache):
             for row in range(2):
                 text = state.tokens[row, : state.lengths[row]].tolist()
                 before, last = text[-2:]
-                law = target.score(state, Draft.empty(2, target.device)).p[row, 0]
-                assert torch.allclose(law, table[before, last].softmax(-1), atol=1e-6)
+                distribution = target.score(state, Draft.empty(2, target.device)).p[row, 0]
+                assert torch.allclose(distribution, table[before, last].softmax(-1), atol=1e-6)
     assert moved > 2  # paths that were not the first
 
 
-def test_distinct_children_have_the_law_they_say():
+def test_distinct_children_have_the_distribution_they_say():
     trials = 100_000
     q = torch.tensor([0.5, 0.25, 0.15, 0.1, 0.0])
     bits = random_bits((trials, 1), torch.Generator().manual_seed(1))
-    tokens, laws = without_replacement(q.expand(trials, 1, 5), bits, 2)
+    tokens, distributions = without_replacement(q.expand(trials, 1, 5), bits, 2)
     assert (tokens[:, 0] != tokens[:, 1]).all()
     first = torch.bincount(tokens[:, 0], minlength=5) / trials
     assert torch.allclose(first, q, atol=5 * 0.5 / trials**0.5)
@@ -217,16 +217,16 @@ def test_distinct_children_have_the_law_they_say():
         rows = tokens[:, 0] == x
         rest = q.clone()
         rest[x] = 0
-        assert torch.allclose(laws[rows, 1], rest / rest.sum())
+        assert torch.allclose(distributions[rows, 1], rest / rest.sum())
         second = torch.bincount(tokens[rows, 1], minlength=5) / rows.sum()
         assert torch.allclose(second, rest / rest.sum(), atol=5 * 0.5 / rows.sum().item() ** 0.5)
 
 
 def test_children_beyond_the_support_of_q_are_never_accepted():
     q = torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(1, 1, 4)
-    tokens, laws = without_replacement(q, torch.zeros(1, 1, dtype=torch.long), 3)
-    assert tokens.tolist() == [[1, 1, 1]] and laws[0].tolist() == [[0, 1, 0, 0]] * 3
-    draft = Draft.tree(tokens, (0, 0, 0), laws, torch.tensor([3]))
+    tokens, distributions = without_replacement(q, torch.zeros(1, 1, dtype=torch.long), 3)
+    assert tokens.tolist() == [[1, 1, 1]] and distributions[0].tolist() == [[0, 1, 0, 0]] * 3
+    draft = Draft.tree(tokens, (0, 0, 0), distributions, torch.tensor([3]))
     p = torch.tensor([[0.3, 0.0, 0.7, 0.0]]).expand(1, 4, 4)
     verdict = iterative_sampling(p, draft, torch.full((1, 3), 1e-9), torch.zeros(1, 2, dtype=torch.long))
     assert verdict.accepted[0] == 0 and verdict.tokens[0, 0] in (0, 2)
@@ -261,8 +261,8 @@ def test_beta_of_typical_acceptance_is_its_rate_on_a_chain():
     assert abs(difference) < 5 * 0.5 / tested.sum() ** 0.5
     assert beta[:, 1].std() > 0.05  # it depends on the text, so a constant would not do
     for row in range(20):
-        law = p[row, 1].numpy()
-        passing = law >= min(0.09, 0.3 * np.exp((law * np.log(law)).sum()))
+        distribution = p[row, 1].numpy()
+        passing = distribution >= min(0.09, 0.3 * np.exp((distribution * np.log(distribution)).sum()))
         assert beta[row, 1].item() == pytest.approx(draft.probs[row, 1].numpy()[passing].sum())
 
 
@@ -294,5 +294,7 @@ def test_typical_acceptance_takes_the_longest_path_that_passes():
     verdict = verifier.accept(p, draft, None)
     assert verdict.path.tolist() == [[0, 2, 4, 5]] and verdict.accepted.tolist() == [3]
     assert verdict.tokens[0, :3].tolist() == [2, 4, 5]
-    nothing = longest_path(p, draft, torch.zeros(1, 5, dtype=torch.bool), lambda law, n: law.argmax(-1))
+    nothing = longest_path(
+        p, draft, torch.zeros(1, 5, dtype=torch.bool), lambda distribution, n: distribution.argmax(-1)
+    )
     assert nothing.accepted.tolist() == [0]

@@ -5,7 +5,7 @@ import pytest
 import reference
 import torch
 from choosing import in_turn, only
-from random_cases import ROWS, N, V, chi_square_fits, random_bits, random_laws
+from random_cases import ROWS, N, V, chi_square_fits, random_bits, random_distributions
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import exponentials
@@ -23,7 +23,7 @@ from specbench.verifiers.speculative import SpeculativeVerifier
 @pytest.mark.parametrize(("point_mass", "lenience"), in_turn([False, True], [(1.0,), (0.5,), (0.1,)]))
 def test_equals_the_oracle_with_injected_noise(lenience, point_mass):
     generator, rows = torch.Generator().manual_seed(3), ROWS // 20
-    p, q = random_laws((rows, N + 1), 1), random_laws((rows, N), 2)
+    p, q = random_distributions((rows, N + 1), 1), random_distributions((rows, N), 2)
     x = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(rows, N)
     count = torch.randint(N + 1, (rows,), generator=generator)
     r = torch.rand(rows, N, generator=generator, dtype=torch.float64)
@@ -60,7 +60,11 @@ LAWS = {  # of a guess x, from p [V] and q [V]
 def test_the_law_of_acceptance_in_words_is_beta(verifier, points):
     if points and verifier.needs_q:
         pytest.skip("refuses point masses")
-    p, q, noise = random_laws((ROWS, 2), 1), random_laws((ROWS, 1), 2), torch.Generator().manual_seed(3)
+    p, q, noise = (
+        random_distributions((ROWS, 2), 1),
+        random_distributions((ROWS, 1), 2),
+        torch.Generator().manual_seed(3),
+    )
     x = torch.multinomial(q[:, 0], 1, generator=noise)
     if verifier.greedy:
         p = torch.nn.functional.one_hot(p.argmax(-1), V).float()
@@ -75,7 +79,7 @@ def test_the_law_of_acceptance_in_words_is_beta(verifier, points):
 @pytest.mark.parametrize("lenience", only((0.5, 0.1), [1.0, 0.5, 0.3, 0.1]))
 def test_lenience_bounds_the_output_law(lenience):
     """s(x) <= p(x) / l for every token, exactly; and the verifier draws from that s."""
-    p, q = (random_laws((500,), seed).double() for seed in (7, 8))
+    p, q = (random_distributions((500,), seed).double() for seed in (7, 8))
     p, q = ((law / law.sum(-1, keepdim=True)).numpy() for law in (p, q))
     for p_row, q_row in zip(p, q, strict=True):
         s = reference.output_law(p_row, q_row, lenience)
@@ -98,7 +102,7 @@ def first_tokens(p, q, lenience, trials=200_000):
 
 def test_the_law_test_can_fail():
     """Negative control: lenience .9 is a bias that 200,000 trials must see."""
-    p, q = random_laws((1,), 7)[0], random_laws((1,), 8)[0]
+    p, q = random_distributions((1,), 7)[0], random_distributions((1,), 8)[0]
     assert chi_square_fits(first_tokens(p, q, 1.0), p.double().numpy())
     assert not chi_square_fits(first_tokens(p, q, 0.9), p.double().numpy())
 

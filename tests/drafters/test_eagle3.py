@@ -9,6 +9,7 @@ import pytest
 import torch
 from checkpoints import checkpoint
 from choosing import only, slow_unless
+from distribution_cases import learning_policy
 from eagle_cases import (
     DRAFT_V,
     TARGET,
@@ -22,7 +23,6 @@ from eagle_cases import (
     speculators,
     write,
 )
-from law_cases import learning_policy
 from small_runs import composed, parts_of, run, small
 
 from specbench.config.build import build

@@ -8,9 +8,9 @@ import pytest
 import torch
 from choosing import in_turn
 from decoder_cases import TREES, logits_of, tabular_model, verifier_of
+from distribution_cases import learning_policy
 from graph_memory import SimulatedGraphs
-from law_cases import learning_policy
-from queue_cases import decode, jobs
+from scheduler_cases import decode, jobs
 
 from specbench.component import Selections
 from specbench.decoding import verify_tree

@@ -9,8 +9,8 @@ from itertools import product
 import pytest
 import torch
 from choosing import in_turn
-from queue_cases import decode, jobs
 from random_cases import chi_square_fits, random_bits
+from scheduler_cases import decode, jobs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.decoding import sampling

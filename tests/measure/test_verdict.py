@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from decoder_cases import TREES, V, make_drafter, spare_of, tabular_model, verifier_of
-from law_cases import AcceptEverything, ResidualFromTarget
+from distribution_cases import AcceptEverything, ResidualFromTarget
 from records import facts, record
 from tabular import random_table
 

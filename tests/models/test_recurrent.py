@@ -12,7 +12,7 @@ import torch
 from checkpoints import checkpoint
 from choosing import only
 from decoder_cases import CACHES, DigitTokenizer, V, verifier_of
-from law_cases import FEW, SAMPLING, Law, new_tokens, start, worst_excess
+from distribution_cases import FEW, SAMPLING, Distribution, new_tokens, start, worst_excess
 from small_runs import parts_of, run
 from tabular import RecurrentMarkov
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -192,13 +192,13 @@ def sampled(few_contexts, one_by_one: bool, trials: int = FEW):
 @pytest.mark.slow
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_distribution_behind_restored_states(few_contexts, one_by_one):
-    assert worst_excess(sampled(few_contexts, one_by_one), Law(few_contexts.target)) < 1
+    assert worst_excess(sampled(few_contexts, one_by_one), Distribution(few_contexts.target)) < 1
 
 
 def test_a_state_that_is_not_restored_is_caught(few_contexts, monkeypatch):
     monkeypatch.setattr(cached_model, "RecurrentCache", TakenForColumns)
     outputs = sampled(few_contexts, one_by_one=False)
-    assert worst_excess(outputs, Law(few_contexts.target)) > 1
+    assert worst_excess(outputs, Distribution(few_contexts.target)) > 1
 
 
 def test_a_state_that_was_not_kept_is_an_error():

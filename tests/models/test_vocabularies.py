@@ -10,7 +10,7 @@ import torch
 from checkpoints import EMBED, HEAD, checkpoint, edit_tokenizer, tensors
 from choosing import slow_unless
 from decoder_cases import V
-from law_cases import FEW, Law, decode, worst_excess
+from distribution_cases import FEW, Distribution, decode, worst_excess
 from small_runs import parts_of, run
 from tabular import random_table
 
@@ -166,7 +166,7 @@ def texts_by(tables, own: int, kind: str = "model", **more):
     for kind in BY_KIND for rows in (V - 5, V + 5)
 ])  # fmt: skip
 def test_a_drafter_of_a_padded_vocabulary_leaves_the_law_as_it_is(kind, rows, few_contexts):
-    assert worst_excess(texts_by(few_contexts, rows, kind), Law(few_contexts.target)) < 1
+    assert worst_excess(texts_by(few_contexts, rows, kind), Distribution(few_contexts.target)) < 1
 
 
 @pytest.mark.parametrize(("kind", "own"), [
@@ -174,7 +174,9 @@ def test_a_drafter_of_a_padded_vocabulary_leaves_the_law_as_it_is(kind, rows, fe
     slow_unless(False, "tree_distinct", V + 5), slow_unless(False, "tree_independent", V - 4),
 ])  # fmt: skip
 def test_shared_tokens_leave_the_law_as_it_is(kind, own, few_contexts):
-    assert worst_excess(texts_by(few_contexts, own, kind, vocabulary=shared(own)), Law(few_contexts.target)) < 1
+    assert (
+        worst_excess(texts_by(few_contexts, own, kind, vocabulary=shared(own)), Distribution(few_contexts.target)) < 1
+    )
 
 
 def not_renormalised(draft):
@@ -193,7 +195,7 @@ def of_all_tokens(draft):
 def test_another_q_changes_the_law(spoil, vocabulary, few_contexts):
     """Negative controls."""
     more = {} if vocabulary is None else {"vocabulary": vocabulary}
-    assert worst_excess(texts_by(few_contexts, V + 5, spoil=spoil, **more), Law(few_contexts.target)) > 1
+    assert worst_excess(texts_by(few_contexts, V + 5, spoil=spoil, **more), Distribution(few_contexts.target)) > 1
 
 
 class Words:

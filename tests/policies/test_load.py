@@ -8,7 +8,7 @@ import pytest
 import torch
 from decoder_cases import make_drafter, tabular_model
 from omegaconf import OmegaConf
-from queue_cases import COLUMNS, GAMMA, jobs
+from scheduler_cases import COLUMNS, GAMMA, jobs
 from small_runs import parts_of, run
 
 from specbench.decoding.autoregressive import decode_autoregressive

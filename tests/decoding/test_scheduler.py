@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from choosing import in_turn, slow_unless
 from decoder_cases import CACHES, DRAFTERS, make_drafter, tabular_model
-from queue_cases import COLUMNS, GAMMA, decode, jobs
+from scheduler_cases import COLUMNS, GAMMA, decode, jobs
 
 from specbench.cache.paged import PagedCache
 from specbench.decoding.sampling import Sampling

@@ -1,14 +1,12 @@
-"""The law of whole texts of the tabular target, texts of every drafter and verifier, and their chi-squares."""
+"""The distribution of whole texts of the tabular target, texts of every drafter and verifier, and their chi-squares."""
 
 from dataclasses import replace
 from functools import cache
-from unittest import mock
 
 import numpy as np
 import torch
 from decoder_cases import V, make_drafter, spare_of, tabular_model, verifier_of
 
-from specbench.decoding import verify_tree
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
@@ -18,24 +16,14 @@ from specbench.decoding.verify import leading, rejection_rate, speculative_sampl
 from specbench.decoding.verify_tree import iterative_sampling
 from specbench.policies.fixed import FixedGamma
 from specbench.run.warm_up import MeasuredCosts
-from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.rejection import RejectionVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
-from specbench.verifiers.traversal import TraversalVerifier
 
 TRIALS, FEW = 10_000, 5_000  # texts, which decode together
-
-
 PROMPT = [3, 7, 1, 3, 7, 2, 3]  # repeats, so that copying drafters have something to copy
-
-
 NEW_TOKENS = 12
-
-
 SAMPLING = Sampling(temperature=1.0)
-
-
 LEAST = 5  # texts expected in a cell; rarer cells count as one
 
 
@@ -55,13 +43,16 @@ class ResidualFromTarget(SpeculativeVerifier):
         return speculative_sampling(p, as_if_no_more, torch.zeros_like(noise.r), noise.bits)
 
 
-class Law:
-    """The law of texts after PROMPT: section 2.2 once more, in numpy."""
+class Distribution:
+    """The distribution of texts after PROMPT: section 2.2 once more, in numpy."""
 
     def __init__(self, table: torch.Tensor, sampling: Sampling = SAMPLING):
         self.logits, self.sampling = table.double().numpy(), sampling
-        laws, of = np.unique(self.logits.reshape(V * V, V), axis=0, return_inverse=True)
-        self.contexts, self.context = len(laws), of.reshape(V, V)  # the number of the law after each pair
+        distributions, of = np.unique(self.logits.reshape(V * V, V), axis=0, return_inverse=True)
+        self.contexts, self.context = (
+            len(distributions),
+            of.reshape(V, V),
+        )  # the number of the distribution after each pair
         self.step = None  # p of the next token after each pair, [before, last, next], if it depends on nothing else
         if sampling.repetition_penalty == 1:
             self.step = self.after(np.stack(np.divmod(np.arange(V * V), V), 1)).reshape(V, V, V)
@@ -89,37 +80,39 @@ class Law:
         return p
 
     def pairs(self) -> np.ndarray:
-        """The law of the last two tokens at each output position, [NEW_TOKENS, V, V]; without a repetition penalty."""
+        """The distribution of the last two tokens at each output position, [NEW_TOKENS, V, V], without a penalty."""
         pair = np.zeros((V, V))
         pair[PROMPT[-2], PROMPT[-1]] = 1
-        laws = []
+        distributions = []
         for _ in range(NEW_TOKENS):
             pair = np.einsum("ab,abc->bc", pair, self.step)
-            laws.append(pair)
-        return np.array(laws)
+            distributions.append(pair)
+        return np.array(distributions)
 
 
-def excess(counts: np.ndarray, expected: np.ndarray, laws: int = 1) -> float:
+def excess(counts: np.ndarray, expected: np.ndarray, distributions: int = 1) -> float:
     """Chi-square of counts in cells [n], in units of its limit. The cells are those of so many multinomials."""
     if counts[expected == 0].any():
         return np.inf
     rare = expected < LEAST
     cells = [np.append(values[~rare], values[rare].sum()) for values in (counts, expected)]
-    (counts, expected), df = (cell[cells[1] > 0] for cell in cells), int((~rare).sum() + rare.any()) - laws
+    (counts, expected), df = (cell[cells[1] > 0] for cell in cells), int((~rare).sum() + rare.any()) - distributions
     return (((counts - expected) ** 2) / expected).sum() / (df + 8 * np.sqrt(2 * df))
 
 
-def worst_excess(outputs: np.ndarray, law: Law) -> float:
-    """The largest chi-square of outputs [n, NEW_TOKENS] in units of its limit: above 1 the law is refused."""
+def worst_excess(outputs: np.ndarray, distribution: Distribution) -> float:
+    """The largest chi-square of outputs [n, NEW_TOKENS] in units of its limit: above 1 the distribution is refused."""
     texts = np.concatenate([np.tile(PROMPT, (len(outputs), 1)), outputs], 1)
-    counts, expected = np.zeros((2, law.contexts, V))
+    counts, expected = np.zeros((2, distribution.contexts, V))
     for end in range(len(PROMPT), texts.shape[1]):
-        context = law.context[texts[:, end - 2], texts[:, end - 1]]
+        context = distribution.context[texts[:, end - 2], texts[:, end - 1]]
         counts += np.bincount(context * V + texts[:, end], minlength=counts.size).reshape(counts.shape)
-        expected += np.stack([np.bincount(context, p, law.contexts) for p in law.after(texts[:, :end]).T], 1)
-    found = [excess(counts.ravel(), expected.ravel(), law.contexts)]
-    if law.sampling.repetition_penalty == 1:
-        for end, pair in enumerate(law.pairs(), len(PROMPT)):
+        expected += np.stack(
+            [np.bincount(context, p, distribution.contexts) for p in distribution.after(texts[:, :end]).T], 1
+        )
+    found = [excess(counts.ravel(), expected.ravel(), distribution.contexts)]
+    if distribution.sampling.repetition_penalty == 1:
+        for end, pair in enumerate(distribution.pairs(), len(PROMPT)):
             counts = np.bincount(texts[:, end - 1] * V + texts[:, end], minlength=V * V)
             found.append(excess(counts, pair.ravel() * len(outputs)))
     return max(found)
@@ -177,55 +170,15 @@ class ForgetsOrder(IterativeVerifier):
         return iterative_sampling(p, replace(draft, probs=draft.probs[:, first]), noise.r, noise.bits)
 
 
-class PublicTraversal(TraversalVerifier):
-    """Negative control: traversal verification as a published implementation has it. The weight of a node whose child
-    was rejected becomes S / (1 - q(x)) instead of S / (S + 1 - h)."""
-
-    def accept(self, p, draft, noise):
-        with mock.patch.object(verify_tree, "traversal_weights", public_weights):
-            return super().accept(p, draft, noise)
-
-
-def public_weights(p, draft):
-    law, h, rows, exists = p.clone(), torch.ones_like(p[..., 0]), torch.arange(len(p)), draft.exists()
-    above = draft.parents.expand_as(exists)
-    for i in range(exists.shape[1]):
-        u, q, x = above[:, i], draft.probs[:, i], draft.tokens[:, i]
-        old, weight, there = law[rows, u], h[rows, u], exists[:, i]
-        h[:, i + 1] = (weight * old[rows, x] / q[rows, x]).clamp(max=1)
-        rest = (weight[:, None] * old - q).clamp(min=0)
-        left = rest.sum(-1)
-        law[rows, u] = torch.where((there & (left > 0))[:, None], rest / left[:, None], old)
-        wrong = torch.where(u == 0, 1.0, (left / (1 - q[rows, x]).clamp(min=1e-9)).clamp(max=1))
-        h[rows, u] = torch.where(there, wrong, weight)
-    return h[:, 1:], law
-
-
-class ReleasedHSD(BlockVerifier):
-    """Negative control: HSD (2601.05724) as its released code has it, which is block verification but for the whole
-    draft: that is accepted with min(1, P / Q), where the ratio of some guesses of a draft is not bounded by 1."""
-
-    def accept(self, p, draft, noise):
-        found, count = super().accept(p, draft, noise), draft.count
-        if not draft.tokens.shape[1]:
-            return found
-        ratio = p[:, :-1].gather(-1, draft.tokens[..., None]) / draft.probs.gather(-1, draft.tokens[..., None])
-        there = torch.arange(draft.depth) < count[:, None]
-        whole = torch.where(there, ratio[..., 0], 1.0).prod(1)
-        last = noise.r.gather(1, (count - 1).clamp(min=0)[:, None])[:, 0]
-        every = speculative_sampling(p, draft, torch.zeros_like(noise.r), noise.bits)
-        taken = (last < whole) & (count > 0)
-        tokens = torch.where(taken[:, None], every.tokens, found.tokens)
-        return replace(found, tokens=tokens, accepted=torch.where(taken, count, found.accepted))
-
-
 class TooSmallM(RejectionVerifier):
     """Negative control: rejection sampling with an M that is a quarter of max p / q (A.2)."""
 
     def accept(self, p, draft, noise):
         if not draft.tokens.shape[1]:
             return super().accept(p, draft, noise)
-        p_x, q_x = (law.gather(-1, draft.tokens[..., None])[..., 0] for law in (p[:, :-1], draft.probs))
+        p_x, q_x = (
+            distribution.gather(-1, draft.tokens[..., None])[..., 0] for distribution in (p[:, :-1], draft.probs)
+        )
         n = leading(noise.r * q_x < 4 * rejection_rate(p[:, :-1], draft.probs) * p_x, draft.count)
         return speculative_sampling(p, replace(draft, count=n), torch.zeros_like(noise.r), noise.bits)
 
