@@ -8,7 +8,7 @@ from records import facts, records
 
 from specbench.measure.record import Record, append
 from specbench.measure.results import results
-from specbench.report import files
+from specbench.report import files, page
 from specbench.report.files import Run
 
 # Signs with a meaning in HTML, in terminals, in Markdown, in LaTeX, in matplotlib's formulas and in reading order.
@@ -28,7 +28,7 @@ def stored(folder: Path, own: Sequence[Record] | None = None, **changes: Any) ->
     """A finished run in a folder, of eight synthetic prompts if no records are given; `changes` are of its facts."""
     own = records() if own is None else own
     put(folder, own)
-    return files.write(folder, results(own, facts(**changes)), own)
+    return page.write_run(folder, results(own, facts(**changes)), own)
 
 
 def hostile_records() -> list[Record]:

@@ -30,18 +30,6 @@ class Run:
         return read(self.folder / RECORDS)
 
 
-def write(folder: Path, results: dict[str, Any], records: Sequence[Record]) -> Run:
-    """Writes results.json, rounds.parquet and the page of a run into its folder. prompts.jsonl is there already."""
-    from specbench.measure.rounds import rounds_frame
-    from specbench.report.page import run_page
-
-    write_text(folder / RESULTS, json.dumps(results, indent=1, allow_nan=False))
-    rounds_frame(records).to_parquet(folder / ROUNDS, index=False)
-    run = Run(folder, results, folder.name)
-    write_text(folder / PAGE, run_page(run, records))
-    return run
-
-
 def write_text(path: Path, text: str) -> None:
     """Writes a file as a whole: a kill leaves the one that was there before."""
     part = path.with_name(f"{path.name}.part")

@@ -9,6 +9,7 @@ from specbench.decoding.component import Component
 from specbench.errors import ConfigError, shown
 from specbench.measure.record import Record
 from specbench.report.files import PAGE, Run
+from specbench.report.tables import flat
 from specbench.settings import BaseSettings
 
 LEFT_OUT = ("config", "provenance", "details", "notes", "by_category", "acceptance", "schema_version")
@@ -221,19 +222,4 @@ def summary(results: Mapping[str, Any]) -> dict[str, Any]:
         found[f"speedup/accounting/{factor['factor']}"] = factor["value"]
     for category in results["by_category"]:
         found |= flat({f"by_category/{category['category']}": category})
-    return found
-
-
-def flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """A tree of numbers as one level, with "/" between names; an interval is two keys, low and high."""
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        key = f"{before}{name}"
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{key}/")
-        elif isinstance(value, list | tuple):
-            if len(value) == 2 and "ci95" in key:
-                found |= {f"{key}/low": value[0], f"{key}/high": value[1]}
-        elif value is not None:
-            found[key] = value
     return found

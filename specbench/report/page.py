@@ -1,5 +1,6 @@
 """One HTML page for a run, a sweep or a comparison, from one template: works offline, light and dark."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -11,7 +12,8 @@ from matplotlib.figure import Figure
 
 from specbench.errors import visible
 from specbench.measure.record import Record
-from specbench.report import figures, tables
+from specbench.measure.rounds import rounds_frame
+from specbench.report import figures, files, tables
 from specbench.report.files import Run
 from specbench.report.terminal import compared_headline, headline, verdict_and_prediction
 
@@ -24,6 +26,15 @@ def template() -> Template:
     env = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
     env.filters["visible"] = lambda text: visible(str(text), layout=True)
     return env.get_template("page.html")
+
+
+def write_run(folder: Path, results: dict[str, Any], records: Sequence[Record]) -> Run:
+    """Writes results.json, rounds.parquet and the page of a run into its folder. prompts.jsonl is there already."""
+    files.write_text(folder / files.RESULTS, json.dumps(results, indent=1, allow_nan=False))
+    rounds_frame(records).to_parquet(folder / files.ROUNDS, index=False)
+    run = Run(folder, results, folder.name)
+    files.write_text(folder / files.PAGE, run_page(run, records))
+    return run
 
 
 def run_page(run: Run, records: Sequence[Record]) -> str:

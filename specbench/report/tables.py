@@ -110,8 +110,6 @@ def runs_table(runs: Sequence[Run]) -> pd.DataFrame:
 
 def sweep_csv(runs: Sequence[Run]) -> pd.DataFrame:
     """The numbers of each run under the names of results.json, for summary.csv."""
-    from specbench.report.loggers import flat
-
     leave = ("config", "provenance", "details", "notes", "by_category", "acceptance")
     rows = [{key: value for key, value in run.results.items() if key not in leave} for run in runs]
     return pd.DataFrame([{"run": run.label, **flat(row)} for run, row in zip(runs, rows, strict=True)])
@@ -197,3 +195,18 @@ def written(table: pd.DataFrame, form: str) -> str:
         return str(table.style.format(escape="latex").hide(axis="index").to_latex(hrules=True))
     escaped = table.map(lambda cell: re.sub(r"([\\|`*\[\]])", r"\\\1", html.escape(cell, quote=False)))
     return str(escaped.to_markdown(index=False, disable_numparse=True)) + "\n"
+
+
+def flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """A tree of numbers as one level, with "/" between names; an interval is two keys, low and high."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        key = f"{before}{name}"
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{key}/")
+        elif isinstance(value, list | tuple):
+            if len(value) == 2 and "ci95" in key:
+                found |= {f"{key}/low": value[0], f"{key}/high": value[1]}
+        elif value is not None:
+            found[key] = value
+    return found

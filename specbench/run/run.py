@@ -311,7 +311,9 @@ def finish(method: Method, status: str, known: Mapping[str, Any], seconds: dict[
         own = parts.decoding.results(records, facts, parts.policy.largest, parts.target.dtype != torch.float32)
         found["lossless"] = own.pop("lossless")
         found["details"] |= own
-    run = files.write(method.job.folder, found, records)
+    from specbench.report.page import write_run  # loads matplotlib, which decoding does without
+
+    run = write_run(method.job.folder, found, records)
     try:
         method.logger.finish(run)
     except Exception as error:

@@ -88,4 +88,6 @@ def write_pooled(folder: Path, runs: Sequence[Run], config: Mapping[str, Any], *
     folder.mkdir(parents=True, exist_ok=True)
     files.write_text(folder / files.CONFIG, OmegaConf.to_yaml(OmegaConf.create(dict(config))))
     files.write_text(folder / files.RECORDS, "".join(record.line() + "\n" for record in records))
-    return files.write(folder, found, records)
+    from specbench.report.page import write_run  # loads matplotlib
+
+    return write_run(folder, found, records)

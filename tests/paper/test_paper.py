@@ -11,7 +11,7 @@ from specbench.measure.results import results
 from specbench.paper.callback import write
 from specbench.paper.published import PRINTED, TABLE_3, TABLE_4, Printed, rows_of
 from specbench.paper.tables import OURS
-from specbench.report import files
+from specbench.report import files, page
 
 EXPERIMENTS = Path(__file__).parents[2] / "conf" / "experiment"
 
@@ -61,7 +61,7 @@ def folder(tmp_path_factory):
     config = {"gamma": 4, "temperature": 1.0, "lenience": 1.0, "target": {"path": "x"}, "drafter": {"path": "y"}}
     found = results(own, facts(choices=choices, config=config | {"verifier": {}}))
     (place / "one").mkdir()
-    files.write(place / "one", found, own)
+    page.write_run(place / "one", found, own)
     with (place / "one" / files.RECORDS).open("w") as file:
         for record in own:
             file.write(record.line() + "\n")

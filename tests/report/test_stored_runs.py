@@ -10,7 +10,7 @@ from stored import put, stored
 from specbench.errors import ConfigError
 from specbench.measure import record as record_module
 from specbench.measure.results import results
-from specbench.report import files
+from specbench.report import files, page
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_a_number_that_json_lacks_is_refused_and_the_old_file_stays(run, tmp_pat
     folder = stored(tmp_path / "run").folder
     before = (folder / files.RESULTS).read_bytes()
     with pytest.raises(ValueError, match="JSON"):
-        files.write(folder, run.results | {"operations_factor": float("nan")}, records())
+        page.write_run(folder, run.results | {"operations_factor": float("nan")}, records())
     assert (folder / files.RESULTS).read_bytes() == before
 
 
