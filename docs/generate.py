@@ -13,11 +13,10 @@ from typing import Any
 
 import yaml
 
-from specbench.config.compose import option_file
-from specbench.config.paths import conf_dir
+from specbench.config.compose import conf_dir, option_file
+from specbench.config.scalars import GROUPS, RunConfig
 from specbench.measure.record import Rounds
 from specbench.measure.results import schema
-from specbench.run_config import GROUPS, RunConfig
 from specbench.settings import describe
 
 REFERENCE = Path(__file__).parent / "reference"

@@ -5,21 +5,22 @@ class Settings(BaseSettings):
     order: Literal["fixed", "cyclic"] = "fixed"
 """
 
-import functools
-import hashlib
-import os
+import inspect
+import logging
 import types
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+import hydra
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from specbench.errors import ConfigError, first_line, shown, unknown
+from specbench.errors import ConfigError, causes, first_line, installing, shown, unknown
 
+log = logging.getLogger(__name__)
 SMALLEST, LARGEST = 1e-30, 1e30  # of a float that is not 0: float32 holds it, its square and its inverse
 LARGEST_INTEGER = 2**63 - 1
 MOST_BEAMS = 64  # w of a beam search
@@ -63,26 +64,6 @@ class BaseSettings(BaseModel):
     def divided(self) -> str:
         """The setting that divides the model among devices, as "device_map=auto", or ""."""
         return ""
-
-    def sources(self) -> Mapping[str, str]:
-        """Versions of what the component reads besides its settings, by the setting that names it: a finished run is
-        used again only if they are what they were. `specbench.data.sources` finds them."""
-        return {}
-
-
-def file_hash(path: str | Path) -> str:
-    """A hash of a file's contents, for `BaseSettings.sources`."""
-    try:
-        found = os.stat(path)
-        return _hash_of(str(path), found.st_size, found.st_mtime_ns, found.st_ino)
-    except OSError:
-        return "cannot be read"
-
-
-@functools.lru_cache(maxsize=1024)
-def _hash_of(path: str, size: int, mtime_ns: int, inode: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 Schema = TypeVar("Schema", bound=BaseSettings)
@@ -159,6 +140,8 @@ def _sentence(error: ValidationError, fields: Mapping[str, FieldInfo], values: A
     allowed = describe(fields[name].annotation, fields[name].metadata)
     if first["type"] == "value_error":
         allowed = first["msg"].removeprefix("Value error, ")
+    elif first["type"] == "string_pattern_mismatch":
+        allowed = str(fields[name].description)
     return f"{key}={shown(values[name])} is not allowed: it must be {allowed}"
 
 
@@ -188,3 +171,61 @@ def _bounds(metadata: Sequence[Any]) -> list[str]:
             if (bound := getattr(each, name, None)) is not None and not isinstance(each, FieldInfo):
                 found.append(f"{sign} {bound:g}" if isinstance(bound, float) else f"{sign} {bound}")
     return found
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The option that was chosen in a group: its name, class and checked settings."""
+
+    name: str
+    kind: Any  # a subclass of the group's base class
+    settings: Any  # an instance of kind.Settings
+
+    def build(self, *arguments: Any) -> Any:
+        """The component, from its settings and what `from_settings` of its base class also takes. Raises ConfigError."""
+        try:
+            return self.kind.from_settings(self.settings, *arguments)
+        except TypeError as error:
+            log.info("%s could not be built", self.name, exc_info=True)
+            named = f"{self.kind.__module__}.{self.kind.__qualname__}"
+            raise ConfigError(
+                f"{named} cannot be built from its settings ({first_line(error)}), see run.log"
+            ) from error
+
+
+def chosen(node: Any, key: str, base: type[Any], how: str = "", name: str | None = None) -> Choice:
+    """The class that a node names with `_target_`, a subclass of `base` that can be built, and its settings. `key` is
+    where the node stands, `how` says how an option is chosen. Importing the class's module is all that runs of it.
+    Raises ConfigError."""
+    how = f"choose one with {how or f'{key}=NAME'}"
+    node = OmegaConf.create(node) if isinstance(node, dict) else node
+    if not isinstance(node, DictConfig) or node._is_none():
+        raise ConfigError(f"{key} is not set: {how}")
+    target = resolved(node, "_target_", f"{key}._target_") if "_target_" in node else None
+    if target is None:
+        raise ConfigError(f"{key}._target_ is not set: {how}")
+    named = f"{key}._target_={shown(target)} is not allowed"
+    if not isinstance(target, str):
+        raise ConfigError(f"{named}: it must be the name of a class, MODULE.CLASS")
+    try:
+        kind: Any = hydra.utils.get_class(target)
+    except (Exception, SystemExit) as error:
+        raise _not_imported(key, target, error.__cause__ or error) from error
+    if not issubclass(kind, base) or kind is base or inspect.isabstract(kind):
+        raise ConfigError(f"{named}: it must be a subclass of {base.__name__} that can be built, {how}")
+    schema = kind.Settings or BaseSettings
+    if not issubclass(schema, BaseSettings):
+        raise ConfigError(f"{named}: its Settings must be derived from BaseSettings")
+    return Choice(name or kind.__name__, kind, validate(schema, node, f"{key}."))
+
+
+def _not_imported(key: str, target: str, cause: BaseException) -> ConfigError:
+    """Why a class cannot be imported: there is none, or its module ends with an error, which is named."""
+    absent = isinstance(cause, ModuleNotFoundError) and f"{target}.".startswith(f"{cause.name}.")
+    absent = absent or (isinstance(cause, AttributeError) and cause.name in target.split("."))
+    if absent or isinstance(cause, ValueError):  # which Hydra raises for what is no class
+        return ConfigError(
+            f"{key}._target_={shown(target)} is not allowed: no such class can be imported ({first_line(cause)})"
+        )
+    mend = f": if a package is missing or does not fit, {installing()}" if target.startswith("specbench.") else ""
+    return ConfigError(f"{key} is not possible: {shown(target)} cannot be imported ({causes(cause)}){mend}")

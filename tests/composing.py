@@ -23,7 +23,7 @@ from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from specbench.config.paths import conf_dir
+from specbench.config.compose import conf_dir
 
 read_yaml, find_mode = OmegaConf.load, Hydra.get_mode
 read_rule, map_choices = OverridesParser.parse_rule, defaults_list._create_interpolation_map

@@ -35,10 +35,6 @@ class SimulatedGraphs(CudaGraphExecutor):
         self.replays, self.forgives = 0, False
         self.left = []  # results that the next capture leaves in the pool: none, but in a negative control
 
-    @classmethod
-    def refuses(cls, settings, run):
-        return None
-
     def warm_up(self, function):
         for _ in range(WARM_UP_CALLS):
             found = function()
@@ -75,10 +71,6 @@ class SimulatedGraphs(CudaGraphExecutor):
 
 class Rerun(CudaGraphExecutor):
     """As on CUDA, but a graph is its function, run again."""
-
-    @classmethod
-    def refuses(cls, settings, run):
-        return None
 
     def warm_up(self, function):
         return function()

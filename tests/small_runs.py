@@ -14,8 +14,8 @@ from hydra import compose, initialize_config_dir
 import specbench.run.command as command
 import specbench.run.run
 from specbench.config.build import build
-from specbench.config.paths import conf_dir
-from specbench.config.validate import check
+from specbench.config.check import check
+from specbench.config.compose import conf_dir
 from specbench.data.stdlib import StdlibData
 from specbench.run.evaluate import Fields
 from specbench.run.jobs import Job

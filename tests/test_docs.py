@@ -16,7 +16,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from small_runs import LITTLE, composed, short_prompts, training
 
-from specbench.config.validate import check
+from specbench.config.check import check
 from specbench.report import command as report
 from specbench.run import command, compare
 

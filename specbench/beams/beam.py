@@ -9,21 +9,15 @@ from specbench.beams.decode import decode_beams
 from specbench.beams.numbers import cost, judge, kept, stock_score
 from specbench.beams.reader import MOST_UNUSED
 from specbench.beams.search import BeamRules, FoundBeams
-from specbench.component import Selections
-from specbench.decoding.model import Model
 from specbench.decoding.search import Decoding
 from specbench.decoding.sequence import Sequence
 from specbench.errors import ConfigError
 from specbench.measure.record import Facts, Record, Text
 from specbench.models.attention_mask import sliding_window
 from specbench.models.language_model import LanguageModel
-from specbench.models.load import PretrainedModel, load_config
 from specbench.settings import MOST_BEAMS, BaseSettings
 
 MOST_GUESSES = 256  # u
-OFF = {"temperature": 0, "top_k": 0, "top_p": 1, "repetition_penalty": 1, "batch_size": 1, "stop": [], "lenience": 1}
-NEEDED = {"verifier": "speculative", "lenience_policy": "fixed", "gamma_policy": "fixed", "workload": "all_at_once",
-          "peers": "none"}  # fmt: skip
 
 
 class BeamDecoding(Decoding):
@@ -59,21 +53,6 @@ class BeamDecoding(Decoding):
         return cls(BeamRules(*widths, settings.length_penalty, settings.early_stopping))
 
     @classmethod
-    def refuses(cls, settings: Any, run: Selections) -> str | None:
-        for key, only in OFF.items():
-            if (value := run.scalars[key]) != only:
-                return f"with {key}={value}: it must be {only}, or use decoding=sampling"
-        for group, name in NEEDED.items():
-            if run[group].name != name:
-                return f"with {group}={run[group].name}: use {group}={name}"
-        drafter, executor = run["drafter"], run["executor"]
-        if not vars(drafter.kind).get("searches", False):
-            return f"with drafter={drafter.name}, which has no beams: use a drafter that is one model, drafter=model"
-        if executor.kind.fixed_shapes or executor.kind.compiles:
-            return f"with executor={executor.name}, whose calls have few shapes: use executor=auto or eager"
-        return _sliding(run)
-
-    @classmethod
     def target_tokens(cls, settings: Any, nodes: int, gamma: int) -> int:
         return int(settings.beams + settings.drafter_width * gamma)
 
@@ -83,14 +62,21 @@ class BeamDecoding(Decoding):
         alone: int = (settings.beams - 1) * new_tokens
         return alone + MOST_UNUSED + cls.target_tokens(settings, nodes, gamma)
 
-    def refuse_target(self, target: Model) -> None:
-        """Raises ConfigError if it reads no trees, or the prompt has fewer continuations than there are beams."""
+    def refuse_models(self, models: abc.Sequence[Any]) -> None:
+        """Raises ConfigError if one of the models, the target's first, cannot search. Hypotheses are entries of one
+        tree in the cache, so their columns say nothing of how far back they are in a text, as sliding windows need."""
+        target = models[0]
         if self.rules.width > (most := target.vocab_size - len(target.stop_tokens)):
             raise ConfigError(
                 f"beams={self.rules.width} is not possible: the target has {most} tokens that end no text"
             )
-        if not target.trees:
-            raise ConfigError(f"decoding=beam is not possible with target.path={target.name}, which cannot read trees")
+        for model in models:
+            window = sliding_window(model.config)
+            if not model.trees or (window and window < model.context):
+                raise ConfigError(
+                    f"decoding=beam is not possible with {model.name}, which cannot read trees or sees a sliding "
+                    "window only: use another model, or decoding=sampling"
+                )
 
     def decode(
         self, parts: Any, jobs: abc.Sequence[Sequence], columns: int, speculative: bool
@@ -109,26 +95,3 @@ class BeamDecoding(Decoding):
     def results(self, records: abc.Sequence[Record], facts: Facts, gamma: int, coarse: bool) -> dict[str, Any]:
         """The verdict, and `beam` for the details of the results."""
         return {"lossless": judge(records, coarse), "beam": cost(records, self.rules, gamma, facts.c_hat or 0.0)}
-
-
-def _sliding(run: Selections) -> str | None:
-    """Why beams are not possible with the target or the drafter, whose layers see a sliding window only, or None. The
-    hypotheses are entries of one tree in the cache, so their columns say nothing of how far back they are in a text."""
-    for role in ("target", "drafter"):
-        for model in run[role].settings.models():
-            if isinstance(model, PretrainedModel.Settings) and (window := _window(model, role)):
-                return (
-                    f"with {role}.path={model.path}, whose layers see the last {window:,} tokens only: use a model "
-                    "without a sliding window, or decoding=sampling"
-                )
-    return None
-
-
-def _window(model: PretrainedModel.Settings, role: str) -> int | None:
-    """The sliding window of a checkpoint in tokens, if it is shorter than its context."""
-    try:
-        config = load_config(model, role).get_text_config()
-        window = sliding_window(config)
-    except ConfigError:
-        return None  # said where the models are built
-    return window if window and window < (getattr(config, "max_position_embeddings", None) or window + 1) else None

@@ -1,11 +1,10 @@
-"""Composes configurations as the command line does, and says in one sentence what Hydra does not accept."""
+"""Composes configurations as the command line does; what Hydra does not accept becomes one sentence."""
 
-import os
+import hashlib
 import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,26 @@ from hydra.core.utils import setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from specbench.config.paths import conf_dir
-from specbench.decoding.component import Component
-from specbench.errors import ConfigError, first_line, shown, unknown
-from specbench.run_config import GROUPS, RunConfig
+from specbench.config.scalars import GROUPS, LABELS, RunConfig
+from specbench.data.sources import PACKAGE, place_of
+from specbench.errors import ConfigError, first_line, shown, unknown, visible
 
-LONGEST, MOST_COMMAS = 100_000, 5_000  # of a value: characters, commas
+LONGEST, DEEPEST = 120, 8  # bytes of a folder's name, folders of a run's name
 _LOADING = threading.Lock()  # Hydra's plugins and resolvers are of the process
+
+
+def conf_dir() -> Path:
+    """The folder `conf/`: beside the package in a checkout, inside it in an installed wheel."""
+    package = Path(__file__).resolve().parents[1]
+    return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
+
+
+def loader() -> ConfigLoader:
+    """What reads the configurations. Hydra's one object for a whole process, which a notebook or another thread may
+    have, is neither needed nor changed."""
+    with _LOADING:
+        setup_globals()
+        return ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
@@ -40,45 +52,22 @@ def compose_sweep(overrides: Sequence[str], by: ConfigLoader) -> DictConfig:
 
 
 def refuse_no_overrides(words: Sequence[str], options: Iterable[str] = ()) -> None:
-    """Raises ConfigError for words of a command that Hydra would not explain: no override and none of its `options`, or
-    a folder without a name."""
-    package = Path(__file__).parents[1]
-    entries = [package / f"{words[0]}.py", package / words[0] / "__main__.py"] if words else []
-    if words and words[0].isidentifier() and any(os.path.isfile(file) for file in entries):
+    """Raises ConfigError for words that Hydra would not explain: another command, or a setting with dashes that is none
+    of the command's `options`."""
+    place = Path(__file__).parents[1] / (words[0] if words and words[0].isidentifier() else "none")
+    file = place.with_suffix(".py")
+    if (place / "__main__.py").is_file() or (file.is_file() and "__main__" in file.read_text()):
         raise ConfigError(f"{words[0]} is a command of its own: python -m specbench.{' '.join(words)}")
     for number, word in enumerate(words):
-        key, equals, value = word.partition("=")
-        if re.fullmatch(r"\+*hydra\.(run|sweep)\.dir", key) and equals and value in ("", "null", "''", '""'):
-            raise ConfigError(f"{key}={shown(value)} is not allowed: it must be the name of a folder")
-        if len(value) > LONGEST or value.count(",") > MOST_COMMAS:  # of which Hydra would read for minutes
-            raise ConfigError(f"{shown(key)}={shown(value)} is not allowed: a value has at most {LONGEST:,} characters "
-                              f"and {MOST_COMMAS:,} commas")  # fmt: skip
-        if vanishing := [each for each in value.split(",") if vanishes(each)]:
-            raise ConfigError(f"{shown(key)}={shown(vanishing[0])} is not allowed: it is too small a number to be told "
-                              "from 0")  # fmt: skip
-        if key.startswith("--") and not any(option.startswith(key) for option in options):
-            name = key[2:].replace("-", "_")
-            if name not in (keys := known_keys(words)):
-                raise unknown(name, keys, "setting (settings are given without --, as gamma=4)")
-            after = words[number + 1] if number + 1 < len(words) else ""
-            value = value or ("..." if "=" in after or after.startswith("-") else after or "...")
-            raise ConfigError(f"{key} is not an option: a setting is given as {name}={value}")
-
-
-def vanishes(text: str) -> bool:
-    """Whether a text spells a number that is not 0 and that floats round to 0."""
-    try:
-        return float(text) == 0 and bool(re.search("[1-9]", re.split("[eE]", text)[0]))
-    except ValueError:
-        return False
-
-
-def loader() -> ConfigLoader:
-    """What reads the configurations of specbench. Hydra's one object for a whole process, which a notebook or another
-    thread may have, is neither needed nor changed."""
-    with _LOADING:
-        setup_globals()
-        return ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
+        key, _, value = word.partition("=")
+        if not key.startswith("--") or any(option.startswith(key) for option in options):
+            continue
+        name = key[2:].replace("-", "_")
+        if name not in (keys := known_keys(words)):
+            raise unknown(name, keys, "setting (settings are given without --, as gamma=4)")
+        after = words[number + 1] if number + 1 < len(words) else ""
+        value = value or ("..." if "=" in after or after.startswith("-") else after or "...")
+        raise ConfigError(f"{key} is not an option: a setting is given as {name}={value}")
 
 
 @contextmanager
@@ -100,17 +89,14 @@ def explain(error: BaseException, overrides: Sequence[str] = (), keys: Iterable[
         return found[1]
     if found := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
         key = found[1] or found[2]
-        group = key.rpartition(".")[0]
+        group, _, name = key.rpartition(".")
         what = f"setting of the chosen {group}" if group else "setting"
-        keys = [*(known_keys(overrides) if keys is None else keys)]
-        of_group = (known for known in keys if known.rpartition(".")[0] == group)
-        elsewhere = [known for known in keys if known == key.rpartition(".")[2] or known.endswith(f".{key}")]
-        return str(unknown(key, of_group, what, elsewhere))
+        every = [*(known_keys(overrides) if keys is None else keys)]
+        elsewhere = [known for known in every if known == name or known.endswith(f".{key}")]
+        return str(unknown(key, (known for known in every if known.rpartition(".")[0] == group), what, elsewhere))
     if found := re.search(r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':\n((?:\t.*\n?)*)", text):
         group, option, options = found[1], found[2], found[3].split()
         return str(unknown(f"{group}={option}", (f"{group}={name}" for name in options), "choice"))
-    if found := re.search(r"Could not load '([^']+)/([^'/]+)'", text):  # of a list of options
-        return f"{found[1]}={found[2]} is not a choice (see python -m specbench --help)"
     if found := re.search(r"Ambiguous value for argument '(.*?)'\n", text):
         return (
             f"{shown(found[1])} has several values: python -m specbench -m makes a run of each, python -m "
@@ -120,45 +106,75 @@ def explain(error: BaseException, overrides: Sequence[str] = (), keys: Iterable[
         key, _, value = str(override).partition("=")
         hint = f"; a value with = in it needs quotes: '{key}=\"{value}\"'" if "=" in value else ""
         return f"{shown(override)} is not an override that Hydra can read: {first_line(error)}{hint}"
-    overrides = [override for override in overrides if not override.startswith("-")]
     where = getattr(error, "full_key", None) or "hydra."
     if where.startswith("hydra.") and overrides:  # a folder's name holds all overrides
-        where = ("one of " if len(overrides) > 1 else "") + shown(", ".join(overrides))
+        where = shown(", ".join(override for override in overrides if not override.startswith("-")))
     return f"{where} is not possible: {first_line(error)} (see python -m specbench --help)"
 
 
 def known_keys(overrides: Sequence[str]) -> list[str]:
     """Every key that can be set, given the options chosen by these overrides: for "did you mean" in errors."""
-    defaults = OmegaConf.to_container(OmegaConf.load(conf_dir() / "config.yaml"))["defaults"]  # type: ignore[index, call-overload]
-    chosen = {group: option for entry in defaults if isinstance(entry, dict) for group, option in entry.items()}
-    chosen |= dict(o.split("=", 1) for o in overrides if "=" in o)
-    keys = [*RunConfig.model_fields]
+    config: Any = OmegaConf.to_container(OmegaConf.load(conf_dir() / "config.yaml"))
+    chosen: dict[str, str] = {}
+    for entry in config["defaults"]:
+        chosen |= entry if isinstance(entry, dict) else {}
+    chosen |= dict(override.split("=", 1) for override in overrides if "=" in override)
+    keys = [*RunConfig.model_fields, *GROUPS, "experiment"]
     for group in GROUPS:
         file = conf_dir() / group / f"{chosen[group]}.yaml"
         keys += [f"{group}.{key}" for key in option_file(file) if key not in ("_target_", "defaults")]
-    return [*keys, *GROUPS, "experiment"]
-
-
-def option_files(file: Path) -> list[Path]:
-    """The files of its group that an option's file begins with, and itself; none if it is not there."""
-    if not file.is_file():
-        return []
-    own: Any = OmegaConf.load(file)
-    names = [name for name in own.get("defaults", ()) if isinstance(name, str) and name != "_self_"]
-    return [*(each for name in names for each in option_files(file.with_name(f"{name}.yaml"))), file]
+    return keys
 
 
 def option_file(file: Path) -> dict[str, Any]:
-    """What an option's file says, with those of `option_files`; empty if there is none."""
+    """What an option's file says, with the files of its group that it begins with; empty if there is none."""
+    if not file.is_file():
+        return {}
+    own: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(file))  # type: ignore[assignment]
     found: dict[str, Any] = {}
-    for each in option_files(file):
-        own: Any = OmegaConf.to_container(OmegaConf.load(each))
-        found |= own
-    return found
+    for name in own.get("defaults", ()):
+        if isinstance(name, str) and name != "_self_":
+            found |= option_file(file.with_name(f"{name}.yaml"))
+    return found | own
 
 
-def base_of(group: str) -> type[Component]:
-    """The base class of what can be chosen in a group."""
-    module, _, name = GROUPS[group].base.rpartition(".")
-    found: type[Component] = getattr(import_module(module), name)
-    return found
+def fields(override_dirname: str) -> str:
+    """The overrides, `gamma=5,temperature=0`, as the name of a folder; `default` if there are none. Where it is too
+    long, paths lose their folders, and if need be the end is cut; a hash of all overrides follows."""
+    name = re.sub(r"[^\w.,=+-]+", "_", override_dirname)
+    if len(name.encode()) > LONGEST:
+        digest = hashlib.sha256(override_dirname.encode(errors="replace")).hexdigest()[:8]
+        short = re.sub(r"(?<=[=,\['\"])[^=,\['\"]*/(?=[^=,/])", "", override_dirname)
+        short = re.sub(r"[^\w.,=+-]+", "_", short)
+        name = f"{short.encode()[:LONGEST].decode(errors='ignore')}-{digest}"
+    return name or "default"
+
+
+def inside_outputs(name: object) -> str:
+    """The name of a run, or of a multirun, as a path below outputs/. Raises ConfigError if it is none, or leaves it."""
+    text = str(name)
+    parts = text.split("/")
+    fits = visible(text) == text and len(parts) <= DEEPEST and all(len(part.encode()) <= LONGEST for part in parts)
+    if name is None or not fits or any(part.strip() in ("", ".", "..") for part in parts):
+        raise ConfigError(
+            f"name={shown(name)} is not allowed: it must be the name of a folder inside outputs/, of at most {LONGEST} "
+            "characters, without . or .. and without control characters"
+        )
+    return text
+
+
+def hub_or_package(hub_id: str, file: str) -> str:
+    """`package:FILE` if its Python package is installed and the local cache lacks the hub id's weights; else the hub
+    id."""
+    from huggingface_hub import try_to_load_from_cache
+
+    package = f"{PACKAGE}{file}"
+    cached = isinstance(try_to_load_from_cache(hub_id, "model.safetensors"), str)
+    return package if place_of(package) != package and not cached else hub_id
+
+
+# Functions that conf/config.yaml and conf/train.yaml use.
+OmegaConf.register_new_resolver("fields", fields, replace=True)
+OmegaConf.register_new_resolver("hub_or_package", hub_or_package, replace=True)
+OmegaConf.register_new_resolver("inside_outputs", inside_outputs, replace=True)
+OmegaConf.register_new_resolver("label_keys", lambda *more: [*LABELS, *more], replace=True)

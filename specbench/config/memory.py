@@ -1,120 +1,89 @@
-"""Memory: what models of given shapes take, compared with what is free, and what the process has in use."""
+"""The most memory that a run needs, from the sizes of its models, before they are loaded."""
 
-import gc
-import resource
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from specbench.config.check import Checked
 from specbench.errors import ConfigError
 from specbench.executors.machine import free_bytes
+from specbench.models.context import Context
 from specbench.models.sizes import ModelSize
 
-LOGIT_COPIES = 4  # float32 or wider: logits, probabilities, their differences, the exponential race
-LAW_COPIES = 12  # float64: p, q and what betas along a text are computed from
-GRAPH_COPIES = 2  # of what scoring takes: the pool of CUDA graphs, and the graphs' inputs and results outside of it
+LOGIT_COPIES = 4  # float32: logits, probabilities, their differences, the exponential race
+MOST_START_TOKENS = 2  # of an encoder-decoder's text: the start, and a token that is forced after it
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes that a run needs, by purpose, and bytes that are free."""
+    """Bytes that a run needs, by purpose, and bytes that are free; cache rows and columns."""
 
     weights: int
     kv: int
     activations: int
-    graphs: int  # what CUDA graphs keep, and calls before a capture take
     free: int
     rows: int
     columns: int
     device: torch.device
-    processes: int = 1  # that share the target, or the machine's memory: all of this is one process's
-
-    @staticmethod
-    def of(
-        models: Sequence[ModelSize],
-        *,
-        rows: int,
-        columns: int,
-        held: int,
-        tokens: int,
-        prefill_chunk: int,
-        read_again: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        doubled: int = 0,
-        laws: int = 0,
-        inputs: int = 0,
-        graphs: bool = False,
-        processes: int = 1,
-    ) -> "Budget":
-        """`held` cache columns in all rows together, forwards of `tokens` tokens per row, betas along texts computed of
-        `read_again` tokens at a time; all weights and `doubled` bytes of them once more, `laws` bytes of kept
-        probabilities, encoder's inputs of at most `inputs` tokens; `graphs` if calls are captured."""
-        chunk = min(prefill_chunk, rows * columns)
-        reading = max(chunk * (m.widest * dtype.itemsize + columns) for m in models)
-        encoding = max(inputs * (m.widest + m.heads * inputs) * dtype.itemsize for m in models)
-        largest = max(m.vocab_size for m in models)
-        scoring, again = LOGIT_COPIES * rows * tokens * largest * 4, LAW_COPIES * read_again * largest * 8
-        stand_in = held * max(m.column // m.layers for m in models)
-        return Budget(
-            weights=sum(m.weights for m in models) + doubled,
-            kv=held * sum(m.column for m in models) + rows * inputs * sum(m.crossing for m in models),
-            activations=max(reading, encoding, scoring, again) + laws,
-            graphs=GRAPH_COPIES * scoring + stand_in if graphs else 0,
-            free=free_bytes(device) // (processes if device.type == "cpu" else 1),
-            processes=processes,
-            rows=rows,
-            columns=columns,
-            device=device,
-        )
-
-    def __str__(self) -> str:
-        graphs = f", graphs about {size(self.graphs)}" if self.graphs else ""
-        whose = f" of each of {self.processes} processes" if self.processes > 1 else ""
-        return (
-            f"memory{whose}: weights {size(self.weights)}, keys and values {size(self.kv)} "
-            f"({self.rows} rows of {self.columns:,} tokens), activations about {size(self.activations)}{graphs}; "
-            f"{size(self.free)} free on {self.device}"
-        )
 
     @property
     def needed(self) -> int:
         """Bytes in all."""
-        return self.weights + self.kv + self.activations + self.graphs
+        return self.weights + self.kv + self.activations
+
+    def __str__(self) -> str:
+        return (
+            f"memory: weights {size(self.weights)}, keys and values {size(self.kv)} ({self.rows} rows of "
+            f"{self.columns:,} tokens), activations about {size(self.activations)}; {size(self.free)} free on "
+            f"{self.device}"
+        )
 
     def check(self) -> None:
         """Raises ConfigError if the run does not fit."""
         if self.needed > self.free:
             change = "a smaller batch_size or max_new_tokens, or fewer cache.blocks with cache=paged"
             if self.weights >= self.free:
-                change = (
-                    "a smaller model, dtype=bfloat16, verdict_tokens=0, which loads no second models, another device"
-                )
+                change = "a smaller model, dtype=bfloat16 or another device"
             raise ConfigError(f"the run needs {size(self.needed)} but does not have it ({self}): use {change}")
 
 
-def reset_peak(device: torch.device) -> None:
-    """Forgets the largest memory in use so far, so that `torch.cuda.max_memory_allocated` is of what follows."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def peak_bytes(device: torch.device) -> int:
-    """The most bytes of this process that were in use, on CUDA of the device's allocator."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def give_back() -> None:
-    """Frees the models and graphs of an earlier job, which refer to each other, and returns what PyTorch keeps of the
-    GPU's memory, which `free_bytes` does not count as free."""
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+def memory_budget(
+    checked: Checked, context: Context, models: Sequence[ModelSize], longest: int, spare: int, loaded: bool
+) -> Budget:
+    """What the run will need. `models` are the target's size and the drafter's; `longest` is the most tokens of a
+    prompt, `spare` the cache columns of a round beyond a row's limit; with `loaded` the target's weights are there."""
+    root, choices, target = checked.root, checked.choices, models[0]
+    drafter, decoding, rows = choices["drafter"], choices["decoding"], root.batch_size
+    inputs = longest if target.crossing else 0
+    columns = min((MOST_START_TOKENS if inputs else longest) + root.max_new_tokens, target.context) + spare
+    slots = choices["cache"].kind.columns_in_all(choices["cache"].settings, rows, context.executor.columns(columns))
+    own_weights, own_column, kept = drafter.settings.own_bytes(
+        choices["target"].settings, target, context.dtype.itemsize
+    )
+    weights = sum(model.weights for model in models[loaded:]) + own_weights
+    if context.device.type == "cpu" and context.dtype == torch.float32:  # linear layers' in 16 bits, beside their own
+        weights += sum(model.weights // 2 for model in models[loaded:] if model.halves)
+    nodes = drafter.kind.nodes(drafter.settings, context.gamma)
+    tokens = decoding.kind.target_tokens(decoding.settings, nodes, context.gamma)
+    chunk = min(root.prefill_chunk, rows * columns)
+    reading = max(chunk * (model.widest * context.dtype.itemsize + columns) for model in models)
+    encoding = max(inputs * (model.widest + model.heads * inputs) * context.dtype.itemsize for model in models)
+    scoring = LOGIT_COPIES * rows * tokens * max(model.vocab_size for model in models) * 4
+    graphs = 2 * scoring if context.executor.captures_graphs else 0
+    devices = [context.device]
+    if choices["target"].settings.divided():
+        devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    return Budget(
+        weights=weights,
+        kv=slots * (sum(model.column for model in models) + own_column)
+        + rows * inputs * sum(model.crossing for model in models),
+        activations=max(reading, encoding, scoring) + graphs + 2 * rows * longest * kept,
+        free=sum(map(free_bytes, devices)),
+        rows=rows,
+        columns=columns,
+        device=context.device,
+    )
 
 
 def size(count: int) -> str:

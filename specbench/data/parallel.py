@@ -1,6 +1,6 @@
 """Sentences with their translations as prompts, as of WMT."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from pydantic import Field
 
@@ -10,7 +10,7 @@ from specbench.data.sources import place_of
 from specbench.data.template import check_template, fill
 from specbench.data.text_file import TEXT, read_text
 from specbench.errors import ConfigError, shown
-from specbench.settings import BaseSettings, file_hash
+from specbench.settings import BaseSettings
 
 
 class ParallelData(StoredData):
@@ -27,9 +27,6 @@ class ParallelData(StoredData):
             for key in ("path", "reference"):
                 need_file(place_of(getattr(self, key)), f"{prefix}{key}", TEXT)
             check_template(self.template, f"{prefix}template")
-
-        def sources(self) -> Mapping[str, str]:
-            return {key: file_hash(place_of(getattr(self, key))) for key in ("path", "reference")}
 
     def prompts(self) -> Iterator[Prompt]:
         s = self.settings

@@ -29,8 +29,8 @@ class Decoding(Component):
         """Cache columns that a request may need beyond its limit, with `new_tokens` new tokens at most."""
         return nodes + 1
 
-    def refuse_target(self, target: Model) -> None:
-        """Raises ConfigError if it cannot decode with this target, which is loaded."""
+    def refuse_models(self, models: abc.Sequence[Model]) -> None:
+        """Raises ConfigError if it cannot decode with these models, the target first, which are loaded."""
 
     def decode(self, parts: Any, jobs: abc.Sequence[Sequence], columns: int, speculative: bool) -> tuple[Any, Any, int]:
         """The `Text` of each job, what the search found, and bytes of the caches. Called unless it `samples`."""

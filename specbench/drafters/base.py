@@ -51,6 +51,11 @@ class Drafter(Component, ABC):
         return False
 
     @classmethod
+    def refuse_target(cls, settings: Any, target: Any) -> None:
+        """Raises ConfigError, before a model is loaded, if a checkpoint that the settings name does not fit a target of
+        these settings."""
+
+    @classmethod
     def branches(cls, settings: Any) -> bool:
         """Whether its drafts may branch with these settings."""
         return cls.trees
@@ -59,11 +64,6 @@ class Drafter(Component, ABC):
     def nodes(cls, settings: Any, gamma: int) -> int:
         """The largest number of guesses (nodes) in a draft of depth gamma with these settings."""
         return gamma
-
-    @classmethod
-    def stored(cls, settings: Any, gamma: int) -> int:
-        """How many rows of p a draft of depth gamma stores, if the target reads fewer; else 0."""
-        return 0
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         """Prepares for a new batch of rows and forgets the last one. `stop` may end drafts early, if given."""

@@ -9,7 +9,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specbench.component import Selections
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.model import Scores
 from specbench.decoding.noise import PROPOSAL
@@ -139,13 +138,11 @@ class DFlashDrafter(ParallelDrafter):
         path: str = Field(description="a folder or hub id of a DFlash checkpoint")
 
     @classmethod
-    def refuses(cls, settings: Any, run: Selections) -> str | None:
+    def refuse_target(cls, settings: Any, target: Any) -> None:
         if local_path(settings.path).is_dir():
-            target = run["target"].settings
             config = read_dflash(settings.path, "drafter.path")
             text = load_config(target, "target").get_text_config()
             refuse_other_target(config, f"drafter.path={settings.path}", target.path, text)
-        return None
 
     def __init__(self, model: DFlashModel, sampling: Sampling, vocab_size: int):
         self.model, self.sampling, self.vocab_size = model, sampling, vocab_size

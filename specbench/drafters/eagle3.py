@@ -10,7 +10,6 @@ from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specbench.component import Selections
 from specbench.decoding.sampling import Sampling
 from specbench.drafters.eagle3_checkpoint import inspect, load_eagle3, refuse_unfit
 from specbench.drafters.mtp import PairDrafter
@@ -70,13 +69,11 @@ class Eagle3Drafter(PairDrafter):
             return None if self.feature_layers == "auto" else self.feature_layers
 
     @classmethod
-    def refuses(cls, settings: Any, run: Selections) -> str | None:
+    def refuse_target(cls, settings: Any, target: Any) -> None:
         if local_path(settings.path).is_dir():
             config, _ = inspect(settings.path, "drafter.path", settings.layers)
-            target = run["target"].settings
             text = load_config(target, "target").get_text_config()
             refuse_unfit(config, f"drafter.path={settings.path}", target.path, text)
-        return None
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "Eagle3Drafter":

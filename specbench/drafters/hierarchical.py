@@ -1,7 +1,7 @@
 """A drafter that is itself decoded speculatively, with a cheaper drafter below it, to any depth (section 6)."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specbench.component import Selections, nested
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.model import Scores
 from specbench.decoding.noise import PROPOSAL, STREAM, STREAMS, renew, sibling_bits
@@ -26,7 +25,7 @@ from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.policies.base import GammaPolicy
 from specbench.policies.fixed import FixedGamma
-from specbench.settings import LARGEST_GAMMA, BaseSettings
+from specbench.settings import LARGEST_GAMMA, BaseSettings, Choice, chosen
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 
@@ -56,28 +55,20 @@ class HierarchicalDrafter(Drafter):
 
         def check(self, prefix: str) -> None:
             super().check(prefix)
-            kind, own = nested(self.below, f"{prefix}below", Drafter)
-            if (branches := kind.branches(own)) or kind.needs_prompt_hidden:
+            inner = self.inner
+            if (branches := inner.kind.branches(inner.settings)) or inner.kind.needs_prompt_hidden:
                 wanted = "a drafter of chains" if branches else "one that needs no hidden states of prompts"
                 raise ConfigError(
                     f"{prefix}below._target_={self.below['_target_']} is not possible: it must be {wanted}"
                 )
 
+        @property
+        def inner(self) -> Choice:
+            """The class and the settings of the drafter below. Raises ConfigError."""
+            return chosen(self.below, "drafter.below", Drafter)
+
         def models(self) -> Sequence[BaseSettings]:
-            _, below = nested(self.below, "drafter.below", Drafter)
-            return [self, *below.models()]
-
-        def sources(self) -> Mapping[str, str]:
-            _, below = nested(self.below, "drafter.below", Drafter)
-            return {**super().sources(), **{f"below.{name}": found for name, found in below.sources().items()}}
-
-    @classmethod
-    def refuses(cls, settings: Any, run: Selections) -> str | None:
-        kind, own = nested(settings.below, "drafter.below", Drafter)
-        target = replace(run["target"], settings=settings)
-        with named_below():
-            reason: str | None = kind.refuses(own, replace(run, groups={**run.groups, "target": target}))
-        return reason and below(reason)
+            return [self, *self.inner.settings.models()]
 
     @classmethod
     def nodes(cls, settings: Settings, gamma: int) -> int:
@@ -96,11 +87,10 @@ class HierarchicalDrafter(Drafter):
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "HierarchicalDrafter":
         model = load_drafter(settings, context, target)
-        kind, own = nested(settings.below, "drafter.below", Drafter)
-        if model.encoder is not None and not kind.with_encoders:
+        if model.encoder is not None and not settings.inner.kind.with_encoders:
             raise ConfigError(f"drafter.below._target_={settings.below['_target_']} is not possible with an encoder")
         with named_below():
-            below = kind.from_settings(own, replace(settings.own(context), gamma=settings.below_gamma), model)
+            below = settings.inner.build(replace(settings.own(context), gamma=settings.below_gamma), model)
         return cls(model, below, settings.below_gamma, target.vocab_size)
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:

@@ -4,7 +4,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from specbench.component import Selections
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.model import Scores
 from specbench.decoding.state import State
@@ -16,6 +15,7 @@ from specbench.drafters.pair_model import PairModel
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.drafters.tree import TreeDrafter
 from specbench.drafters.tree_shapes import Shape, TreeSettings
+from specbench.errors import ConfigError
 from specbench.models.checkpoint import MODEL
 from specbench.models.context import Context
 from specbench.models.heads import PartSettings
@@ -87,11 +87,12 @@ class MtpDrafter(PairDrafter):
         path: str | None
 
     @classmethod
-    def refuses(cls, settings: Any, run: Selections) -> str | None:
-        target = run["target"].settings
+    def refuse_target(cls, settings: Any, target: Any) -> None:
         if settings.path is None and target.weights == "random":
-            return "with target.weights=random, which has no such module: choose target.weights=pretrained"
-        return missing_in(settings.path or target.path, "drafter.path" if settings.path else "target.path")
+            raise ConfigError("target.weights=random has no such module: choose target.weights=pretrained")
+        key = "target.path" if settings.path is None else "drafter.path"
+        if reason := missing_in(settings.path or target.path, key):
+            raise ConfigError(f"drafter=mtp is not possible {reason}")
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "MtpDrafter":

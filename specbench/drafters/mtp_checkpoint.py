@@ -31,8 +31,8 @@ ADVICE = "choose a target that has one (DeepSeek-V3, GLM-4.5)"
 
 
 def missing_in(path: str, key: str) -> str | None:
-    """Why no module can be read from a local folder, as `Component.refuses` says it; None for hub ids, and for folders
-    that cannot be read, which another check refuses."""
+    """Why no module can be read from a local folder, None for hub ids, and for folders that cannot be
+    read, which another check refuses."""
     try:
         config = read_json(local_path(path) / "config.json")
         config = config.get("text_config") or config

@@ -1,7 +1,7 @@
 """Several drafts side by side (SpecInfer): of several models, of several samples of one model, or both."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
@@ -53,9 +53,6 @@ class MultiDrafter(Drafter):
                 "trust_remote_code": self.trust_remote_code,
             }
             return [PretrainedModel.Settings(path=path, **common) for path in self.paths]
-
-        def sources(self) -> Mapping[str, str]:
-            return {f"paths[{number}]": model.sources()["path"] for number, model in enumerate(self.models())}
 
         def check(self, prefix: str) -> None:
             if not self.paths:

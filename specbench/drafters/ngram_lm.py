@@ -1,13 +1,13 @@
 """Unigram and bigram drafters (sections 3.6 and 4.2), fitted on a text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from specbench.data.sources import of_python, place_of
+from specbench.data.sources import place_of
 from specbench.data.stdlib_corpus import read_modules
 from specbench.data.text_file import read_text
 from specbench.decoding.sampling import Sampling
@@ -15,7 +15,6 @@ from specbench.drafters.lookup_base import CountDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.settings import file_hash
 
 
 class UnigramDrafter(CountDrafter):
@@ -23,9 +22,6 @@ class UnigramDrafter(CountDrafter):
 
     class Settings(OwnSampling):
         path: str | None
-
-        def sources(self) -> Mapping[str, str]:
-            return {"path": of_python() if self.path is None else file_hash(place_of(self.path))}
 
         def check(self, prefix: str) -> None:
             if self.path is not None:

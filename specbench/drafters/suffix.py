@@ -207,16 +207,8 @@ class SuffixDrafter(Drafter):
         return max(gamma, settings.nodes or 0)
 
     @classmethod
-    def stored(cls, settings: Any, gamma: int) -> int:
-        return 0 if settings.nodes is None else settings.nodes * gamma + 1  # with fixed shapes
-
-    @classmethod
     def point_masses(cls, settings: Any) -> bool:
         return True
-
-    @classmethod
-    def refuses(cls, settings: Any, run: Any) -> str | None:
-        return None
 
     def __init__(
         self, depth: int, factor: float, offset: float, min_prob: float, past: int, gamma: int, nodes: int | None = None

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.component import Selections
 from specbench.errors import causes
 from specbench.executors.base import HasCache
 from specbench.executors.eager import EagerExecutor
-from specbench.executors.pytree import Columns, bucket, flatten_arguments, rebuild, refuse_growing_cache
+from specbench.executors.pytree import Columns, bucket, flatten_arguments, rebuild
 
 log = logging.getLogger(__name__)
 STEP = 16  # cache columns: compiled code attends to a multiple of them
@@ -49,10 +48,6 @@ class CompiledExecutor(EagerExecutor):
     def __init__(self, half_weights: bool = True):
         super().__init__(half_weights)
         self.functions: dict[Callable[..., Any], CompiledFunction] = {}
-
-    @classmethod
-    def refuses(cls, settings: Any, run: Selections) -> str | None:
-        return refuse_growing_cache(run)
 
     def leaf(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
         if torch.compiler.is_compiling():  # part of a larger one

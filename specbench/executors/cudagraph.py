@@ -22,12 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.component import Selections
 from specbench.decoding.rows import Rows
 from specbench.errors import causes
 from specbench.executors.base import Executor, HasCache
 from specbench.executors.compiled import CompiledFunction, name_of
-from specbench.executors.pytree import bucket, bucket_lengths, flatten_arguments, rebuild, refuse_growing_cache
+from specbench.executors.pytree import bucket, bucket_lengths, flatten_arguments, rebuild
 from specbench.settings import BaseSettings
 
 log = logging.getLogger(__name__)
@@ -60,14 +59,8 @@ class CudaGraphExecutor(Executor):
         self.stream: Any = None  # of captures and of the calls before them: each stream keeps workspaces of its own
 
     @classmethod
-    def from_settings(cls, settings: Any, device: torch.device, run: Selections) -> "CudaGraphExecutor":
+    def from_settings(cls, settings: Any, device: torch.device, run: Any) -> "CudaGraphExecutor":
         return cls(settings.compile)
-
-    @classmethod
-    def refuses(cls, settings: Any, run: Selections) -> str | None:
-        if not run.device.startswith("cuda"):
-            return f"on device={run.device}: it needs CUDA, use executor=compiled"
-        return refuse_growing_cache(run)
 
     def leaf(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
         if torch.compiler.is_compiling():

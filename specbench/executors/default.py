@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from specbench.component import Selections
 from specbench.executors.base import Executor
 from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.executors.eager import EagerExecutor
@@ -16,7 +15,7 @@ class DefaultExecutor(EagerExecutor):
     falls_back = True
 
     @classmethod
-    def from_settings(cls, settings: Any, device: torch.device, run: Selections) -> Executor:
+    def from_settings(cls, settings: Any, device: torch.device, run: Any) -> Executor:
         possible = run["cache"].kind.fixed_shapes and run["decoding"].kind.samples
         if device.type == "cuda" and possible and not run["target"].settings.divided():
             return CudaGraphExecutor(falls_back=True)

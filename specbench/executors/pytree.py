@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.component import Selections
-
 SMALLEST_BUCKET = 128  # cache columns
 
 
@@ -87,9 +85,3 @@ def bucket_lengths(columns: int) -> list[int]:
     while sizes[-1] < columns:
         sizes.append(2 * sizes[-1])
     return [2, *(size // 2 + 1 for size in sizes[1:])]
-
-
-def refuse_growing_cache(run: Selections) -> str | None:
-    """`Component.refuses` of executors with fixed shapes: they need a cache with fixed shapes."""
-    cache = run["cache"]
-    return None if cache.kind.fixed_shapes else f"with cache={cache.name}: use cache=static or cache=paged"

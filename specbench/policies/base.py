@@ -44,14 +44,6 @@ class GammaPolicy(Component, ABC):
     def from_settings(cls, settings: Any) -> "GammaPolicy":
         return cls(**vars(settings))
 
-    @classmethod
-    def refuses(cls, settings: Any, run: Any) -> str | None:
-        drafter = run["drafter"]
-        if cls.watches and (not drafter.kind.ends_early or drafter.kind.branches(drafter.settings)):
-            needs = "it needs a drafter that is a model, and chains: use drafter=stdlib or drafter=model"
-            return f"with drafter={drafter.name}: {needs}"
-        return None
-
     @property
     def stop(self) -> "GammaPolicy | None":
         """Itself if it decides after each guess whether to draft another, else None."""

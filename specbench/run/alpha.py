@@ -47,8 +47,8 @@ def measure(folder: Path | None, overrides: Sequence[str], file: Path | None) ->
     words = [*(word for word in before if word.partition("=")[0] not in changed), *overrides]
 
     from specbench.config.build import build
+    from specbench.config.check import check
     from specbench.config.compose import compose
-    from specbench.config.validate import check
     from specbench.measure.target_text import read_alpha
 
     parts = build(check(compose([*words, "executor=eager", "logger=none"])), announce=lambda text: None)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from specbench.config.components import Components
+from specbench.config.build import Parts
 from specbench.data.prompts import Prompt, Request, render
 from specbench.decoding.encoder_input import EncoderInput
 from specbench.errors import ConfigError
@@ -30,7 +30,7 @@ class Requests:
     """The prompts of a run as requests. The baseline's answers of a turn are the history of the next one, for every
     method."""
 
-    def __init__(self, parts: Components, spare: int):
+    def __init__(self, parts: Parts, spare: int):
         """`spare` cache columns take the guesses beyond a row's limit."""
         self.parts, self.spare = parts, spare
         self.answers: dict[str, list[str]] = {prompt.id: [] for prompt in parts.prompts}

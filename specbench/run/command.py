@@ -20,8 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from specbench import BEGUN, __version__
-from specbench.config.compose import explain, refuse_no_overrides
-from specbench.config.paths import conf_dir
+from specbench.config.compose import conf_dir, explain, refuse_no_overrides
 from specbench.errors import ConfigError, IncompleteError, VerdictError, answering, comes_from, first_line, stop
 
 if TYPE_CHECKING:
@@ -44,10 +43,6 @@ def main() -> None:
         sys.path.append(str(Path.cwd()))
     with answering(), interruptible():
         refuse_no_overrides(sys.argv[1:], get_args_parser()._option_string_actions)
-        if any(word.lstrip("+").startswith("target") for word in sys.argv[1:]):
-            from specbench.config.default_drafter import with_drafter
-
-            sys.argv[1:] = with_drafter(sys.argv[1:], print)
         try:
             job()
         except (ConfigError, BrokenPipeError):
@@ -121,7 +116,7 @@ def run_composed(config: DictConfig, folder: Path, of_sweep: bool) -> str:
     """Runs the composed configuration and prints its results; as a job of a sweep only if it is not finished, and one
     line is returned instead. Raises ConfigError, VerdictError with strict=true, IncompleteError if there are no
     results, or KeyboardInterrupt."""
-    from specbench.config.validate import check
+    from specbench.config.check import check
 
     checked = check(config, HydraConfig.get().runtime.choices)
     from specbench.report import terminal

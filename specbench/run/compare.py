@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig, open_dict
 
-from specbench.config.compose import compose_sweep, loader
-from specbench.config.paths import fields
+from specbench.config.compose import compose_sweep, fields, loader
 from specbench.errors import ConfigError, answering, first_line, stop
 from specbench.run.command import interruptible
 from specbench.run.jobs import HOW, alike
@@ -88,10 +87,6 @@ def compare_jobs(words: Sequence[str], also: Sequence[str]) -> None:
 def jobs_of_comparison(words: Sequence[str], also: Sequence[str]) -> "tuple[DictConfig, Path, list[Job]]":
     """The composed configuration, the folder of the comparison, and its checked jobs, each once. Raises ConfigError."""
     words = [*words]
-    if any(word.startswith("target") for word in words) and not any("drafter=" in more for more in also):
-        from specbench.config.default_drafter import with_drafter
-
-        words = with_drafter(words, print)
     keys = {word.partition("=")[0] for word in words}
     words += [] if keys & {"name", "experiment"} else ["name=compare"]
     by = loader()

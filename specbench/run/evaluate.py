@@ -12,9 +12,8 @@ from typing import Any
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import OmegaConf
 
+from specbench.config.check import check
 from specbench.config.compose import compose, explained
-from specbench.config.default_drafter import with_drafter
-from specbench.config.validate import check
 from specbench.errors import ConfigError, VisibleFormatter, first_line
 
 # Texts that need no quotation marks.
@@ -71,7 +70,7 @@ def _evaluate(words: Sequence[str]) -> Evaluation:
     from specbench.run.jobs import Job
     from specbench.run.run import execute
 
-    config = compose(with_drafter(words, logging.getLogger(__name__).info))
+    config = compose(words)
     with explained(words):
         folder = Path(config.hydra.run.dir).absolute()
     OmegaConf.set_readonly(config.hydra, False)

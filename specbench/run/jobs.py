@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # it loads torch, and a mistyped key is told before that
-    from specbench.config.validate import ValidatedConfig
+from specbench.config.scalars import DRAFTING, LABELS
 
-LABELS = ("name", "logger", "force", "strict")  # settings that no number depends on
-# Settings that plain decoding does not depend on.
-DRAFTING = ("drafter", "gamma", "gamma_policy", "verifier", "lenience", "lenience_policy", "verdict_tokens", "peers")
+if TYPE_CHECKING:  # it loads torch, and a mistyped key is told before that
+    from specbench.config.check import Checked
+
 # Settings that say how work is done, and not which: methods that differ in others are not compared.
 HOW = (*DRAFTING, "cache", "executor", "attention", "dtype", "prefill_chunk")
 
@@ -20,7 +19,7 @@ class Job:
     """A run to be executed: its folder, its checked configuration, and the overrides that asked for it."""
 
     folder: Path
-    checked: "ValidatedConfig"
+    checked: "Checked"
     overrides: Sequence[str] = ()
     kind: str = "run"  # for the logger: run, job (of a sweep), method (of a comparison)
 

@@ -48,8 +48,8 @@ def run_repeats(job: Job) -> Run:
 def show_logger(job: Job, pooled: Run) -> None:
     """Gives the pooled run to the logger, as a run of its own. That this fails is logged: the files are there."""
     choices = job.checked.choices
-    logger: Logger = choices["logger"].kind.from_settings(choices["logger"].settings)
-    names = {group: choice.name for group, choice in choices.groups.items()}
+    logger: Logger = choices["logger"].build()
+    names = {group: choice.name for group, choice in choices.items()}
     try:
         logger.open(Opening(pooled.results["name"], job.folder, job.checked.resolved, names, "repeats"))
         logger.finish(pooled)

@@ -14,17 +14,18 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from specbench.config.build import Targets, build
-from specbench.config.components import Components
+from specbench.config.build import Parts, build
+from specbench.config.scalars import DRAFTING
 from specbench.data.prompts import Request
 from specbench.errors import ConfigError, causes, first_line
 from specbench.measure.record import Facts, Record, append, read
 from specbench.measure.results import results
+from specbench.models.language_model import LanguageModel
 from specbench.report import files
 from specbench.report.loggers import Logger, Opening
 from specbench.report.terminal import progress
 from specbench.run.batching import Batch, Requests
-from specbench.run.jobs import DRAFTING, Job, alike
+from specbench.run.jobs import Job, alike
 from specbench.run.provenance import bytes_per_second, peak_bytes, provenance
 from specbench.run.readers import read_texts
 from specbench.run.session import Decoded, Session
@@ -41,7 +42,7 @@ class Method:
     """One job: its parts, its session, its records, and the file to which they are appended."""
 
     job: Job
-    parts: Components
+    parts: Parts
     session: Session
     logger: Logger
     file: IO[str]
@@ -96,7 +97,7 @@ def execute(
         for job in jobs:
             stack.enter_context(locked(job.folder))
         with seconds("load"):
-            targets = Targets()
+            targets: dict[str, LanguageModel] = {}
             cohorts = [
                 [opened(job, build(job.checked, announce, targets), stack) for job in together]
                 for together in alike(jobs, DRAFTING)
@@ -132,7 +133,7 @@ def locked(folder: Path) -> Iterator[None]:
         (folder / LOCK).unlink(missing_ok=True)
 
 
-def opened(job: Job, parts: Components, stack: ExitStack) -> Method:
+def opened(job: Job, parts: Parts, stack: ExitStack) -> Method:
     """A method with its logger and its records open; those of a run that was interrupted are kept."""
     path = job.folder / files.RECORDS
     records = decoded_before(job.folder, job.checked.resolved)
@@ -144,7 +145,7 @@ def opened(job: Job, parts: Components, stack: ExitStack) -> Method:
     for note in notes:
         log.info("%s", note)
     settings = job.checked.choices["logger"]
-    logger = settings.kind.from_settings(settings.settings)
+    logger = settings.build()
     opening = Opening(parts.name, job.folder, job.checked.resolved, parts.choices, job.kind)
     try:
         logger.open(opening)

@@ -4,7 +4,7 @@ from collections import abc
 from dataclasses import dataclass, field
 from typing import Any
 
-from specbench.config.components import Components
+from specbench.config.build import Parts
 from specbench.data.prompts import Request
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.model import Model
@@ -41,7 +41,7 @@ class Decoded:
 class Session:
     """Decodes requests, speculatively or plainly, through the same rows."""
 
-    parts: Components
+    parts: Parts
     _state: State | None = field(default=None, repr=False)
 
     def job(self, request: Request, new_tokens: int | None = None) -> Sequence:

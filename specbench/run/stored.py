@@ -8,11 +8,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from specbench.config.scalars import LABELS
 from specbench.errors import ConfigError
 from specbench.measure.record import Facts, Record, read
 from specbench.report import files
 from specbench.report.files import Run
-from specbench.run.jobs import LABELS
 
 
 def settings(config: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:

@@ -54,8 +54,8 @@ class Sweep(Callback):
 
 def jobs_of(config: DictConfig, loader: ConfigLoader, folder: Path, kind: str = "job") -> "list[Job]":
     """The checked jobs of a sweep, whose folders are below `folder`. Raises ConfigError if one is not possible."""
+    from specbench.config.check import check, check_early
     from specbench.config.compose import explained
-    from specbench.config.validate import check, check_early
     from specbench.run.jobs import Job
 
     swept = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]

@@ -11,8 +11,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from specbench.config.compose import explain
-from specbench.config.paths import conf_dir
+from specbench.config.compose import conf_dir, explain
 from specbench.errors import ConfigError, comes_from, stop, visible
 
 

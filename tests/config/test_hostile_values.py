@@ -1,7 +1,6 @@
 """Property-based: whatever stands in a setting, a data file or a template, the answer is a ConfigError that names it,
 or a value that is finite and of its type. The settings are those of the schema and of every option in `conf/`."""
 
-import gzip
 import logging
 import math
 from functools import cache
@@ -14,16 +13,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from small_runs import composed
 
-from specbench.component import chosen_class
-from specbench.config.compose import base_of, explain, option_file
-from specbench.config.paths import conf_dir
-from specbench.config.validate import check
-from specbench.data.prompts import load
-from specbench.data.records import JsonlData
+from specbench.config.check import base_of, check
+from specbench.config.compose import conf_dir, explain, option_file
+from specbench.config.scalars import GROUPS, RunConfig
 from specbench.data.template import check_template, fill
 from specbench.errors import ConfigError, visible
-from specbench.run_config import GROUPS, RunConfig
-from specbench.settings import BaseSettings, validate
+from specbench.settings import BaseSettings, chosen, validate
 from specbench.train.student import Student
 from specbench.train.trainer import Training
 
@@ -120,7 +115,7 @@ def test_any_value_of_any_option(place, data):
         if name in ("run", "train"):
             found = validate(RunConfig if name == "run" else Training, node)
         else:
-            _, found = chosen_class(node, group, BASES[group], f"{group}=NAME")
+            found = chosen(node, group, BASES[group]).settings
     except ConfigError as error:
         assert key in str(error) or key == "_target_", error
         assert "\n" not in str(error) and len(str(error)) < 1500
@@ -150,39 +145,11 @@ def test_any_values_of_a_whole_run(changes):
         assert "\n" not in str(error)
     else:
         sound(checked.root)
-        for choice in checked.choices.groups.values():
+        for choice in checked.choices.values():
             sound(choice.settings)
     finally:
         for key, value in before.items():
             OmegaConf.update(config, key, value, merge=False)
-
-
-PIECES = st.one_of(
-    st.sampled_from([
-        b"{", b"}", b'"', b":", b"[", b"]", b",", b"\n", b"null", b"NaN", b'{"prompt": "a"}', b'"prompt"', b"\xff",
-        b" ", b"\xef\xbb\xbf", b"\x1f\x8b", b"\\ud800", b"9" * 5000, b"[" * 3000, b"true", b"\0",
-    ]),
-    st.binary(max_size=6),
-)  # fmt: skip
-
-
-@pytest.mark.slow
-@given(st.lists(PIECES, max_size=12).map(b"".join), st.sampled_from(["plain", "gzip", "cut"]))
-@settings(MANY, max_examples=400)
-def test_any_bytes_as_a_data_file(tmp_path_factory, content, packed):
-    path = tmp_path_factory.getbasetemp() / "any.jsonl"
-    if packed != "plain":
-        content = gzip.compress(content)[: -3 if packed == "cut" else None]
-    path.write_bytes(content)
-    node = OmegaConf.load(conf_dir() / "data" / "jsonl.yaml")
-    node.path = str(path)
-    try:
-        data = JsonlData(validate(JsonlData.Settings, node, "data."))
-        prompts = load(data)
-    except ConfigError as error:
-        assert str(path) in str(error)
-    else:
-        assert prompts and all(prompt.turns[0].strip() and prompt.turns[0].encode() for prompt in prompts)
 
 
 @given(

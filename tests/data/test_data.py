@@ -11,8 +11,8 @@ import pytest
 from small_runs import composed
 from transformers import AutoTokenizer
 
-from specbench.config.paths import conf_dir
-from specbench.config.validate import check
+from specbench.config.check import check
+from specbench.config.compose import conf_dir
 from specbench.data.prompts import Prompt, load, render, stratify
 from specbench.data.records import MT_BENCH
 from specbench.data.sources import SHIPPED

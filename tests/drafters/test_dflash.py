@@ -15,7 +15,7 @@ from eagle_cases import numbers
 from safetensors.torch import load_file, save_file
 from small_runs import composed, parts_of, run, small
 
-from specbench.config.validate import check
+from specbench.config.check import check
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.scheduler import Scheduler
 from specbench.decoding.sequence import Sequence

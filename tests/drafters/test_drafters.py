@@ -8,7 +8,7 @@ import torch
 from decoder_cases import DigitTokenizer, V, make_drafter, tabular_model
 from small_runs import composed, parts_of
 
-from specbench.config.paths import conf_dir
+from specbench.config.compose import conf_dir
 from specbench.data.prompts import Prompt, render
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence

@@ -9,8 +9,7 @@ from decoder_cases import V, make_drafter, tabular_model
 from small_runs import composed, parts_of, small
 from tabular import random_table
 
-from specbench.config import memory_estimate
-from specbench.config.validate import check
+from specbench.config.check import check
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
@@ -138,17 +137,6 @@ def test_a_drawn_tree_is_not_of_independent_guesses():
     told = "drafter.children=independent is not possible with drafter.nodes=16: it must be distinct or best"
     with pytest.raises(ConfigError, match=told):
         check(composed(*small("drafter=dynamic_tree", "drafter.children=independent")))
-
-
-@pytest.mark.parametrize(("words", "entries"), [
-    ("drafter=dynamic_tree temperature=0", 2 * (1 + 4 + 2 * 16)),
-    ("drafter=dynamic_tree drafter.width=9", 2 * (1 + 9 + 2 * 81)),
-    ("drafter=dynamic_tree drafter.children=best", 1 + 4 + 2 * 16),
-    ("drafter=tree", 0),
-])  # fmt: skip
-def test_the_memory_estimate_counts_what_is_stored(words, entries):
-    checked = check(composed(*small(*words.split(), "gamma=3", "batch_size=5")))
-    assert memory_estimate._of_draft(checked, 3, 100) == 4 * 5 * 100 * entries
 
 
 def test_a_tree_without_a_shape_is_refused():

@@ -26,7 +26,7 @@ from eagle_cases import (
 from small_runs import composed, parts_of, run, small
 
 from specbench.config.build import build
-from specbench.config.validate import check
+from specbench.config.check import check
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.scheduler import Scheduler
 from specbench.decoding.sequence import Sequence
@@ -350,7 +350,6 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_checkpoints_are_refused_before_the_target_loads(name, tmp_path, monkeypatch):
     words = overrides("plain")
-    monkeypatch.setattr("specbench.config.build._make", None)
     what, expected = BAD[name]
     folder = changed(what)(tmp_path / "bad")
     with pytest.raises(ConfigError, match=expected) as error:

@@ -9,7 +9,7 @@ from decoder_cases import shape_of, spare_of
 from small_runs import composed, parts_of, run, small
 from test_eagle3 import expected_laws, overrides, parts
 
-from specbench.config.validate import check
+from specbench.config.check import check
 from specbench.decoding.model import Scores
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.sampling import Sampling
@@ -179,6 +179,5 @@ def test_a_run_at_temperature_0_writes_plain_decodings_tokens(name, shape, verif
     (["drafter.branching=[40,40]", "verifier=iterative"], "the leaves of the tree, must be at most 1000"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_in_a_sentence(more, expected, monkeypatch):
-    monkeypatch.setattr("specbench.config.build._make", None)
     with pytest.raises(ConfigError, match=expected):
         check(composed(*small(*overrides("plain"), *more)))

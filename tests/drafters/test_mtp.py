@@ -16,7 +16,7 @@ from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel as StockMtp
 
 from specbench.config.build import build
-from specbench.config.validate import check
+from specbench.config.check import check
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.scheduler import Scheduler
 from specbench.decoding.sequence import Sequence
@@ -268,7 +268,6 @@ def test_bad_modules_are_refused_in_a_sentence(name, tmp_path):
 
 
 def test_targets_without_a_module_are_refused_before_they_are_loaded(good, monkeypatch):
-    monkeypatch.setattr("specbench.config.build._make", None)
     for wanted, expected in (
         (["drafter=mtp"], "target.path=shipped:target, which holds no multi-token-prediction module"),
         (["drafter=mtp", f"drafter.path={good}"], f"drafter.path={good}, which holds no"),

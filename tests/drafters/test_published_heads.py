@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from small_runs import composed, small
 
 from specbench.config.build import build
-from specbench.config.validate import check
+from specbench.config.check import check
 from specbench.errors import ConfigError
 from specbench.models.heads import read_heads
 

@@ -12,7 +12,6 @@ from distribution_cases import learning_policy
 from graph_memory import SimulatedGraphs
 from scheduler_cases import decode, jobs
 
-from specbench.component import Selections
 from specbench.decoding import verify_tree
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
@@ -175,7 +174,7 @@ def selections(fixed_shapes=True, samples=True):
     kinds = {"cache": {"fixed_shapes": fixed_shapes}, "decoding": {"samples": samples}}
     groups = {group: SimpleNamespace(name=group, kind=SimpleNamespace(**of)) for group, of in kinds.items()}
     groups["target"] = SimpleNamespace(settings=SimpleNamespace(divided=lambda: ""))
-    return Selections(groups, temperature=1.0, lenience=1.0, device="", scalars={"batch_size": 1})
+    return groups
 
 
 def test_auto_is_graphs_on_cuda_where_they_are_possible():

@@ -33,7 +33,7 @@ from small_runs import composed, parts_of, small
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from specbench.config.build import build
-from specbench.config.validate import check
+from specbench.config.check import check
 from specbench.errors import ConfigError
 from specbench.models.random_weights import random_module
 

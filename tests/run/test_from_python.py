@@ -16,7 +16,7 @@ from small_runs import call, small
 
 import specbench
 from specbench.config.compose import compose as compose_run
-from specbench.config.paths import conf_dir
+from specbench.config.compose import conf_dir
 from specbench.errors import ConfigError
 from specbench.run import evaluate as from_python
 from specbench.run.evaluate import Evaluation, spelled, words_of

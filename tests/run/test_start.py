@@ -8,11 +8,10 @@ import pytest
 from choosing import only, slow_unless
 from omegaconf import OmegaConf
 
-from specbench.config.compose import base_of, known_keys
-from specbench.config.paths import conf_dir
+from specbench.config.compose import base_of, conf_dir, known_keys
+from specbench.config.scalars import GROUPS, RunConfig
 from specbench.data import stdlib_corpus
 from specbench.errors import stop
-from specbench.run_config import GROUPS, RunConfig
 
 HEAVY = ("torch", "transformers", "wandb", "pyarrow", "matplotlib", "pandas")
 SAY = """import atexit, runpy, sys

@@ -11,7 +11,7 @@ from choosing import only
 from small_runs import composed, parts_of, run, training
 
 from specbench.config.build import build
-from specbench.config.validate import check
+from specbench.config.check import check
 from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
 from specbench.errors import ConfigError
 from specbench.models.heads import Heads, HeadsConfig

