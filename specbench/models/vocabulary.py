@@ -4,7 +4,6 @@ Families pad one vocabulary to different sizes. Tokenizers that differ share som
 Timor et al. 2025). Either way q is a distribution over the target's tokens, so that of the output stays the target's.
 """
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,8 +43,6 @@ class Intersection(VocabMap):
         super().__init__(own, len(own_of))
         self.own_of, self.is_shared = own_of, is_shared
         self.shared = int(is_shared.sum())
-        stored = torch.cat([own_of, is_shared.long()]).cpu().numpy().tobytes()
-        self.digest = hashlib.sha256(stored).hexdigest()[:12]
 
     def read(self, tokens: Tensor) -> Tensor:
         return self.own_of[tokens]

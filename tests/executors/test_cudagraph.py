@@ -75,7 +75,7 @@ def numbers_of_rounds(executor, tables, rows, temperature, device=None):
     verifier, reduce = verifier_of(SpeculativeVerifier, sampling), executor.leaf(round_numbers)
 
     def record(state, scores, draft, verdict, kept):
-        found.append(reduce(scores.p, draft, verdict, kept, verifier.beta, (), True).clone())
+        found.append(reduce(scores.p, draft, verdict, kept, verifier.beta).clone())
 
     options = {"executor": executor, "gamma": 5, "sampling": sampling, "after_round": record, "device": device}
     return decode(LONG, rows, tables, **options), found
