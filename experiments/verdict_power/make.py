@@ -235,7 +235,6 @@ def judge(found: Draws, p: Tensor, q: Tensor) -> Array:
             ("bonus", P, own.token, free, ()),
             ("bonus ids", P, own.token, free, (every,)),
             ("behind", P, own.token, free & torch.from_numpy(before[here]), (q.roll(1, 0)[here].float(),)),
-            ("own", P, own.token, free, (Q,)),
             ("guess", Q, own.guess, own.tested, ()),
             ("recovered", R, own.token, lost, ()),
             ("recovered ids", R, own.token, lost, (every,)),
@@ -246,7 +245,7 @@ def judge(found: Draws, p: Tensor, q: Tensor) -> Array:
         favoured = (q[here] > MARGIN * p[here]).double()
         mean = (p[here] * favoured).sum(-1, keepdim=True).clamp(max=1).expand(own.tested.shape)
         add(logs, "favoured", mean, favoured.gather(1, own.token) > 0, own.tested)
-        add(logs, "accepted", own.ratio.clamp(max=1), own.accepted, own.tested, own.least, own.last)
+        add(logs, "accepted", own.ratio.clamp(max=1), own.accepted, own.tested, own.least, own.last.double())
     values = []
     for column in logs.T.numpy():
         sums = no_sums()
@@ -258,8 +257,8 @@ def judge(found: Draws, p: Tensor, q: Tensor) -> Array:
 def add(logs: Tensor, kind: str, mean: Tensor, happened: Tensor, where: Tensor, *more: Tensor) -> None:
     """Adds the log ratios of events [n, runs] to logs [K, runs]."""
     for i in of_kind(kind):
-        yes, no, _ = event_ratios(ALTERNATIVES[i].change, mean, *more)
-        logs[i] += torch.where(where, torch.where(happened, yes, no), 0.0).sum(0)
+        ratios, _ = event_ratios(ALTERNATIVES[i].change, mean, *more)
+        logs[i] += torch.where(where, ratios.gather(-1, happened[..., None].long())[..., 0], 0.0).sum(0)
 
 
 def measure(run: Path, runs: int, exact: int) -> pd.DataFrame:

@@ -20,97 +20,72 @@ from torch import Tensor
 from specbench.measure.intervals import Floats
 
 LEVEL = 1 / 200  # the probability that an exact run fails is at most this
-FOUND = 1.28  # standard deviations: a fault beyond the limit by this much is found in nine of ten runs
+FOUND = 1.28  # standard deviations below the mean that nine of ten values exceed
 SMALLEST = math.exp(-10)  # probabilities below it are tilted as this one is
-HEAD = 4096  # tokens of a vocabulary that are told apart; all others count as one
 LEFT = 0.02  # of the distribution stays in every alternative: no single draw decides against one
 MARGIN = 1.05  # q / p above which the drafter favours a token
 SURE = 1 + 1e-6  # p / q from which a guess is accepted whatever rounding does
-SUMS = ("log", "mean", "variance", "tv", "draws")  # of each alternative; `mean` and `variance` are those under it
+SUMS = ("log", "mean", "variance")  # of the log ratio: its value, and its mean and variance under the alternative
 Change = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
 class Alternative:
     """What a fault would make of the draws of a `kind`. `change` gives weights [k, V] of tokens from their distribution
-    [k, V] and what else the fault depends on; of events their probability [k] from that in an exact run [k]. `share` is
-    its weight before it is normalised."""
+    [k, V] and what else the fault depends on; of events their probability [k], cut at 1, from that in exact runs, m
+    [k]. `share` is its weight before it is normalised."""
 
     name: str
     kind: str
     share: float
     change: Change
-    lenience: float | None = None
 
 
-def _temperature(t: float) -> Change:
-    return lambda p: p.clamp(min=SMALLEST) ** (1 / t - 1)
+def warmer(temperature: float) -> Change:
+    """Drawn at another temperature, relative to the distribution's."""
+    return lambda p: p.clamp(min=SMALLEST) ** (1 / temperature - 1)
 
 
-def _without_tail(share: float) -> Change:
-    """The draws lack a uniform part of their reported distribution."""
-    return lambda p: (1 - share / (p.shape[-1] * p.clamp(min=1e-30))).clamp(min=LEFT)
-
-
-def _even(p: Tensor, ids: Tensor) -> Tensor:
-    return torch.where(ids % 2 == 0, 1.0, LEFT)
-
-
-def _rarely(rest: int) -> Change:
-    return lambda p, ids: torch.where(ids % 4 == rest, 0.5, 1.0)
-
-
-def _without(p: Tensor, q: Tensor) -> Tensor:
+def without(p: Tensor, q: Tensor) -> Tensor:
+    """Drawn from norm(max(0, p - q)), with the q of another position."""
     return LEFT + (p - q).clamp(min=0) / p.clamp(min=1e-30)
 
 
-def _delayed(p: Tensor, q: Tensor) -> Tensor:
-    return p / (p + q).clamp(min=1e-30)  # with the noise of the guess, what q favours has lost once before
+def without_uniform(share: float) -> Change:
+    """The draws lack a uniform part that their reported distribution has."""
+    return lambda p: (1 - share / (p.shape[-1] * p.clamp(min=1e-30))).clamp(min=LEFT)
 
 
-def _scaled(factor: float) -> Change:
-    return lambda mean: mean * factor / (mean * factor + 1 - mean)
+def rarely(rest: int) -> Change:
+    """Tokens of one rest of ids are drawn half as often."""
+    return lambda p, ids: torch.where(ids % 4 == rest, 0.5, 1.0)
 
 
-def _lenience(x: float) -> Change:
-    return lambda mean, least, last: (mean / x).clamp(max=1)
-
-
-def _lenient_at_last(x: float) -> Change:
-    return lambda mean, least, last: torch.where(last, mean / x, mean).clamp(max=1)
-
-
-def _surely(ratio: float) -> Change:
-    return lambda mean, least, last: torch.where(mean > ratio, 1.0, mean)
-
-
-def _one_number(mean: Tensor, least: Tensor, last: Tensor) -> Tensor:
-    return (mean / least.clamp(min=1e-12)).clamp(max=1)
-
-
+# Events of the kind "accepted" depend on m = min(1, p / q), on the least m of the round's guesses before, and on
+# whether the guess is the last one of its draft.
 ALTERNATIVES = (
-    Alternative("lenience 0.9", "accepted", 4, _lenience(0.9), lenience=0.9),
-    Alternative("every guess accepted", "accepted", 1, _lenience(1e-9), lenience=0.0),
-    Alternative("lenience 0.6 at the last guess of a draft", "accepted", 1, _lenient_at_last(0.6)),
-    Alternative("guesses accepted surely above p / q = 0.8", "accepted", 1, _surely(0.8)),
-    Alternative("one random number for all guesses of a round", "accepted", 1, _one_number),
-    Alternative("tokens that q favours drawn too often", "favoured", 1, _scaled(1.5)),
-    Alternative("recovered tokens drawn at 0.9 of the temperature", "recovered", 2, _temperature(0.9)),
-    Alternative("recovered tokens drawn with the noise of the guess", "after", 4, _delayed),
-    *(Alternative(f"recovered tokens rarely with id % 4 = {r}", "recovered ids", 1, _rarely(r)) for r in range(4)),
-    Alternative("bonus tokens drawn at 0.8 of the temperature", "bonus", 2, _temperature(0.8)),
-    Alternative("bonus tokens drawn at 1.2 of the temperature", "bonus", 2, _temperature(1.2)),
-    Alternative("bonus tokens drawn from even ids", "bonus ids", 1, _even),
-    Alternative("bonus tokens drawn from p without the last guess's q", "behind", 2, _without),
-    Alternative("bonus tokens drawn from p without their own q", "own", 1, _without),
-    Alternative("guesses drawn at 0.9 of the temperature of q", "guess", 1, _temperature(0.9)),
-    Alternative("guesses drawn at 1.1 of the temperature of q", "guess", 1, _temperature(1.1)),
-    Alternative("guesses drawn without a uniform part of q", "guess", 1, _without_tail(0.05)),
+    Alternative("lenience 0.9", "accepted", 4, lambda m, least, last: m / 0.9),
+    Alternative("every guess accepted", "accepted", 1, lambda m, least, last: 1e9 * m),
+    Alternative("guesses accepted too rarely", "accepted", 1, lambda m, least, last: 0.8 * m),
+    Alternative("lenience 0.6 at a draft's last guess", "accepted", 1, lambda m, least, last: m / (1 - 0.4 * last)),
+    Alternative("p / q above 0.8 accepted surely", "accepted", 1, lambda m, least, last: torch.where(m > 0.8, 1.0, m)),
+    Alternative("one random number for all guesses of a round", "accepted", 1, lambda m, least, last: m / least),
+    Alternative("tokens that q favours drawn too often", "favoured", 1, lambda m: 1.5 * m / (1 + 0.5 * m)),
+    Alternative("recovered tokens drawn at 0.9 of the temperature", "recovered", 2, warmer(0.9)),
+    # With the noise of the guess, what q favours has lost once before.
+    Alternative("recovered tokens drawn with the noise of the guess", "after", 4, lambda p, q: p / (p + q + 1e-30)),
+    *(Alternative(f"recovered tokens rarely with id % 4 = {r}", "recovered ids", 1, rarely(r)) for r in range(4)),
+    Alternative("bonus tokens drawn at 0.8 of the temperature", "bonus", 2, warmer(0.8)),
+    Alternative("bonus tokens drawn at 1.2 of the temperature", "bonus", 2, warmer(1.2)),
+    Alternative("bonus tokens drawn from even ids", "bonus ids", 1, lambda p, ids: 1 - (1 - LEFT) * (ids % 2)),
+    Alternative("bonus tokens drawn from p without the last guess's q", "behind", 2, without),
+    Alternative("guesses drawn at 0.9 of the temperature of q", "guess", 1, warmer(0.9)),
+    Alternative("guesses drawn at 1.1 of the temperature of q", "guess", 1, warmer(1.1)),
+    Alternative("guesses drawn without a uniform part of q", "guess", 1, without_uniform(0.05)),
 )
-EVERY = next(i for i, one in enumerate(ALTERNATIVES) if one.lenience == 0)
+EVERY, FAVOURED = 1, 6  # the numbers of "every guess accepted" and of "tokens that q favours drawn too often"
 SHARES: Floats = np.array([one.share for one in ALTERNATIVES]) / sum(one.share for one in ALTERNATIVES)
 LIMITS: Floats = -np.log(LEVEL * SHARES)  # of the log ratio of each alternative alone
-EVENTS = ("accepted", "favoured")
 
 
 def of_kind(kind: str) -> list[int]:
@@ -126,15 +101,11 @@ def token_ratios(change: Change, p: Tensor, *more: Tensor) -> tuple[Tensor, Tens
     return torch.where(p > 0, weights.log(), 0.0), p * weights
 
 
-def event_ratios(change: Change, mean: Tensor, *more: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """log(alternative / distribution) of events that happen [k] and that do not [k], and the probability of the
-    alternative [k], from that in exact runs, mean [k]."""
-    other = mean + (1 - LEFT) * (change(mean, *more) - mean)
-    return (
-        torch.where(mean > 0, (other / mean).log(), 0.0),
-        torch.where(mean < 1, ((1 - other) / (1 - mean)).log(), 0.0),
-        other,
-    )
+def event_ratios(change: Change, mean: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of events that do not and do happen [k, 2], from their probabilities in exact runs, mean [k]."""
+    changed = mean + (1 - LEFT) * (change(mean, *more).clamp(max=1) - mean)
+    p, other = (torch.stack([1 - x, x], -1) for x in (mean, changed))
+    return torch.where(p > 0, (other / p).log(), 0.0), other
 
 
 def no_sums() -> Floats:
@@ -144,37 +115,24 @@ def no_sums() -> Floats:
 
 def of_events(kind: str, mean: Tensor, happened: Tensor, *more: Tensor) -> Floats:
     """The sums of events of a kind, with probabilities mean [k] in exact runs and happened [k] bool."""
-    found, mean = no_sums(), mean.double()
-    for i in of_kind(kind) if len(mean) else ():
-        yes, no, other = event_ratios(ALTERNATIVES[i].change, mean, *more)
-        first = other * yes + (1 - other) * no
-        second = other * yes**2 + (1 - other) * no**2
-        parts = (torch.where(happened, yes, no), first, second - first**2, (other - mean).abs())
-        found[i] = [*(float(part.sum()) for part in parts), len(mean)]
-    return found
+    return _sums(kind, event_ratios, happened.long(), mean.double(), *more)
 
 
 def of_tokens(kind: str, p: Tensor, drawn: Tensor, *more: Tensor) -> Floats:
     """The sums of tokens of a kind: their distributions p [k, V], the tokens drawn [k], and what else the alternatives
-    depend on [k, V]. Of a large vocabulary all but the HEAD likeliest tokens count as one."""
-    found, p, more = no_sums(), p.float(), tuple(values.float() for values in more)
-    if p.shape[-1] > HEAD:
-        ids = p.topk(HEAD).indices
-        here = ids == drawn[:, None]
-        drawn = torch.where(here.any(1), here.int().argmax(1), HEAD)
-        p, more = _with_rest(p, ids), tuple(_with_rest(values, ids) for values in more)
-    for i in of_kind(kind) if len(p) else ():
-        logs, other = token_ratios(ALTERNATIVES[i].change, p, *more)
+    depend on [k, V]."""
+    return _sums(kind, token_ratios, drawn, p.float(), *(values.float() for values in more))
+
+
+def _sums(kind: str, ratios: Callable[..., tuple[Tensor, Tensor]], drawn: Tensor, *given: Tensor) -> Floats:
+    """The sums of what was drawn [k], for the alternatives to a kind of draw."""
+    found = no_sums()
+    for i in of_kind(kind) if len(drawn) else ():
+        logs, other = ratios(ALTERNATIVES[i].change, *given)
         first, second = (other * logs).sum(-1), (other * logs**2).sum(-1)
-        parts = (logs.gather(1, drawn[:, None]), first, second - first**2, (other - p).abs().sum(-1) / 2)
-        found[i] = [*(float(part.double().sum()) for part in parts), len(p)]
+        parts = (logs.gather(1, drawn[:, None]), first, second - first**2)
+        found[i] = [float(part.double().sum()) for part in parts]
     return found
-
-
-def _with_rest(values: Tensor, ids: Tensor) -> Tensor:
-    """values [k, V] of the tokens ids [k, HEAD], and the sum of all others: [k, HEAD + 1]."""
-    kept = values.gather(1, ids)
-    return torch.cat([kept, (values.sum(-1, keepdim=True) - kept.sum(-1, keepdim=True)).clamp(min=0)], 1)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
@@ -193,22 +151,8 @@ def p_value(sums: Floats) -> tuple[float, str]:
     return math.exp(-max(0.0, float(np.logaddexp.reduce(logs)))), ALTERNATIVES[int(logs.argmax())].name
 
 
-def found_lenience(sums: Floats) -> float | None:
-    """The lenience closest to 1 that nine of ten runs of this size would find, 0 if only that every guess is accepted;
-    None if there is none."""
-    for one, limit, (_, mean, variance, *_) in zip(ALTERNATIVES, LIMITS, sums, strict=True):
-        if one.lenience is not None and mean - FOUND * math.sqrt(max(0.0, variance)) > limit:
-            return one.lenience
-    return None
-
-
-def found_tv(kind: str, sums: Floats) -> float | None:
-    """The smallest total variation per draw of a kind that nine of ten runs of this size would find, of a fault that
-    lies between the distribution and an alternative; None if the run has no such draws. A fault that goes the part c of
-    the way moves the alternative's sum by 2 c - 1 of its mean."""
-    parts = [1.0] if any(sums[i][4] for i in of_kind(kind)) else []
-    for i in of_kind(kind):
-        _, mean, variance, tv, draws = sums[i]
-        if mean > 0:
-            parts.append((1 + (LIMITS[i] + FOUND * math.sqrt(max(0.0, variance))) / mean) / 2 * tv / draws)
-    return float(min(parts)) if parts else None
+def found_by(sums: Floats) -> list[str]:
+    """The alternatives that nine of ten runs of this size would find: those whose sum is beyond its limit by FOUND
+    standard deviations if what was drawn is the alternative's."""
+    margins = sums[:, 1] - FOUND * np.sqrt(sums[:, 2].clip(min=0)) - LIMITS
+    return [one.name for one, margin in zip(ALTERNATIVES, margins, strict=True) if margin > 0]

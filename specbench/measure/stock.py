@@ -4,14 +4,11 @@ Written apart from `decoding/sampling.py`, so that an error there is seen. n new
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from specbench.decoding.sampling import Sampling
-from specbench.models.reference_forward import stock_logits
 
 LONGEST = 4096  # tokens of a text that are read, its prompt included: eager attention holds their square
 # How many roundings of the largest logit two correct forwards may differ by. In 16 bits sums are kept in float32, and
@@ -27,22 +24,6 @@ def readable(prompt: Sequence[int], new: Sequence[int], device: torch.device) ->
     if len(prompt) >= LONGEST:
         raise MemoryError(f"its prompt has {len(prompt)} tokens, and at most {LONGEST} are read again")
     return torch.tensor([[*prompt, *new][:LONGEST]], device=device)
-
-
-def stock_scores(model: Any, text: Tensor, begin: int, encoder_input: Sequence[int] | None = None) -> Tensor:
-    """Logits [n, V] of the target's tokens from `begin` on of a text [1, T], by the stock module of a `LanguageModel`,
-    target or drafter, after the repetition penalty."""
-    read = encoder_input if model.encoder is not None else None
-    own = stock_logits(model, model.vocabulary.read(text), begin, read)
-    return penalised(model.vocabulary.fit(own.float()), text, begin, model.sampling)
-
-
-def penalised(logits: Tensor, text: Tensor, begin: int, sampling: Sampling) -> Tensor:
-    """Logits [n, V] of the tokens from `begin` on of a text [1, T], after the repetition penalty of each position."""
-    if sampling.repetition_penalty == 1:
-        return logits
-    processor = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
-    return torch.cat([processor(text[:, : begin + i], logits[i : i + 1]) for i in range(len(logits))])
 
 
 def tolerance(logits: Tensor, dtype: torch.dtype, sampling: Sampling) -> Tensor:
