@@ -235,6 +235,7 @@ def judge(found: Draws, p: Tensor, q: Tensor) -> Array:
             ("bonus", P, own.token, free, ()),
             ("bonus ids", P, own.token, free, (every,)),
             ("behind", P, own.token, free & torch.from_numpy(before[here]), (q.roll(1, 0)[here].float(),)),
+            ("own", P, own.token, free, (Q,)),
             ("guess", Q, own.guess, own.tested, ()),
             ("recovered", R, own.token, lost, ()),
             ("recovered ids", R, own.token, lost, (every,)),

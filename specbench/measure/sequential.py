@@ -31,9 +31,9 @@ Change = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Alternative:
-    """What a fault would make of the draws of a `kind`. `change` gives weights [k, V] of tokens from their distribution
-    [k, V] and what else the fault depends on; of events their probability [k], cut at 1, from that in exact runs, m
-    [k]. `share` is its weight before it is normalised."""
+    """What a fault would make of draws of a `kind`. `change` gives weights [k, V] of tokens from their distribution and
+    what else the fault depends on; of events their probability [k], cut at 1, from that in exact runs. `share` is its
+    own weight among the alternatives, before it is normalised."""
 
     name: str
     kind: str
@@ -51,11 +51,6 @@ def without(p: Tensor, q: Tensor) -> Tensor:
     return LEFT + (p - q).clamp(min=0) / p.clamp(min=1e-30)
 
 
-def without_uniform(share: float) -> Change:
-    """The draws lack a uniform part that their reported distribution has."""
-    return lambda p: (1 - share / (p.shape[-1] * p.clamp(min=1e-30))).clamp(min=LEFT)
-
-
 def rarely(rest: int) -> Change:
     """Tokens of one rest of ids are drawn half as often."""
     return lambda p, ids: torch.where(ids % 4 == rest, 0.5, 1.0)
@@ -66,7 +61,6 @@ def rarely(rest: int) -> Change:
 ALTERNATIVES = (
     Alternative("lenience 0.9", "accepted", 4, lambda m, least, last: m / 0.9),
     Alternative("every guess accepted", "accepted", 1, lambda m, least, last: 1e9 * m),
-    Alternative("guesses accepted too rarely", "accepted", 1, lambda m, least, last: 0.8 * m),
     Alternative("lenience 0.6 at a draft's last guess", "accepted", 1, lambda m, least, last: m / (1 - 0.4 * last)),
     Alternative("p / q above 0.8 accepted surely", "accepted", 1, lambda m, least, last: torch.where(m > 0.8, 1.0, m)),
     Alternative("one random number for all guesses of a round", "accepted", 1, lambda m, least, last: m / least),
@@ -79,11 +73,14 @@ ALTERNATIVES = (
     Alternative("bonus tokens drawn at 1.2 of the temperature", "bonus", 2, warmer(1.2)),
     Alternative("bonus tokens drawn from even ids", "bonus ids", 1, lambda p, ids: 1 - (1 - LEFT) * (ids % 2)),
     Alternative("bonus tokens drawn from p without the last guess's q", "behind", 2, without),
+    Alternative("bonus tokens drawn from p without their own q", "own", 1, without),
     Alternative("guesses drawn at 0.9 of the temperature of q", "guess", 1, warmer(0.9)),
     Alternative("guesses drawn at 1.1 of the temperature of q", "guess", 1, warmer(1.1)),
-    Alternative("guesses drawn without a uniform part of q", "guess", 1, without_uniform(0.05)),
+    Alternative(
+        "guesses drawn without 5 % of uniform q", "guess", 1, lambda p: (1 - 0.05 / (p.shape[-1] * p)).clamp(LEFT)
+    ),
 )
-EVERY, FAVOURED = 1, 6  # the numbers of "every guess accepted" and of "tokens that q favours drawn too often"
+EVERY, FAVOURED = 1, 5  # the numbers of "every guess accepted" and of "tokens that q favours drawn too often"
 SHARES: Floats = np.array([one.share for one in ALTERNATIVES]) / sum(one.share for one in ALTERNATIVES)
 LIMITS: Floats = -np.log(LEVEL * SHARES)  # of the log ratio of each alternative alone
 
@@ -113,24 +110,14 @@ def no_sums() -> Floats:
     return np.zeros((len(ALTERNATIVES), len(SUMS)))
 
 
-def of_events(kind: str, mean: Tensor, happened: Tensor, *more: Tensor) -> Floats:
-    """The sums of events of a kind, with probabilities mean [k] in exact runs and happened [k] bool."""
-    return _sums(kind, event_ratios, happened.long(), mean.double(), *more)
-
-
-def of_tokens(kind: str, p: Tensor, drawn: Tensor, *more: Tensor) -> Floats:
-    """The sums of tokens of a kind: their distributions p [k, V], the tokens drawn [k], and what else the alternatives
-    depend on [k, V]."""
-    return _sums(kind, token_ratios, drawn, p.float(), *(values.float() for values in more))
-
-
-def _sums(kind: str, ratios: Callable[..., tuple[Tensor, Tensor]], drawn: Tensor, *given: Tensor) -> Floats:
-    """The sums of what was drawn [k], for the alternatives to a kind of draw."""
-    found = no_sums()
+def sums_of(kind: str, drawn: Tensor, p: Tensor, *more: Tensor) -> Floats:
+    """The sums of draws of a kind: tokens drawn [k] from p [k, V], or events that happened [k] bool, which they do with
+    probability p [k]; `more` is what else the alternatives depend on."""
+    found, ratios = no_sums(), token_ratios if p.dim() == 2 else event_ratios
     for i in of_kind(kind) if len(drawn) else ():
-        logs, other = ratios(ALTERNATIVES[i].change, *given)
+        logs, other = ratios(ALTERNATIVES[i].change, p, *more)
         first, second = (other * logs).sum(-1), (other * logs**2).sum(-1)
-        parts = (logs.gather(1, drawn[:, None]), first, second - first**2)
+        parts = (logs.gather(1, drawn[:, None].long()), first, second - first**2)
         found[i] = [float(part.double().sum()) for part in parts]
     return found
 

@@ -3,27 +3,17 @@
 Written apart from `decoding/sampling.py`, so that an error there is seen. n new tokens of a text, V vocabulary.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from specbench.decoding.sampling import Sampling
 
-LONGEST = 4096  # tokens of a text that are read, its prompt included: eager attention holds their square
 # How many roundings of the largest logit two correct forwards may differ by. In 16 bits sums are kept in float32, and
 # results are rounded; in float32 the sums are rounded too.
 ROUNDINGS = {torch.float16: 4.0, torch.bfloat16: 4.0}
 ROUNDINGS_OF_SUMS = 64.0
 TYPICAL_16_BIT = 0.25  # of these, for p in 16 bits: a tie must be forgiven surely, an error of p be found
 UNDERFLOW = 1e-37  # probabilities below it may be 0 in float32
-
-
-def readable(prompt: Sequence[int], new: Sequence[int], device: torch.device) -> Tensor:
-    """The text [1, T], as much of it as is read. Raises MemoryError if that is none of the new tokens."""
-    if len(prompt) >= LONGEST:
-        raise MemoryError(f"its prompt has {len(prompt)} tokens, and at most {LONGEST} are read again")
-    return torch.tensor([[*prompt, *new][:LONGEST]], device=device)
 
 
 def tolerance(logits: Tensor, dtype: torch.dtype, sampling: Sampling) -> Tensor:
@@ -39,17 +29,14 @@ def tie(logits: Tensor, dtype: torch.dtype, sampling: Sampling) -> Tensor:
     if dtype not in ROUNDINGS:
         return most
     eps, best = torch.finfo(dtype).eps, logits.amax(-1).double() * _penalty(sampling)
-    return torch.maximum(ROUNDINGS[dtype] * _step(best, eps), _step(most / ROUNDINGS[dtype] / eps, eps)).minimum(most)
+    step, largest = (torch.ldexp(x.new_full(x.shape, eps / 2), torch.frexp(x).exponent)
+                     for x in (best, most / ROUNDINGS[dtype] / eps))  # fmt: skip
+    return torch.maximum(ROUNDINGS[dtype] * step, largest).minimum(most)
 
 
 def _penalty(sampling: Sampling) -> float:
     """By how much the repetition penalty makes errors of logits grow."""
     return max(sampling.repetition_penalty, 1 / sampling.repetition_penalty)
-
-
-def _step(values: Tensor, eps: float) -> Tensor:
-    """The distance of values from the next larger number of a dtype with this eps."""
-    return torch.ldexp(torch.full_like(values, eps / 2), torch.frexp(values).exponent)
 
 
 def distance(logits: Tensor, decoder: Tensor, dtype: torch.dtype, sampling: Sampling) -> tuple[Tensor, Tensor]:

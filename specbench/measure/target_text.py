@@ -19,8 +19,7 @@ from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.decoding.verify import dense, output_distribution
 from specbench.measure.intervals import Estimate, estimates
-from specbench.measure.stock import penalised, readable, stock_scores
-from specbench.models.reference_forward import eager_attention
+from specbench.models.reference_forward import eager_attention, penalised, readable, stock_scores
 
 CHUNK = 64  # positions that are standardised at a time
 CLEAR = 3.0  # standard errors by which a control must differ from alpha

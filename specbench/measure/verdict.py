@@ -1,12 +1,13 @@
 """The losslessness verdict of every run: whether the output distribution is the target's.
 
-Each finished text is read once more by the stock modules. (a) The decoder's p, and the drafter's q, must be theirs up
-to rounding. (b) At temperature 0 every token must have the largest logit, and the text must be plain decoding's, up to
-ties. (c) Above temperature 0 no fault may explain far better what was drawn (`measure/sequential.py`).
+Each finished text is read once more by the stock modules. The decoder's p and q must be theirs up to rounding. At
+temperature 0 every token must have the largest logit, and the text must be plain decoding's, up to ties. Above it no
+fault may explain far better what was drawn (`measure/sequential.py`).
 
 n new tokens of a text, V vocabulary, K tested guesses.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,12 +21,13 @@ from specbench.measure.intervals import Floats
 from specbench.measure.record import Facts, Record
 from specbench.measure.recorder import Draws
 from specbench.measure.rounds import finished
-from specbench.measure.sequential import MARGIN, SURE, of_events, of_tokens, residual
-from specbench.measure.stock import distance, readable, stock_scores, tie
+from specbench.measure.sequential import MARGIN, SURE, residual, sums_of
+from specbench.measure.stock import distance, tie
+from specbench.models.reference_forward import readable, stock_scores
 
 MEAN_SHARE = 0.25  # of what rounding explains at most, the mean total variation may reach this
 HARMLESS = 1e-3  # nats by which accepting a guess surely differs: below it the drafter is the target
-OTHER_Q = "the drafter's q in decoding is not its stock module's: alpha is not that drafter's own"
+OTHER_Q = "q in decoding is not the stock module's: alpha is not the drafter's own"
 
 
 def unread(reason: str, error: bool = False) -> dict[str, Any]:
@@ -48,15 +50,15 @@ def read_text(
     try:
         text = readable(prompt, ids, target.device)
         logits = stock_scores(target, text, len(prompt), encoder_input)
-        finite = bool(logits.amax(-1).isfinite().all() and np.isfinite([*draws.p, *draws.q]).all())
-        found = {"tokens": len(logits), "ended": ended, "finite": finite, "tested": len(draws.at), "rule": draws.rule}
+        found: dict[str, Any] = {"tokens": len(logits), "ended": ended, "tested": len(draws.at), "rule": draws.rule}
         found |= {"p": compared(logits, draws.target, target), "q_unread": why_not(drafter, target)}
+        own = None
         if not found["q_unread"] and len(prompt) < drafter.context:
             own = stock_scores(drafter.models[0], text[:, : drafter.context], len(prompt), encoder_input)
             found["q"] = _drafter(own, draws, drafter.models[0])
         if target.sampling.greedy:
             return found | _equality(logits, ids, target, plain)
-        sums, impossible = draw_sums(draws, text[0, len(prompt) :])
+        sums, impossible = draw_sums(draws, text[0, len(prompt) :], own)
         return found | {"sums": sums.tolist(), "impossible": impossible}
     except (MemoryError, RuntimeError) as error:  # the run goes on
         return unread(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", error=True)
@@ -92,15 +94,12 @@ def _drafter(logits: Tensor, draws: Draws, model: Any) -> dict[str, Any]:
 
 
 def why_not(drafter: Any, target: Any) -> str:
-    """Why q cannot be read again; empty if it can."""
-    if not drafter.reads_text:
-        return "what this drafter says depends on more than the text"
-    if len(drafter.models) != 1:
-        return "not one model drafts"
-    if not target.sampling.greedy:
-        return "its guesses are the likeliest tokens, without q" if drafter.only_likeliest else ""
-    greedy = drafter.models[0].sampling.greedy and not drafter.trees
-    return "" if greedy else "at temperature 0 it reads chains of likeliest guesses only"
+    """Why q cannot be read again; empty if it can: of one model whose q depends on the text alone, at temperature 0 of
+    chains of its likeliest tokens."""
+    reads = drafter.reads_text and len(drafter.models) == 1
+    if target.sampling.greedy:
+        reads = reads and drafter.models[0].sampling.greedy and not drafter.trees
+    return "" if reads and not drafter.only_likeliest else "this drafter's q cannot be read from a finished text"
 
 
 def _equality(logits: Tensor, ids: Sequence[int], model: Any, plain: Sequence[int]) -> dict[str, Any]:
@@ -119,8 +118,9 @@ def _equality(logits: Tensor, ids: Sequence[int], model: Any, plain: Sequence[in
     return {"wrong": int((~right).sum()), "ties": int((right & (short > 0)).sum()), "divergence": kind}
 
 
-def draw_sums(draws: Draws, tokens: Tensor) -> tuple[Floats, int]:
-    """The sums of the sequential test over the tokens [n] of one text, and how many draws have probability 0."""
+def draw_sums(draws: Draws, tokens: Tensor, own: Tensor | None = None) -> tuple[Floats, int]:
+    """The sums of the sequential test over the tokens [n] of one text, and how many draws have probability 0. `own` is
+    the logits [m, V] of the drafter's stock module at the first m of them, if it was read."""
     known = [k for k, at in enumerate(draws.at) if at < len(tokens)]
     at = torch.tensor([draws.at[k] for k in known], dtype=torch.long, device=tokens.device)
     guess, tested = torch.zeros_like(tokens), torch.zeros_like(tokens, dtype=torch.bool)
@@ -141,18 +141,21 @@ def draw_sums(draws: Draws, tokens: Tensor) -> tuple[Floats, int]:
     likely = (p[both] * favoured).sum(-1).clamp(max=1)
     behind = free & both.roll(1)  # a bonus token stands behind a guess
     behind[:1] = False
-    sums = sums + of_events("favoured", likely, favoured.gather(1, tokens[both, None])[:, 0])
-    sums = sums + of_tokens("bonus", p[free], tokens[free])
-    sums = sums + of_tokens("bonus ids", p[free], tokens[free], ids.expand_as(p)[free])
-    sums = sums + of_tokens("behind", p[behind], tokens[behind], q.roll(1, 0)[behind])
-    sums = sums + of_tokens("guess", q[drawn & tested], guess[drawn & tested])
+    sums = sums + sums_of("favoured", favoured.gather(1, tokens[both, None])[:, 0], likely)
+    sums = sums + sums_of("bonus", tokens[free], p[free])
+    sums = sums + sums_of("bonus ids", tokens[free], p[free], ids.expand_as(p)[free])
+    sums = sums + sums_of("behind", tokens[behind], p[behind], q.roll(1, 0)[behind])
+    if own is not None:
+        read, m = free[: len(own)], len(own)
+        sums = sums + sums_of("own", tokens[:m][read], p[:m][read], own[read].double().softmax(-1))
+    sums = sums + sums_of("guess", guess[drawn & tested], q[drawn & tested])
     impossible += _zero(p[has_p], tokens[has_p]) + _zero(q[drawn & tested], guess[drawn & tested])
     if draws.rule is not None:
         lost = both & ~stands
         without = F.one_hot(guess[lost], p.shape[-1]).to(q.dtype) if draws.rule == "p" else q[lost]
         rest, recovered = residual(p[lost], without), tokens[lost]
-        sums = sums + of_tokens("recovered", rest, recovered) + of_tokens("after", rest, recovered, q[lost])
-        sums = sums + of_tokens("recovered ids", rest, recovered, ids.expand_as(rest))
+        sums = sums + sums_of("recovered", recovered, rest) + sums_of("after", recovered, rest, q[lost])
+        sums = sums + sums_of("recovered ids", recovered, rest, ids.expand_as(rest))
         impossible += _zero(rest, recovered)
     return sums, impossible
 
@@ -168,8 +171,7 @@ def _acceptance(draws: Draws, known: Sequence[int], stands: Tensor) -> tuple[Flo
         least.append(1.0 if draws.first[k] else max(1e-12, min(least[-1], before)))
     last = torch.tensor([draws.last[k] for k in known], dtype=torch.double)
     wrong = (q == 0) | ((mean == 0) & stands) | ((ratio > SURE) & ~stands)
-    more = torch.tensor(least, dtype=torch.double), last
-    return of_events("accepted", mean, stands, *more), int(wrong.sum())
+    return sums_of("accepted", stands, mean, torch.tensor(least, dtype=torch.double), last), int(wrong.sum())
 
 
 def _zero(p: Tensor, drawn: Tensor) -> int:
@@ -192,7 +194,7 @@ def judge(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
     faults that nine of ten such runs would have found (`detectable`), `details` and `notes`."""
     every = [record.verdict for record in finished(records) if record.verdict is not None]
     readings = [reading for reading in every if "tokens" in reading]
-    detectable: list[str] | None = None
+    detectable = None
     details: dict[str, Any] = {"texts": len(readings), "tokens": sum(reading["tokens"] for reading in readings)}
     details |= {name: _pooled(readings, name) for name in ("p", "q")}
     details["q_unread"] = next((reading["q_unread"] for reading in readings if reading["q_unread"]), "")
@@ -208,21 +210,17 @@ def judge(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
         passed, reason = _judge_draws(readings, sums, detectable, details)
     if passed and not sum(reading["tested"] for reading in readings):
         passed, reason = None, "no guess was tested, only plain steps were made"
-    elif passed and any(reading.get("error") for reading in every):
-        failed = next(reading["unread"] for reading in every if reading.get("error"))
-        passed, reason = None, f"a text could not be read again: {failed}"
+    elif passed and (failed := [reading["unread"] for reading in every if reading.get("error")]):
+        passed, reason = None, f"a text could not be read again: {failed[0]}"
     if not facts.expected_lossless:
         passed, reason = None, facts.lossy_reason or reason
-    if fault:
-        passed, reason = False, fault
+    passed, reason = (False, fault) if fault else (passed, reason)
     return {"expected": facts.expected_lossless, "passed": passed, "reason": reason, "detectable": detectable,
             "details": details, "notes": notes}  # fmt: skip
 
 
 def _fault(readings: Sequence[dict[str, Any]], details: dict[str, Any]) -> str:
     """What no setting explains, in words; empty if there is nothing."""
-    if not all(reading["finite"] for reading in readings):
-        return "a probability of the target or the drafter is not finite"
     if details["p"] and not details["p"]["within"]:
         return "the decoder's p is not that of the stock module"
     ended = sum(not reading["ended"] for reading in readings)
@@ -236,27 +234,25 @@ def _pooled(readings: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | N
         return None
     found = {key: sum(part[key] for part in own) for key in own[0]}
     found["within"] = not found["beyond"] and not found.get("tv", 0.0) > MEAN_SHARE * found.get("limit", 0.0)
-    return found | {key: found[key] / found["positions"] for key in ("tv", "limit") if key in found}
+    means = {key: found[key] / found["positions"] for key in ("tv", "limit") if key in found}
+    return found | {key: mean if math.isfinite(mean) else None for key, mean in means.items()}
 
 
 def _judge_equality(
     records: Sequence[Record], readings: Sequence[dict[str, Any]], details: dict[str, Any]
 ) -> tuple[bool | None, str]:
     """The verdict at temperature 0."""
-    kinds = []
-    for record in finished(records):
-        assert record.speculative is not None and record.baseline is not None
-        if record.speculative.ids != record.baseline.ids:
-            kinds.append((record.verdict or {}).get("divergence") or "unknown")
+    different = [r for r in records if r.speculative and r.baseline and r.speculative.ids != r.baseline.ids]
+    kinds = [(record.verdict or {}).get("divergence") or "unknown" for record in different]
     wrong = sum(reading["wrong"] for reading in readings)
     details |= {"wrong": wrong, "ties_of_tokens": sum(reading["ties"] for reading in readings)}
     details |= {"differ": len(kinds), "ties": kinds.count("tie")}
     if wrong:
         return False, f"{wrong} tokens do not have the largest logit of the stock module"
-    if bugs := kinds.count("bug"):
-        return False, f"{bugs} outputs differ from plain decoding's"
-    if unknown := kinds.count("unknown"):
-        return None, f"{unknown} outputs differ from plain decoding's where they were not read again"
+    if "bug" in kinds:
+        return False, f"{kinds.count('bug')} outputs differ from plain decoding's"
+    if "unknown" in kinds:
+        return None, f"{kinds.count('unknown')} outputs differ from plain decoding's where they were not read again"
     return True, ""
 
 

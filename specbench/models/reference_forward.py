@@ -1,20 +1,51 @@
 """A plain forward pass of the stock module: the second source of p, which shares no cache, mask or executor of ours."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
-from transformers.generation.logits_process import SuppressTokensAtBeginLogitsProcessor, SuppressTokensLogitsProcessor
+from transformers.generation.logits_process import (
+    RepetitionPenaltyLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
 
 from specbench.cache.slots import cache_argument
 from specbench.decoding.encoder_input import EncoderInput
+from specbench.decoding.sampling import Sampling
 from specbench.models.encoder_decoder import encoder_words
 from specbench.models.float_logits import float_logits
 from specbench.models.language_model import LanguageModel
 from specbench.models.positions import Positions
+
+LONGEST = 4096  # tokens of a text that are read, its prompt included: eager attention holds their square
+
+
+def readable(prompt: Sequence[int], new: Sequence[int], device: torch.device) -> Tensor:
+    """The text [1, T], as much of it as is read. Raises MemoryError if that is none of the new tokens."""
+    if len(prompt) >= LONGEST:
+        raise MemoryError(f"its prompt has {len(prompt)} tokens, and at most {LONGEST} are read again")
+    return torch.tensor([[*prompt, *new][:LONGEST]], device=device)
+
+
+def stock_scores(model: LanguageModel, text: Tensor, begin: int, encoder_input: Sequence[int] | None = None) -> Tensor:
+    """Logits [T - begin, V] of the target's tokens from `begin` on of a text [1, T], by the stock module of target or
+    drafter, after the repetition penalty."""
+    read = encoder_input if model.encoder is not None else None
+    own = stock_logits(model, model.vocabulary.read(text), begin, read)
+    return penalised(model.vocabulary.fit(own.float()), text, begin, model.sampling)
+
+
+def penalised(logits: Tensor, text: Tensor, begin: int, sampling: Sampling) -> Tensor:
+    """Logits [n, V] of the tokens from `begin` on of a text [1, T], after the repetition penalty of each position, by
+    transformers' own processor."""
+    if sampling.repetition_penalty == 1:
+        return logits
+    processor = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
+    return torch.cat([processor(text[:, : begin + i], logits[i : i + 1]) for i in range(len(logits))])
 
 
 def stock_logits(

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from specbench.decoding.sampling import Sampling
-from specbench.measure.stock import distance, passing, penalised, readable, tie, tolerance
+from specbench.measure.stock import distance, passing, tie, tolerance
+from specbench.models.reference_forward import penalised, readable
 
 SAMPLINGS = [
     Sampling(),

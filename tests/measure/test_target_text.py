@@ -10,8 +10,8 @@ from torch.nn.functional import one_hot
 
 from specbench.decoding.sampling import Sampling
 from specbench.measure import target_text
-from specbench.measure.stock import stock_scores
 from specbench.measure.target_text import ScoredText, read_alpha, read_target_text
+from specbench.models.reference_forward import stock_scores
 
 PROMPT, NEW = [3, 7, 1, 4], [2, 9, 5, 5, 1, 0, 8]
 

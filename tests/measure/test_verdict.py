@@ -31,9 +31,8 @@ from specbench.measure.sequential import (
     SHARES,
     event_ratios,
     no_sums,
-    of_events,
-    of_tokens,
     p_value,
+    sums_of,
     token_ratios,
 )
 from specbench.measure.verdict import draw_sums, judge, read_text, unread
@@ -234,7 +233,7 @@ def test_numbers_that_are_not_finite_fail(kind: str, tables: Any, number_text: s
     found = verdict(
         decoded(type("Tables", (), {"target": broken, "similar": tables.similar}), number_text, kind, rows=5)
     )
-    assert found["passed"] is False and "not finite" in found["reason"]
+    assert found["passed"] is False, found
 
 
 def test_what_shows_nothing_does_not_pass(tables: Any, number_text: str) -> None:
@@ -297,8 +296,8 @@ def test_exact_draws_fail_as_rarely_as_promised() -> None:
         for _ in range(runs):
             drawn = other.multinomial(1, generator=generator)[:, 0]
             stands = torch.rand(60, generator=generator) < mean
-            sums = of_tokens("recovered", p, drawn) + of_tokens("bonus", p, drawn)
-            sums = sums + of_tokens("bonus ids", p, drawn, ids) + of_events("accepted", mean, stands, *more)
+            sums = sums_of("recovered", drawn, p) + sums_of("bonus", drawn, p)
+            sums = sums + sums_of("bonus ids", drawn, p, ids) + sums_of("accepted", stands, mean, *more)
             count += p_value(sums)[0] < LEVEL
         return count
 
@@ -321,7 +320,7 @@ def test_every_alternative_has_mean_one_and_there_are_at_most_twenty() -> None:
             total = (torch.stack([1 - mean, mean], -1) * logs.exp()).sum(-1)
         else:
             ids = torch.arange(50).expand(30, 50)
-            others = {"after": (q,), "behind": (q,), "bonus ids": (ids,), "recovered ids": (ids,)}
+            others = {"after": (q,), "behind": (q,), "own": (q,), "bonus ids": (ids,), "recovered ids": (ids,)}
             logs, _ = token_ratios(one.change, p, *others.get(one.kind, ()))
             total = (p * logs.exp()).sum(-1)
             assert logs.abs().max() > 0.01, one.name
@@ -333,7 +332,9 @@ def greedy(ours: list[int], plain: list[int], table: Any, dtype: Any = torch.flo
     target = tabular_model(table, GREEDY)
     target.dtype = dtype
     target.allocate(1, 16)
-    drafter = type("NoModel", (), {"reads_text": True, "models": (), "context": 99})
+    drafter = type(
+        "NoModel", (), {"reads_text": True, "models": (), "trees": False, "only_likeliest": False, "context": 99}
+    )
     found = read_as(target, drafter, [1, 2], ours, plain, Draws("p / q", [0], [ours[0]], [1.0], [1.0], [True], [True]))
     return judge([found], facts(greedy=True))
 
@@ -375,7 +376,7 @@ def test_at_temperature_0_a_text_that_differs_and_was_not_read_shows_nothing(tab
     assert made.speculative and made.baseline
     made.baseline.ids = made.speculative.ids[::-1]
     made.verdict = unread("verdict_tokens=0")
-    other.verdict = {"tokens": 2, "ended": True, "finite": True, "tested": 1, "p": {}, "q_unread": "", "wrong": 0,
+    other.verdict = {"tokens": 2, "ended": True, "tested": 1, "p": {}, "q_unread": "", "wrong": 0,
                      "ties": 0, "divergence": ""}  # fmt: skip
     assert judge([made, other], facts(greedy=True))["passed"] is None
     assert judge([other], facts(greedy=True))["passed"]
