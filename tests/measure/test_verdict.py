@@ -204,13 +204,7 @@ def test_a_run_that_is_lossy_by_choice_neither_passes_nor_fails(tables: Any, num
 
 @pytest.mark.parametrize("temperature", [0.8, 1.25])
 def test_guesses_from_another_q_fail(temperature: float, tables: Any, number_text: str, monkeypatch: Any) -> None:
-    guess = ModelDrafter.guess
-
-    def other(self: Any, logits: Any, bits: Any, *more: Any) -> Any:
-        _, q, signal = guess(self, logits, bits, *more)
-        return draw(q ** (1 / temperature), bits), q, signal
-
-    monkeypatch.setattr(ModelDrafter, "guess", other)
+    monkeypatch.setattr("specbench.drafters.model.draw", lambda q, bits: draw(q ** (1 / temperature), bits))
     assert verdict(decoded(tables, number_text))["passed"] is False
 
 
@@ -386,11 +380,12 @@ def test_guesses_of_another_drafter_are_seen_at_temperature_0(tables: Any, numbe
     records = decoded(tables, number_text, sampling=GREEDY, rows=4)
     found = judge(records, facts(greedy=True))
     assert found["passed"] and found["details"]["q"]["within"] and found["details"]["q"]["positions"] > 0
-    guess = ModelDrafter.guess
+    read = ModelDrafter.read
 
-    def other(self: Any, logits: Any, bits: Any, *more: Any) -> Any:
-        return guess(self, -logits, bits, *more)
+    def negated(self: Any, *given: Any) -> Any:
+        logits, memory = read(self, *given)
+        return -logits, memory
 
-    monkeypatch.setattr(ModelDrafter, "guess", other)
+    monkeypatch.setattr(ModelDrafter, "read", negated)
     found = judge(decoded(tables, number_text, sampling=GREEDY, rows=4), facts(greedy=True))
     assert found["passed"] and not found["details"]["q"]["within"] and found["notes"]
