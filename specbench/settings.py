@@ -182,7 +182,7 @@ class Choice:
     settings: Any  # an instance of kind.Settings
 
     def build(self, *arguments: Any) -> Any:
-        """The component, from its settings and what `from_settings` of its base class also takes. Raises ConfigError."""
+        """The component, from its settings and the further arguments of `from_settings`. Raises ConfigError."""
         try:
             return self.kind.from_settings(self.settings, *arguments)
         except TypeError as error:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Numbers are lowered with every step and never raised: a feature enters when another leaves.
-LINES_OF_CODE = 23_800
-LINES_OF_TESTS = 17_500
+LINES_OF_CODE = 20_900
+LINES_OF_TESTS = 16_200
 WORDS_OF_README = 600
 WORDS_OF_DOCS = 9_000
 
