@@ -18,8 +18,6 @@ from specbench.errors import ConfigError
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 DATA = {"ende": "specbench.data.parallel", "unconditional": "specbench.data.unconditional"}
 TASKS = {"ende": "ende", "bytes": "unconditional"}
-SHAPE = dict(d_model=8, d_kv=4, num_heads=2, d_ff=8, num_layers=1, num_decoder_layers=1)
-PAIRS = [([3, 4, 5, 1], [6, 7, 1]), ([8, 1], [9, 10, 11, 1]), ([5, 6, 7, 8, 1], [3, 1]), ([9, 3, 1], [4, 4, 1])]
 
 
 @pytest.fixture
@@ -33,46 +31,6 @@ def recipes(monkeypatch):
     yield encoder_decoders, training
     for name in ("encoder_decoders", "training", "bleu"):
         sys.modules.pop(name, None)
-
-
-class StopError(Exception):
-    """An interruption."""
-
-
-@torch.inference_mode(False)
-def trained(recipes, kept, stop_before=None):
-    """The weights of two models after eight steps; raises StopError before one of them."""
-    encoder_decoders, training = recipes
-    calls = []
-
-    def logits(model, batch):
-        calls.append(model)
-        if stop_before is not None and len(calls) > 2 * stop_before:
-            raise StopError
-        return encoder_decoders.logits(model, batch)
-
-    torch.manual_seed(0)
-    models = {name: encoder_decoders.new_model(SHAPE, 12) for name in ("one", "other")}
-    data = encoder_decoders.endless(PAIRS, words=12)
-    with torch.enable_grad():
-        training.train(models, {"one": 1e-2, "other": 2e-2}, 8, data, logits, kept)
-    return [weight.clone() for model in models.values() for weight in model.state_dict().values()]
-
-
-@pytest.mark.slow
-def test_an_interrupted_training_ends_with_the_same_weights(recipes, tmp_path):
-    """Dropout and the order of batches included. Without the state of the generator it does not."""
-    whole = trained(recipes, tmp_path / "whole.checkpoint")
-    with pytest.raises(StopError):
-        trained(recipes, tmp_path / "cut.checkpoint", stop_before=3)
-    state = torch.load(tmp_path / "cut.checkpoint")
-    assert state["step"] == 3
-    other = state | {"random": torch.Generator().manual_seed(5).get_state()}
-    torch.save(other, tmp_path / "other.checkpoint")
-    resumed = trained(recipes, tmp_path / "cut.checkpoint")
-    assert all(torch.equal(a, b) for a, b in zip(whole, resumed, strict=True))
-    forgetful = trained(recipes, tmp_path / "other.checkpoint")
-    assert not all(torch.equal(a, b) for a, b in zip(whole, forgetful, strict=True))
 
 
 def test_the_loss_with_a_teacher_is_smallest_at_its_law(recipes):

@@ -93,7 +93,7 @@ def test_lenience_follows_the_queue_within_its_levels(tables):
 
 @pytest.mark.parametrize("bad", [[], [0.5, 0.7], [1.0, 0.0], [1.5, 1.0], [1.0, 1.0]])
 def test_levels_must_fall(bad):
-    with pytest.raises(ConfigError, match=r"lenience_policy.levels=.* (falling numbers|number >= 1e-06 and <= 1)"):
+    with pytest.raises(ConfigError, match=r"lenience_policy.levels=.* (falling numbers|a number >= 1e-06 and <= 1)"):
         validate(LoadLenience.Settings, OmegaConf.create({"levels": bad, "step": 1}), "lenience_policy.")
 
 
