@@ -211,7 +211,7 @@ def chosen(node: Any, key: str, base: type[Any], how: str = "", name: str | None
         kind: Any = hydra.utils.get_class(target)
     except (Exception, SystemExit) as error:
         raise _not_imported(key, target, error.__cause__ or error) from error
-    if not issubclass(kind, base) or kind is base or inspect.isabstract(kind):
+    if not issubclass(kind, base) or inspect.isabstract(kind):
         raise ConfigError(f"{named}: it must be a subclass of {base.__name__} that can be built, {how}")
     schema = kind.Settings or BaseSettings
     if not issubclass(schema, BaseSettings):

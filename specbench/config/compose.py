@@ -52,14 +52,16 @@ def compose_sweep(overrides: Sequence[str], by: ConfigLoader) -> DictConfig:
 
 
 def refuse_no_overrides(words: Sequence[str], options: Iterable[str] = ()) -> None:
-    """Raises ConfigError for words that Hydra would not explain: another command, or a setting with dashes that is none
-    of the command's `options`."""
+    """Raises ConfigError for words that Hydra would not explain: another command, a folder without a name, or a setting
+    with dashes that is none of the command's `options`."""
     place = Path(__file__).parents[1] / (words[0] if words and words[0].isidentifier() else "none")
     file = place.with_suffix(".py")
     if (place / "__main__.py").is_file() or (file.is_file() and "__main__" in file.read_text()):
         raise ConfigError(f"{words[0]} is a command of its own: python -m specbench.{' '.join(words)}")
     for number, word in enumerate(words):
-        key, _, value = word.partition("=")
+        key, equals, value = word.partition("=")
+        if re.fullmatch(r"\+*hydra\.(run|sweep)\.dir", key) and equals and value in ("", "null", "''", '""'):
+            raise ConfigError(f"{key}={shown(value)} is not allowed: it must be the name of a folder")
         if not key.startswith("--") or any(option.startswith(key) for option in options):
             continue
         name = key[2:].replace("-", "_")

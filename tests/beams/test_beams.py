@@ -1,6 +1,7 @@
 """Beam search (A.4): hypotheses and scores against an enumeration and transformers, and plain against speculative."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -212,23 +213,26 @@ def test_what_makes_no_sense_with_beams_is_refused_before_a_model_loads(override
         check(composed("decoding=beam", override))
 
 
-@pytest.mark.parametrize("role", ["target", "drafter"])
-def test_a_sliding_window_that_texts_outgrow_is_refused_before_a_model_loads(role, tmp_path):
-    def checked(window):
-        MistralConfig(
-            vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=2, max_position_embeddings=256, sliding_window=window,
-        ).save_pretrained(tmp_path)  # fmt: skip
-        return check(composed("decoding=beam", f"{role}.path={tmp_path}", f"{role}.weights=random"))
-
-    with pytest.raises(ConfigError, match=f"decoding=beam is not possible with {role}.path=.*see the last 6 tokens"):
-        checked(6)
-    for window in (None, 256):
-        assert checked(window).choices["decoding"].name == "beam"
+@pytest.mark.parametrize(("window", "possible"), [(6, False), (None, True), (256, True)])
+def test_a_sliding_window_that_texts_outgrow_is_refused(window, possible):
+    decoding = check(composed("decoding=beam")).choices["decoding"].build()
+    config = MistralConfig(max_position_embeddings=256, sliding_window=window)
+    wide, model = (
+        SimpleNamespace(name=name, trees=True, context=256, vocab_size=64, stop_tokens=[1], config=each)
+        for name, each in (("wide", MistralConfig(sliding_window=None)), ("narrow", config))
+    )
+    if possible:
+        decoding.refuse_models([wide, model])
+        return
+    for models in ([wide, model], [model, wide]):
+        with pytest.raises(ConfigError, match="decoding=beam is not possible with narrow"):
+            decoding.refuse_models(models)
 
 
 def test_beams_without_a_beam_search_are_refused():
-    with pytest.raises(ConfigError, match="beams=4 is not possible with decoding=sampling: it must be 1, or use"):
+    with pytest.raises(
+        ConfigError, match="decoding=sampling is not possible with beams=4: it must be 1, or use decoding=beam"
+    ):
         check(composed("beams=4"))
     assert check(composed("decoding=beam", "beams=6")).choices["decoding"].settings.drafter_width == 12
 

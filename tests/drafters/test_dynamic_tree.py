@@ -1,7 +1,6 @@
 """EAGLE-2's dynamic tree: the guesses are those of a search in plain Python, by row and by gamma."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +13,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import MISSING
-from specbench.drafters.tree import TreeDrafter
-from specbench.drafters.tree_shapes import best_nodes
+from specbench.drafters.tree_shapes import best_nodes, pool
 from specbench.errors import ConfigError
 
 NODES, WIDTH = 7, 3  # of make_drafter
@@ -63,7 +61,7 @@ def test_the_tree_is_that_of_a_search(temperature):
     target.prefill(state)
     scores = target.score(state, draft)
     assert scores.width == NODES + 1  # what the target reads
-    stored = TreeDrafter.stored(SimpleNamespace(nodes=NODES, width=WIDTH), 4)
+    stored = sum(pool(WIDTH, 4)) + 1
     assert scores.p.nbytes == 4 * len(texts) * stored * V and (scores.logits is None) == (temperature > 0)
 
 

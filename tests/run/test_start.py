@@ -8,7 +8,8 @@ import pytest
 from choosing import only, slow_unless
 from omegaconf import OmegaConf
 
-from specbench.config.compose import base_of, conf_dir, known_keys
+from specbench.config.check import base_of
+from specbench.config.compose import conf_dir, known_keys
 from specbench.config.scalars import GROUPS, RunConfig
 from specbench.data import stdlib_corpus
 from specbench.errors import stop
@@ -99,7 +100,7 @@ def test_groups_are_those_of_the_configuration():
     chosen = {str(key) for entry in defaults if entry != "_self_" for key in entry if "override" not in str(key)}
     assert chosen - {"experiment"} == set(GROUPS)
     for group in GROUPS:
-        assert base_of(group).__module__ == GROUPS[group].base.rpartition(".")[0]
+        assert base_of(group).__module__ == GROUPS[group].rpartition(".")[0]
     assert set(RunConfig.model_fields) | set(GROUPS) <= set(known_keys([]))
 
 
