@@ -11,7 +11,6 @@ import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:  # an error is told where packages are missing
@@ -148,10 +147,3 @@ def answering() -> Iterator[None]:
         with suppress(OSError, ValueError):  # so that Python's own flush at the end has somewhere to go
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
-
-
-def refuse_missing_folders(words: Iterable[str]) -> None:
-    """Ends a command whose first words, up to an option, are folders if one of them is not there."""
-    folders = takewhile(lambda word: not word.startswith("-"), words)
-    if missing := [folder for folder in folders if not os.path.isdir(folder)]:
-        stop(f"{missing[0]} is no folder: give folders of finished runs", 2)
