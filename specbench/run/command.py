@@ -127,6 +127,10 @@ def run_composed(config: DictConfig, folder: Path, of_sweep: bool) -> str:
     wanted = Job(folder, checked, list(HydraConfig.get().overrides.task), "job" if of_sweep else "run")
     if of_sweep and not checked.root.force and (before := finished(folder, checked.resolved)) is not None:
         return f"finished before, skipped (force=true redoes it): {terminal.one_line(before.results)}"
+    if of_sweep:
+        from specbench.run.provenance import forget_earlier_runs
+
+        forget_earlier_runs()
     run = decoded(wanted)
     if run.results["status"] == "interrupted":
         raise KeyboardInterrupt(f"the numbers of what was finished are in {folder}")

@@ -121,6 +121,7 @@ def compare_group(folder: Path, asked: "Sequence[Job]") -> int:
     """Decodes with jobs that do the same work, in folders below this one, unless all have been decoded in turn before;
     prints and writes the comparison. Returns how many jobs have no results. Raises KeyboardInterrupt after Ctrl-C."""
     from specbench.report.files import Run, labels_of
+    from specbench.run.provenance import forget_earlier_runs
     from specbench.run.run import execute
     from specbench.run.stored import finished
 
@@ -129,6 +130,7 @@ def compare_group(folder: Path, asked: "Sequence[Job]") -> int:
     force = any(job.checked.root.force for job in jobs)
     runs: list[Run | Exception | None] = [finished(job.folder, job.checked.resolved) for job in jobs]
     if force or not in_turn(runs):
+        forget_earlier_runs()
         runs = [*execute(jobs, announce=print)]
     else:
         print("finished before (force=true decodes again)")

@@ -68,6 +68,7 @@ def _evaluate(words: Sequence[str]) -> Evaluation:
     from specbench.report import files
     from specbench.run.command import refuse_verdict, remove_unused
     from specbench.run.jobs import Job
+    from specbench.run.provenance import forget_earlier_runs
     from specbench.run.run import execute
 
     config = compose(words)
@@ -79,6 +80,7 @@ def _evaluate(words: Sequence[str]) -> Evaluation:
     if job.checked.root.repeats > 1:
         raise ConfigError(f"repeats={job.checked.root.repeats} is not possible from Python: use the command line")
     known = folder.exists()
+    forget_earlier_runs()
     try:
         with logged(folder):
             [run] = execute([job])

@@ -1,5 +1,6 @@
 """Where a run was measured: code, versions, machine, and how fast its memory can be read."""
 
+import gc
 import platform
 import resource
 import statistics
@@ -72,6 +73,15 @@ def bytes_per_second(device: torch.device) -> float:
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - begin)
     return buffer.nbytes / statistics.median(seconds[1:])
+
+
+def forget_earlier_runs() -> None:
+    """Frees the models and graphs of an earlier run of this process, which refer to each other, and what PyTorch keeps
+    of the GPU's memory; `peak_bytes` begins anew."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -1,7 +1,7 @@
 """Reads the texts of a request again after it was decoded: betas along plain decoding's text, and the verdict."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from specbench.data.prompts import Request
@@ -25,7 +25,7 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
         return
     record.drift = ours.drift[row]
     new, baseline = record.speculative.ids, record.baseline.ids
-    behind = sum(len(known.baseline.ids) for known in method.records if known.target_text and known.baseline)
+    behind = sum(len(known.baseline.ids) for known in method.records.values() if known.target_text and known.baseline)
     if parts.verifier.judges_by_position and parts.drafter.reads_text and behind < TARGET_TEXT_TOKENS:
         kept = plain.draws[row].target if plain.draws else ()
         try:
@@ -36,7 +36,9 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
             log.warning("no betas along the text of %s: %s", request.id, first_line(error))
     if not parts.verifier.judged:
         record.verdict = unread(parts.verifier.note or "its verifier is not judged")
-    elif tokens_read(method.records) >= parts.verdict_tokens and (not parts.target.sampling.greedy or new == baseline):
+    elif tokens_read(method.records.values()) >= parts.verdict_tokens and (
+        not parts.target.sampling.greedy or new == baseline
+    ):
         record.verdict = unread(f"more than verdict_tokens={parts.verdict_tokens} tokens")
     else:
         stops, decode = parts.target.stop_tokens, parts.target.tokenizer.decode
@@ -52,7 +54,7 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
         )
 
 
-def tokens_read(records: Sequence[Record]) -> int:
+def tokens_read(records: Iterable[Record]) -> int:
     """Tokens that were read again for the verdict, prompts included."""
     read = (record for record in records if record.speculative and record.verdict and "tokens" in record.verdict)
     return sum(record.prompt_tokens + len(record.speculative.ids) for record in read if record.speculative)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,20 +47,15 @@ class Method:
     session: Session
     logger: Logger
     file: IO[str]
-    records: list[Record]
+    records: dict[str, Record]  # by id
     notes: list[str] = field(default_factory=list)
     kv_bytes: int = 0
     too_long: int = 0  # requests that do not fit the context
 
-    @property
-    def known(self) -> set[str]:
-        """Ids of the requests that have a record."""
-        return {record.id for record in self.records}
-
     def add(self, record: Record) -> None:
         """Writes the record of a request."""
         append(self.file, record)
-        self.records.append(record)
+        self.records[record.id] = record
         self._tell(record)
 
     def _tell(self, record: Record) -> None:
@@ -98,8 +94,9 @@ def execute(
             stack.enter_context(locked(job.folder))
         with seconds("load"):
             targets: dict[str, LanguageModel] = {}
+            tell = chain([announce], repeat(log.info))  # the memory of the first of several
             cohorts = [
-                [opened(job, build(job.checked, announce, targets), stack) for job in together]
+                [opened(job, build(job.checked, next(tell), targets), stack) for job in together]
                 for together in alike(jobs, DRAFTING)
             ]
         methods = [method for cohort in cohorts for method in cohort]
@@ -156,7 +153,7 @@ def opened(job: Job, parts: Parts, stack: ExitStack) -> Method:
         raise ConfigError(told) from error
     stack.push(lambda kind, error, trace: logger.abandon("interrupted" if kind is KeyboardInterrupt else "failed"))
     file = stack.enter_context(path.open("a", encoding="utf-8", newline="\n"))
-    return Method(job, parts, Session(parts), logger, file, records, notes)
+    return Method(job, parts, Session(parts), logger, file, {record.id: record for record in records}, notes)
 
 
 def decode(cohorts: Sequence[Sequence[Method]], seconds: Seconds, report: Any) -> str:
@@ -198,17 +195,16 @@ class Group:
 
     def decode(self, batch: Batch) -> None:
         """Decodes the requests of a batch by all methods that have no record of them, and records them."""
-        missing = [request for request in batch.requests if any(request.id not in m.known for m in self.methods)]
+        missing = [request for request in batch.requests if any(request.id not in own.records for own in self.methods)]
         if missing:
             self.warm_up(batch)
             decoded = self.by_all_ways(missing, batch)
             for method in self.methods:
                 for record in self.recorded(method, missing, batch.number, decoded):
-                    if record.id not in method.known:
+                    if record.id not in method.records:
                         method.add(record)
-        by_id = {record.id: record for record in self.plain.records}
         for request in batch.requests:  # the baseline's answer is the history of the next turn, for every method
-            known = by_id.get(request.id)
+            known = self.plain.records.get(request.id)
             if known is not None and known.baseline is not None:
                 self.requests.answers[request.prompt_id].append(known.baseline.text)
 
