@@ -137,48 +137,76 @@ class LookAhead(PreTrainedModel):
 
 
 class MedusaHeads(nn.Module):
-    """Heads as FasterDecoding publishes them (Cai et al. 2024): logits W_k x_L of each head k, where x_0 is the hidden
-    state and x_{j+1} = x_j + silu(L_kj x_j + b_kj)."""
+    """Heads as others publish them (Cai et al. 2024): logits W_k x_L of each head k, where x_0 is the hidden state and
+    x_{j+1} = x_j + silu(L_kj x_j + b_kj). Where there is one W, all heads share it. With a `token_map` [rows], row i of
+    a W is for token token_map[i]."""
 
     own_outputs = True
+    token_map: Tensor | None
 
-    def __init__(self, config: HeadsConfig, layers: int, vocab_size: int):
+    def __init__(self, config: HeadsConfig, layers: int, bias: bool, outputs: int, rows: int, vocab_size: int):
         super().__init__()
         self.config, self.hidden_size, self.vocab_size = config, config.hidden_size, vocab_size
-        hidden = config.hidden_size
+        self.scale, hidden = 1.0, config.hidden_size
         with torch.device("meta"):
-            blocks = [[nn.Linear(hidden, hidden) for _ in range(layers)] for _ in range(config.heads)]
+            blocks = [[nn.Linear(hidden, hidden, bias) for _ in range(layers)] for _ in range(config.heads)]
             self.blocks = nn.ModuleList(nn.ModuleList(block) for block in blocks)
-            self.outputs = nn.ModuleList(nn.Linear(hidden, vocab_size, bias=False) for _ in range(config.heads))
+            self.outputs = nn.ModuleList(nn.Linear(hidden, rows, bias=False) for _ in range(outputs))
+            self.register_buffer("token_map", torch.zeros(rows) if rows < vocab_size else None)
 
     def logits(self, hidden: Tensor, steps: int, output: nn.Module) -> Tensor:
-        """Logits [B, steps, V] of the first heads on hidden [B, H]."""
+        """Logits [B, steps, V] of the first heads on hidden [B, H]; -inf for tokens that are not in `token_map`."""
         found = []
-        for block, own in list(zip(self.blocks, self.outputs, strict=True))[:steps]:
+        for number, block in enumerate(list(self.blocks)[:steps]):
             x = hidden
             for layer in block.children():
                 x = x + nn.functional.silu(layer(x))
-            found.append(own(x))
-        return torch.stack(found, 1)
+            found.append(self.outputs[min(number, len(self.outputs) - 1)](x))
+        logits = torch.stack(found, 1) * self.scale
+        if self.token_map is None:
+            return logits
+        whole = logits.new_full((*logits.shape[:2], self.vocab_size), -torch.inf)
+        return whole.index_copy(2, self.token_map, logits)
+
+
+def _name_of(name: str) -> str:
+    """The name in `MedusaHeads` of a tensor of FasterDecoding's (k.j.linear.weight of layers, k.LAYERS.weight of W_k)
+    or of vLLM's."""
+    name = name.removeprefix("medusa_head.").removeprefix("medusa_heads.")
+    for pattern, own in (
+        (r"(\d+)\.(\d+)\.linear\.(weight|bias)", r"blocks.\1.\2.\3"),
+        (r"(\d+)\.\d+\.weight", r"outputs.\1.weight"),
+        (r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)", r"blocks.\1.\2.\3"),
+        (r"lm_heads\.(\d+)\.weight", r"outputs.\1.weight"),
+    ):
+        if re.fullmatch(pattern, name):
+            return re.sub(pattern, own, name)
+    return name
 
 
 def read_heads(path: str, key: str) -> MedusaHeads:
-    """Heads of others in a folder or hub id. Head k has k.j.linear.weight and .bias of its layers j, and W_k is
-    k.LAYERS.weight. Configurations state other numbers of heads than there are. Raises ConfigError."""
-    given, tensors, outputs = read_tensors(path, key, FILES), {}, {}
-    for name, tensor in given.items():
-        if found := re.fullmatch(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)", name):
-            head, layer, linear, kind = found.groups()
-            if linear is None:
-                outputs[int(head)] = tensor
-            tensors[f"blocks.{head}.{layer}.{kind}" if linear else f"outputs.{head}.{kind}"] = tensor
+    """Heads of others in a folder or hub id. Their number is that of their tensors: configurations state others.
+    Raises ConfigError."""
+    settings, given = read_config(path, key), read_tensors(path, key, FILES)
+    named = {_name_of(name): tensor for name, tensor in given.items()}
+    tensors = {name: tensor for name, tensor in named.items() if name.startswith(("blocks.", "outputs."))}
+    outputs = [name for name in tensors if name.startswith("outputs.")]
     if not outputs:
         raise ConfigError(f"{key}={path} holds no Medusa heads: its tensors are {few(given)}")
-    vocabulary, hidden = outputs[max(outputs)].shape
-    count, layers = max(outputs) + 1, sum(name.startswith("blocks.0.") and name.endswith("weight") for name in tensors)
-    accuracy = [[0.6 ** (head + 1) * 0.4**rank for rank in range(RANKS)] for head in range(count)]  # a guess
-    heads = MedusaHeads(HeadsConfig(hidden, count, accuracy=accuracy), layers, vocabulary)
+    if settings.get("original_lm_head"):  # one for all
+        outputs, tensors = outputs[:1], {n: t for n, t in tensors.items() if n not in outputs[1:]}
+    vocabulary, hidden = tensors[outputs[0]].shape
+    vocabulary, kept = settings.get("vocab_size", vocabulary), given.get("token_map")
+    if kept is not None and len(kept) < vocabulary:
+        tensors |= {name: tensors[name][kept.long()] for name in outputs if len(tensors[name]) > len(kept)}
+        tensors["token_map"] = kept.long()
+    rows, numbers = len(tensors[outputs[0]]), {int(name.split(".")[1]) for name in tensors if name[0] in "bo"}
+    layers = sum(name.startswith("blocks.0.") and name.endswith("weight") for name in tensors)
+    accuracy = [[0.6 ** (head + 1) * 0.4**rank for rank in range(RANKS)][:rows] for head in numbers]  # a guess
+    config = HeadsConfig(hidden, len(numbers), accuracy=settings.get("accuracy") or accuracy)
+    heads = MedusaHeads(config, layers, any(name.endswith("bias") for name in tensors), len(outputs), rows, vocabulary)
     fill_module(heads, tensors, f"{key}={path}, by layer and head,")
+    heads.scale = settings.get("logit_scale", 1.0)
     return heads
 
 

@@ -4,7 +4,6 @@ or random weights in a model's shape. T tokens, V vocabulary."""
 import dataclasses
 import sys
 from collections.abc import Sequence
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -89,9 +88,8 @@ class PretrainedModel(LanguageModel):
         largest, vocabulary = max(tokenizer.get_vocab().values()), config.get_text_config().vocab_size
         if largest >= vocabulary:
             raise ConfigError(f"{key} has a tokenizer with ids up to {largest}, but the model has {vocabulary} tokens")
-        self.load_again = partial(load_module, settings, role, context.device, context.dtype, context.seed)
         self.random_weights = settings.weights == "random"
-        module = self.load_again()
+        module = load_module(settings, role, context.device, context.dtype, context.seed)
         shared: Any = {"name": settings.path, "sampling": context.sampling}
         plain = LanguageModel(
             module,
@@ -120,9 +118,6 @@ class PretrainedModel(LanguageModel):
             from specbench.models.kernel_attention import check_kernel
 
             self.kernel = check_kernel(self.attention, self)
-
-    def own_module(self) -> PreTrainedModel:
-        return self.load_again()
 
 
 def uses_template(settings: PretrainedModel.Settings, tokenizer: Any, role: str) -> bool:

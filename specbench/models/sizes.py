@@ -20,7 +20,6 @@ class ModelSize:
     """The size of one model: bytes of weights and per cached position, and the widths that activations depend on."""
 
     weights: int  # bytes, with those of buffers
-    tied: int  # bytes of an output matrix that is also the embedding: packed, it exists twice
     column: int  # bytes of keys and values of one position
     layers: int
     context: int  # tokens
@@ -49,10 +48,8 @@ class ModelSize:
             values = sum(map(_values_per_column, layers_of(config)))
             if has_state(config):
                 values = values * attending_layers(config) // layers
-        head, inputs = module.get_output_embeddings(), module.get_input_embeddings()
         return ModelSize(
             weights=sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
-            tied=head.weight.nbytes if head is not None and head.weight is inputs.weight else 0,
             column=2 * values * dtype.itemsize,
             layers=layers,
             context=context_of(config, "decoder"),
