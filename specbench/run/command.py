@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +39,8 @@ def main() -> None:
         return
     gc.disable()  # until all is imported: a million objects that are never garbage, and a second to look at them
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra hands exceptions to us instead of exiting
+    # Hydra checks our settings of a launcher against its own types, as it should, and says that it will not for ever.
+    warnings.filterwarnings("ignore", message=r"\s*'hydra/launcher/\w+' is validated against ConfigStore schema")
     sys.argv[0] = "specbench"
     if str(Path.cwd()) not in sys.path:  # the console script lacks what `python -m` has: modules of the working folder
         sys.path.append(str(Path.cwd()))
