@@ -147,17 +147,23 @@ def check_models(root: RunConfig, choices: Mapping[str, Choice], sizes: "Sequenc
     with_states = with_states and (drafter.kind.searches or not any(size.recurrent for size in sizes[1:]))
     with_encoders = drafter.kind.with_encoders
     if any(size.recurrent for size in sizes):
-        refuse_others("a model with a recurrent state", root, choices, executor.kind.runs_recurrent, with_states)
+        samples = choices["decoding"].kind.samples
+        refuse_others(
+            "a model with a recurrent state", root, choices, executor.kind.runs_recurrent, with_states, samples
+        )
     if sizes[0].crossing:
         refuse_others("an encoder-decoder", root, choices, executor.kind.runs_encoders, with_encoders)
 
 
-def refuse_others(what: str, root: RunConfig, choices: Mapping[str, Choice], runs: bool, drafts: bool) -> None:
-    """Raises ConfigError unless the executor runs such models, the drafter drafts for them, and attention is theirs."""
+def refuse_others(
+    what: str, root: RunConfig, choices: Mapping[str, Choice], runs: bool, drafts: bool, decodes: bool = True
+) -> None:
+    """Raises ConfigError unless the executor runs such models, the drafter drafts for them, and so on."""
     for key, value, possible, others in (
         ("drafter", choices["drafter"].name, drafts, "model, ngram or prompt_lookup"),
         ("executor", choices["executor"].name, runs, "auto or eager"),
         ("attention", root.attention, root.attention != "triton", "sdpa"),
+        ("decoding", choices["decoding"].name, decodes, "sampling"),
     ):
         if not possible:
             raise ConfigError(

@@ -39,11 +39,10 @@ from specbench.decoding.timer import Timer
 from specbench.errors import ConfigError
 from specbench.executors.compiled import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
-from specbench.measure.stock import stock_scores
 from specbench.models.flops import per_token
 from specbench.models.language_model import LanguageModel
 from specbench.models.positions import Positions
-from specbench.models.reference_forward import stock_logits
+from specbench.models.reference_forward import stock_logits, stock_scores
 
 EXECUTORS = {"eager": EagerExecutor, "compiled": CompiledExecutor}
 

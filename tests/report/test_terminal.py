@@ -16,6 +16,11 @@ def run(tmp_path_factory) -> Run:
     return stored(tmp_path_factory.mktemp("one"), notes=["one", "two", "three", "four"])
 
 
+@pytest.fixture(autouse=True)
+def a_wide_terminal(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+
+
 def with_speedup(run: Run, measured, ci95) -> dict:
     return run.results | {"speedup": run.results["speedup"] | {"measured": measured, "ci95": ci95}}
 
