@@ -1,12 +1,10 @@
-"""What compiled code and measured times depend on of this machine, and the files in which they are kept."""
+"""Facts about this machine: its processor or GPU, free memory, and the folder for what can be made again."""
 
 import contextlib
 import hashlib
-import json
 import os
 import platform
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,33 +13,6 @@ def cache_dir() -> Path:
     """Where what can be made again is kept between runs: $SPECBENCH_CACHE, or specbench/ in the user's cache folder."""
     own, users = os.environ.get("SPECBENCH_CACHE"), os.environ.get("XDG_CACHE_HOME")
     return Path(own).expanduser() if own else Path(users or "~/.cache").expanduser() / "specbench"
-
-
-def only_own(path: Path) -> bool:
-    """Whether it is the user's and nobody else can write there: other code is not run. Raises OSError."""
-    about = path.stat()
-    return about.st_uid == os.getuid() and not about.st_mode & 0o022
-
-
-def cache_file(kind: str, machine: str) -> Path:
-    """The file of one kind of measurement on the machine of this description."""
-    return cache_dir() / f"{kind}-{hashlib.sha256(machine.encode()).hexdigest()[:12]}.json"
-
-
-def write_cache_file(path: Path | None, content: Any) -> None:
-    """Replaces a file, if it is one, in one step. A cache that cannot be written costs time only."""
-    if path is None:
-        return
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(content, indent=1))
-        os.replace(temporary, path)
-
-
-def machine_name(device: torch.device) -> str:
-    """Processor or GPU, instructions, threads and the version of torch."""
-    return f"{device_name(device)}, {cpu_features()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
 def cpu_features() -> str:
@@ -56,12 +27,6 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return (_system_line("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()).strip()
-
-
-def cpu_family() -> str:
-    """Family and model of an x86 processor, whose name alone may belong to several; empty for others."""
-    family, model = _system_line("/proc/cpuinfo", "cpu family"), _system_line("/proc/cpuinfo", "model\t")
-    return f"family {family.strip()}, model {model.strip()}" if family and model else ""
 
 
 def out_of_memory(error: BaseException) -> bool:
