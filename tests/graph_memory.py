@@ -72,6 +72,8 @@ class SimulatedGraphs(CudaGraphExecutor):
 class Rerun(CudaGraphExecutor):
     """As on CUDA, but a graph is its function, run again."""
 
+    needs_cuda = False
+
     def warm_up(self, function):
         return function()
 

@@ -34,6 +34,7 @@ class Executor(Component):
     """Runs everything in PyTorch's eager mode; subclasses override what they run faster."""
 
     fixed_shapes = False  # whether drafts are padded to one width, so that few shapes occur
+    needs_cuda = False
     captures_graphs = False  # whether calls keep memory of their own, for the estimate before a run
     compiles = False  # whether it traces functions: what they read besides tensors must not change
     runs_encoders = True  # whether it can run encoder-decoders

@@ -37,6 +37,7 @@ class CudaGraphExecutor(Executor):
     """Captures each function that is called outside another capture, as it is written or compiled before."""
 
     fixed_shapes = True
+    needs_cuda = True
     captures_graphs = True
     runs_encoders = False
     runs_recurrent = False
