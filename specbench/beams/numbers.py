@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from specbench.beams.search import BeamRules, FoundBeams
-from specbench.decoding.encoder_input import EncoderInput
+from specbench.decoding.sequence import EncoderInput
 from specbench.measure.record import Record
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specbench.beams.search import Node
-from specbench.decoding.encoder_input import EncoderInput
+from specbench.decoding.sequence import EncoderInput
 from specbench.decoding.token_tree import Tree
 from specbench.models.language_model import LanguageModel
 

@@ -14,7 +14,6 @@ from specbench.config.memory import memory_budget, size
 from specbench.config.scalars import LOADED, RunConfig
 from specbench.data.prompts import Prompt, Request, load, render
 from specbench.decoding import sampling
-from specbench.decoding.model import Model
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.search import Decoding
 from specbench.drafters.base import Drafter
@@ -202,7 +201,7 @@ def refuse_other_tokens(checked: Checked) -> None:
             )
 
 
-def refuse_unfit(target: Model, drafter: Drafter, largest: int, rows: int) -> None:
+def refuse_unfit(target: LanguageModel, drafter: Drafter, largest: int, rows: int) -> None:
     """Checks that need the loaded models. Raises ConfigError."""
     for model in drafter.models:
         if model.start_tokens is not None and model.start_tokens != target.start_tokens:

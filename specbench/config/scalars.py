@@ -22,7 +22,7 @@ from specbench.settings import (
 
 # Groups of `conf/`, with the base class of their options: imported when needed, since most load torch.
 GROUPS = {
-    "target": "specbench.decoding.model.Target",
+    "target": "specbench.models.language_model.LanguageModel",
     "drafter": "specbench.drafters.base.Drafter",
     "gamma_policy": "specbench.policies.base.GammaPolicy",
     "verifier": "specbench.verifiers.base.Verifier",

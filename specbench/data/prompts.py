@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from specbench.decoding.component import Component
-from specbench.decoding.encoder_input import EncoderInput
+from specbench.decoding.sequence import EncoderInput
 from specbench.errors import ConfigError, shown
 
 log = logging.getLogger(__name__)

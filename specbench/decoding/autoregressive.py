@@ -4,8 +4,7 @@ It runs through the same model, cache, executor, sampler and clock as the specul
 """
 
 from specbench.decoding.draft import Draft
-from specbench.decoding.model import Target
-from specbench.decoding.protocols import Verifier
+from specbench.decoding.protocols import Target, Verifier
 from specbench.decoding.speculative import Admit, RoundHook, accept_and_append, any_active, ignore
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Stage

@@ -1,4 +1,7 @@
-"""Draft (what a drafter proposes) and Verdict (what a verifier decides). B rows, N nodes, D levels, V vocabulary."""
+"""Draft (what a drafter proposes), Scores (what the target says of it) and Verdict (what a verifier decides).
+
+B rows, N guesses, D levels, V vocabulary, H hidden.
+"""
 
 from dataclasses import dataclass
 
@@ -6,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specbench.decoding.token_tree import ROOT, Levels, depth_of_nodes, levels_of, static_parent
+from specbench.decoding.token_tree import ROOT, Levels, depth_of_nodes, levels_of, static_parent, take_rows
 from specbench.decoding.transfers import constant
 
 
@@ -93,3 +96,28 @@ class Verdict:
     accepted: Tensor  # [B], n: the number of accepted guesses
     # [B, D + 1], the root and the n accepted nodes of a tree in order, then any nodes; None for a chain.
     path: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The target's distributions for a draft."""
+
+    p: Tensor  # [B, N + 1, V], the distribution of the token after each node
+    width: int  # tokens of each row that the call read
+    hidden: Tensor | None = None  # [B, width, H], inputs of the output matrix or as `feature_layers` say, if asked for
+    place: Tensor | None = None  # [B, N + 1], each node's index among the tokens read, if guesses shared places
+    logits: Tensor | None = None  # [B, N + 1, V] before the argmax of temperature 0, after the repetition penalty
+
+    def hidden_along(self, verdict: Verdict) -> Tensor:
+        """[B, D + 1, H]: the hidden states of the last committed token and of the n accepted guesses; those after them
+        are undefined."""
+        assert self.hidden is not None
+        if verdict.path is None:
+            return self.hidden
+        read = verdict.path if self.place is None else self.place.gather(1, verdict.path)
+        return take_rows(self.hidden, read.clamp(max=self.hidden.shape[1] - 1))
+
+    def hidden_after(self, verdict: Verdict) -> Tensor:
+        """[B, H]: the hidden state from which t was drawn, that of the last accepted guess or committed token."""
+        n = verdict.accepted
+        return self.hidden_along(verdict)[torch.arange(len(n), device=n.device), n]

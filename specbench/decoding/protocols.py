@@ -1,15 +1,65 @@
-"""What Algorithm 1 needs of a drafter, a verifier and a gamma policy. Their base classes stand in the rooms `drafters`,
-`verifiers` and `policies`, which know this one. B rows, N nodes, D levels, V vocabulary."""
+"""What Algorithm 1 needs of a target, a drafter, a verifier, a gamma policy and an executor. Their classes stand in
+rooms that know this one: `models`, `drafters`, `verifiers`, `policies`, `executors`. B is the number of rows."""
 
-from collections.abc import Sequence
+from collections import abc
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.model import Scores
+from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.noise import Noise
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
+
+
+class Executor(Protocol):
+    """How functions of tensors run; see `specbench.executors.base`."""
+
+    @property
+    def fixed_shapes(self) -> bool:
+        """Whether drafts are padded to one width, so that few shapes occur."""
+
+    def leaf(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A faster version of a function of tensors."""
+
+
+class Model(Protocol):
+    """A language model whose cache has rows that requests enter and leave; see `specbench.models.cached_model`."""
+
+    cached: list[int]  # by row, the number of leading tokens in the cache
+
+    def may_admit(self, sequence: Sequence, columns: int) -> bool: ...
+
+    def admit(self, row: int, sequence: Sequence, columns: int) -> None: ...
+
+    def encode(self, row: int, sequence: Sequence) -> bool: ...
+
+    def prefill(self, state: State, *, chunk: int) -> None: ...
+
+    def read(self, state: State, row: int, begin: int, end: int) -> None: ...
+
+    def prompt_read(self, row: int, sequence: Sequence) -> None: ...
+
+    def release(self, row: int) -> None: ...
+
+
+class Target(Protocol):
+    """M_p, the model that speculative decoding speeds up; see `specbench.models.language_model`."""
+
+    @property
+    def executor(self) -> Executor: ...
+
+    def read_again(self, state: State) -> int:
+        """Called before each round's `score`, for models whose cache cannot forget single tokens: reads the kept tokens
+        of the round before again, behind a state from before it. Returns how many tokens of all rows were read."""
+
+    def score(self, state: State, draft: Draft, keep_hidden: bool = False) -> Scores:
+        """Runs M_p once on the last committed token and every guess ("Run M_p in parallel" of Algorithm 1)."""
+
+    def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
+        """Keeps the accepted guesses in the cache and forgets the others. root [B] is the position of node 0, the last
+        token that was committed before the round."""
 
 
 class GammaPolicy(Protocol):
@@ -32,7 +82,7 @@ class Drafter(Protocol):
     """Proposes guesses for every row; see `specbench.drafters.base`."""
 
     context: int
-    widths: Sequence[int]
+    widths: abc.Sequence[int]
 
     @property
     def needs_hidden(self) -> bool: ...

@@ -5,9 +5,10 @@ rows and cache columns are free, and has the models read a chunk of their prompt
 """
 
 import time
+from collections import abc
 from collections.abc import Iterable
 
-from specbench.decoding.model import Model
+from specbench.decoding.protocols import Model
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Stage
@@ -27,7 +28,7 @@ class Scheduler:
     def __init__(
         self,
         sequences: Iterable[Sequence],
-        models: list[Model],
+        models: abc.Sequence[Model],
         prefill_chunk: int,
         spare: int,
         arrivals: Iterable[float] | None = None,

@@ -4,7 +4,6 @@ from collections import abc
 from typing import Any, ClassVar
 
 from specbench.decoding.component import Component
-from specbench.decoding.model import Model
 from specbench.decoding.sequence import Sequence
 
 
@@ -29,7 +28,7 @@ class Decoding(Component):
         """Cache columns that a request may need beyond its limit, with `new_tokens` new tokens at most."""
         return nodes + 1
 
-    def refuse_models(self, models: abc.Sequence[Model]) -> None:
+    def refuse_models(self, models: abc.Sequence[Any]) -> None:
         """Raises ConfigError if it cannot decode with these models, the target first, which are loaded."""
 
     def decode(self, parts: Any, jobs: abc.Sequence[Sequence], columns: int, speculative: bool) -> tuple[Any, Any, int]:

@@ -1,10 +1,11 @@
 """A request and its text, as the decoders hold it beside the tensors of a state."""
 
+from collections import abc
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from specbench.decoding.encoder_input import EncoderInput
+EncoderInput = abc.Sequence[int]  # tokens that an encoder reads
 
 
 @dataclass(eq=False)

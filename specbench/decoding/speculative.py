@@ -8,11 +8,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.executor import Executor
-from specbench.decoding.model import Scores, Target
+from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.noise import PROPOSAL, Noise, renew
-from specbench.decoding.protocols import Drafter, GammaPolicy, Verifier
+from specbench.decoding.protocols import Drafter, Executor, GammaPolicy, Target, Verifier
 from specbench.decoding.rows import Rows, commit_tokens, summary_of
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Stage

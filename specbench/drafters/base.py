@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from specbench.decoding.component import Component
-from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.model import Model, Scores
+from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.state import State
+from specbench.models.language_model import LanguageModel
 from specbench.policies.base import GammaPolicy
 
 UNLIMITED = 2**63 - 1  # tokens: the context of a drafter without a limit of its own
@@ -36,7 +36,7 @@ class Drafter(Component, ABC):
     operations_per_token: float = 0
     own_bytes: int = 0
     only_likeliest: bool = False  # whether its guesses are the likeliest tokens of its model, as point masses
-    models: Sequence[Model] = ()
+    models: Sequence[LanguageModel] = ()
     widths: Sequence[int] = ()
 
     @classmethod

@@ -9,8 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.model import Scores
+from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import Rows, last_tokens, window
 from specbench.decoding.sampling import Sampling, draw

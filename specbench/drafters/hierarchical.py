@@ -10,8 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.model import Scores
+from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.noise import PROPOSAL, STREAM, STREAMS, renew, sibling_bits
 from specbench.decoding.rows import Rows, window
 from specbench.decoding.speculative import decode_speculative

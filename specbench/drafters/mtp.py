@@ -4,8 +4,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.model import Scores
+from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import Tree
 from specbench.decoding.transfers import upload

@@ -11,8 +11,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.model import Scores
+from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.noise import PROPOSAL, node_bits
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import ROOT, depths, level_slices

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from specbench.decoding.model import READ_CHUNK
 from specbench.decoding.rows import Rows
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
@@ -22,6 +21,7 @@ from specbench.decoding.state import State
 from specbench.decoding.token_tree import Tree
 from specbench.models.hidden_states import hidden_states
 from specbench.models.language_model import LanguageModel
+from specbench.models.recurrent import READ_CHUNK
 
 
 class PairInput(nn.Module):

@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.model import Scores
+from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.rows import Rows, all_rows, seen_tokens
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import Tree, take_rows

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.model import Scores
+from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.state import State
 from specbench.decoding.timer import Stage
 from specbench.decoding.verify import dense

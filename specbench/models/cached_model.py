@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.cache.slots import SlotCache
-from specbench.decoding.model import Target
+from specbench.decoding.component import Component
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.token_tree import Tree
@@ -34,10 +34,18 @@ from specbench.models.sizes import context_of, stops_of
 from specbench.models.vocabulary import VocabMap
 
 
-class CachedModel(Target):
-    """A model of transformers, its tokenizer, its sampling, and a cache with rows that requests enter and leave."""
+class CachedModel(Component):
+    """A model of transformers, its tokenizer, its sampling, and a cache with rows that requests enter and leave. The
+    first cached[b] tokens of row b are in the cache. A forward that begins at position s forgets everything at and
+    beyond s: this is the rollback."""
 
     cache: SlotCache  # from `allocate` on
+    trees: bool = True  # whether it can read token trees
+    random_weights: bool = False
+    weight_bytes: int  # bytes of all weights
+    step_bytes: float  # bytes of weights that a one-token step reads
+    operations_per_token: float  # multiply-adds with weights: what c_hat compares (Definition 3.10)
+    state_bytes: float  # bytes of one row's recurrent state, if it has one
     executor: Executor
 
     def __init__(
@@ -95,23 +103,28 @@ class CachedModel(Target):
 
     @property
     def vocab_size(self) -> int:
+        """V, the number of rows of the output matrix."""
         return self.vocabulary.wanted
 
     @property
     def shared_tokens(self) -> int | None:
+        """How many of the target's tokens a drafter's model has, if its tokenizer is another one; else None."""
         return self.vocabulary.shared
 
     @property
     def context(self) -> int:
+        """The longest text that the model supports, in tokens."""
         own = context_of(self.config, "decoder") - self.decoder.first
         return own if self.encoder is None else min(own, self.encoder.positions.most)
 
     @property
     def input_context(self) -> int:
+        """The longest input of its encoder, in tokens; 0 without one."""
         return 0 if self.encoder is None else self.encoder.context
 
     @property
     def start_tokens(self) -> list[int] | None:
+        """What the decoder's text begins with, if a prompt is the input of an encoder; else None."""
         return None if self.encoder is None else self.encoder.start_tokens
 
     @property
@@ -125,6 +138,7 @@ class CachedModel(Target):
 
     @property
     def unlike_generate(self) -> list[str]:
+        """Settings of its generation_config that are not applied, as "min_length=56"."""
         return not_applied(self.module) if self.module.can_generate() else []
 
     @cached_property
@@ -145,9 +159,11 @@ class CachedModel(Target):
     # -- Rows of the cache ----------------------------------------------------------------------
 
     def allocate(self, rows: int, columns: int) -> None:
+        """Makes an empty cache of at least `columns` positions for each of `rows` rows."""
         self._open(rows, columns, again=False)
 
     def reopen(self, rows: int, columns: int) -> None:
+        """As `allocate`, but prompts that the cache still holds need not be read once more (`admit`)."""
         self._open(rows, columns, again=True)
 
     def _open(self, rows: int, columns: int, again: bool) -> None:
@@ -175,9 +191,11 @@ class CachedModel(Target):
         self.cached = []
 
     def may_admit(self, sequence: Sequence, columns: int) -> bool:
+        """Whether the cache has room for this request, which needs at most `columns` columns."""
         return self.cache.may_admit(self._sharable(sequence.tokens), columns)
 
     def admit(self, row: int, sequence: Sequence, columns: int) -> None:
+        """Gives a row of the cache to a request; cached[row] becomes the number of its tokens that are there."""
         self.cached[row] = self.cache.admit(row, self._sharable(sequence.tokens), columns)
 
     def _sharable(self, prompt: abc.Sequence[int]) -> abc.Sequence[int]:
@@ -186,6 +204,7 @@ class CachedModel(Target):
         return prompt if self.encoder is None and self.hidden_reader is None else prompt[:1]
 
     def encode(self, row: int, sequence: Sequence) -> bool:
+        """Has the encoder read the sequence's input for the row; returns whether there is an encoder."""
         if self.encoder is None:
             return False
         assert sequence.encoder_input, "an encoder-decoder needs an input"
@@ -193,18 +212,22 @@ class CachedModel(Target):
         return True
 
     def prompt_read(self, row: int, sequence: Sequence) -> None:
+        """Called when the row's prompt has been read completely: other rows may share it from now on."""
         self.cache.written(row, self._sharable(sequence.tokens))
 
     def release(self, row: int) -> None:
+        """Frees a row of the cache: its request has ended."""
         self.cache.release(row)
         self.cached[row] = 0
         if self.encoder is not None:
             self.encoder.inputs.release(row)
 
     def cache_bytes(self) -> int:
+        """Bytes that keys and values occupy now."""
         return self.cache.bytes() + (0 if self.encoder is None else self.encoder.inputs.bytes())
 
     def column_bytes(self) -> float:
+        """Bytes of the keys and values of one position of one row, all layers."""
         return self.cache.column_bytes()
 
     def cache_tensors(self) -> list[Tensor]:

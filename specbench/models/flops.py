@@ -6,7 +6,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
-from specbench.decoding.encoder_input import is_cross_attention
+# Names that transformers gives to the attention to an encoder's outputs, whose keys and values have not the input of q.
+CROSS_ATTENTION = ("encoder_attn", "EncDecAttention", "crossattention")
+
 
 CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_top_k", "top_k_experts")  # names in configs
 INPUT_SIDE = ("k", "v", "k_proj", "v_proj")  # what makes keys and values of an encoder's outputs, once a request
@@ -53,7 +55,7 @@ def _of_decoder(module: Any) -> tuple[int, int]:
     """`per_token` of a module with an encoder."""
     head, decoder = module.get_output_embeddings(), module.get_decoder()
     heads = [id(weight) for weight in head.parameters()]
-    crossing = (part for path, part in decoder.named_modules() if is_cross_attention(path))
+    crossing = (part for path, part in decoder.named_modules() if path.rpartition(".")[2] in CROSS_ATTENTION)
     idle = [child for part in crossing for name, child in part.named_children() if name in INPUT_SIDE]
     tables = [part for part in decoder.modules() if isinstance(part, nn.Embedding)]
     idle += [part for part in tables if id(part.weight) not in heads]

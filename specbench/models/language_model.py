@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.model import READ_CHUNK, Scores
+from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.rows import Rows, all_rows, seen_tokens
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
@@ -19,6 +18,7 @@ from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_
 from specbench.decoding.transfers import constant
 from specbench.models.cached_model import CachedModel
 from specbench.models.hidden_states import hidden_states
+from specbench.models.recurrent import READ_CHUNK
 
 
 class LanguageModel(CachedModel):
@@ -27,8 +27,9 @@ class LanguageModel(CachedModel):
     # -- Reading texts --------------------------------------------------------------------------
 
     def prefill(self, state: State, upto: int | None = None, start: int = 0, chunk: int = READ_CHUNK) -> None:
-        """See `Model.prefill`. Rows are padded on the right: what a shorter row writes beyond its length is overwritten
-        before any of its tokens can see it."""
+        """Reads the committed tokens start .. upto - 1 of all rows, without the last one by default, in chunks.
+        Rows are padded on the right: what a shorter row writes beyond its length is overwritten before any of its
+        tokens can see it."""
         end = max(state.lengths) - 1 if upto is None else upto
         if self.recurrence is not None:  # a state cannot forget padding
             ends = [min(end, length - 1) for length in state.lengths]
@@ -42,6 +43,7 @@ class LanguageModel(CachedModel):
         self.cached = [min(end, length - 1) for length in state.lengths]
 
     def read(self, state: State, row: int, begin: int, end: int) -> None:
+        """Reads the committed tokens begin .. end - 1 of one row into the cache; other rows are not touched."""
         with self._given_hidden(row, begin) as keep_logits:
             self.read_row(state.tokens[row : row + 1], row, begin, end, keep_logits=keep_logits)
 
@@ -81,6 +83,8 @@ class LanguageModel(CachedModel):
                 self.read(state, row, self.cached[row], state.lengths[row] - 1)
 
     def open_text(self, text: Tensor, begin: int, end: int, encoder_input: abc.Sequence[int] | None = None) -> None:
+        """Empties the cache and reads an encoder's input, if there is one, and the first begin - 1 tokens of a text
+        [1, T] into row 0; it will be read on to position `end`."""
         self.allocate(self.cache.rows, self.cache.capacity)
         sequence = Sequence(text[0, :begin].tolist(), end, 0, encoder_input)
         self.admit(0, sequence, min(end, self.cache.capacity))
@@ -91,11 +95,14 @@ class LanguageModel(CachedModel):
         self.cache.keep(every=False)  # several texts may follow
 
     def read_text(self, text: Tensor, begin: int, end: int) -> Tensor:
+        """Logits [1, end - begin, V] that predict the tokens begin .. end - 1 of a text [1, T]. The tokens before them,
+        begin - 1 .. end - 2, are read through row 0, which must hold all earlier ones."""
         return self.read_row(text, 0, begin - 1, end - 1)
 
     # -- Scoring drafts -------------------------------------------------------------------------
 
     def read_again(self, state: State) -> int:
+        """See `Target.read_again`."""
         return 0 if self.recurrence is None else self.recurrence.recover(self, state, 1)
 
     def score(self, state: State, draft: Draft, keep_hidden: bool = False) -> Scores:

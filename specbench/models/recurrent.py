@@ -16,7 +16,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.cache.dynamic import DynamicCache
 from specbench.cache.slots import cache_argument
-from specbench.decoding.model import READ_CHUNK
 from specbench.decoding.rows import window
 from specbench.decoding.state import State
 from specbench.decoding.transfers import upload
@@ -27,6 +26,7 @@ from specbench.models.recurrent_cache import RecurrentCache, States
 FIRST, MORE = 5, 4  # tokens of the text that shows whether several can be read behind a state
 SAME, SAME_16_BIT = 1e-4, 3e-2  # of a tensor's norm: what two ways of reading may differ by
 PLACED, PLACED_16_BIT = 1e-3, 0.1  # of the largest logit: what reading behind a state and a whole text may differ by
+READ_CHUNK = 2048  # tokens per row and forward, by default
 WITHOUT_MASK = {"linear_attention", "conv", "moe", "mlp"}  # kinds of layers that see no column of the cache
 
 

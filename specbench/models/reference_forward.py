@@ -14,8 +14,8 @@ from transformers.generation.logits_process import (
 )
 
 from specbench.cache.slots import cache_argument
-from specbench.decoding.encoder_input import EncoderInput
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.sequence import EncoderInput
 from specbench.models.encoder_decoder import encoder_words
 from specbench.models.float_logits import float_logits
 from specbench.models.language_model import LanguageModel

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from specbench.config.build import Parts
 from specbench.data.prompts import Prompt, Request, render
-from specbench.decoding.encoder_input import EncoderInput
+from specbench.decoding.sequence import EncoderInput
 from specbench.errors import ConfigError
 
 log = logging.getLogger(__name__)

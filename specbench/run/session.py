@@ -7,7 +7,6 @@ from typing import Any
 from specbench.config.build import Parts
 from specbench.data.prompts import Request
 from specbench.decoding.autoregressive import decode_autoregressive
-from specbench.decoding.model import Model
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.scheduler import CacheTooSmallError, Scheduler
 from specbench.decoding.sequence import Sequence, StopStrings
@@ -17,6 +16,7 @@ from specbench.decoding.timer import Stage, Timer
 from specbench.errors import ConfigError
 from specbench.measure.record import Text
 from specbench.measure.recorder import Recorder, round_numbers
+from specbench.models.language_model import LanguageModel
 from specbench.policies.base import GammaPolicy
 from specbench.verifiers.base import Verifier
 
@@ -70,7 +70,7 @@ class Session:
         target, drafter = parts.target, parts.drafter
         state = self._idle_state(columns)
         state.warm_up = warm_up
-        models: list[Model] = [target, *drafter.models] if speculative else [target]
+        models: list[LanguageModel] = [target, *drafter.models] if speculative else [target]
         scheduler = Scheduler(jobs, models, parts.prefill_chunk, parts.spare, arrivals)
         clock = Timer(target.device)
         recorder = Recorder(

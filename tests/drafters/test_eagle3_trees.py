@@ -10,7 +10,7 @@ from small_runs import composed, parts_of, run, small
 from test_eagle3 import expected_laws, overrides, parts
 
 from specbench.config.check import check
-from specbench.decoding.model import Scores
+from specbench.decoding.draft import Scores
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.scheduler import Scheduler
