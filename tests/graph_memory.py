@@ -65,9 +65,6 @@ class SimulatedGraphs(CudaGraphExecutor):
             raise error
         super().give_up(captured, error)
 
-    def pool_bytes(self):
-        return sum(t.nbytes for tape in self.tapes for t in tape.made)
-
 
 class Rerun(CudaGraphExecutor):
     """As on CUDA, but a graph is its function, run again."""

@@ -20,7 +20,7 @@ class Executor(Protocol):
     def fixed_shapes(self) -> bool:
         """Whether drafts are padded to one width, so that few shapes occur."""
 
-    def leaf(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A faster version of a function of tensors."""
 
 

@@ -91,7 +91,7 @@ def accept_and_append(
 ) -> tuple[Verdict, Tensor]:
     """Judges a draft and commits its tokens; returns the verdict and the tokens kept [B]. p [B, N + 1, V]."""
     if state.stop_strings is None:
-        verdict, kept, summary = executor.leaf(accept_and_commit)(verifier, p, draft, state.rows)
+        verdict, kept, summary = executor.compiled(accept_and_commit)(verifier, p, draft, state.rows)
     else:  # stop strings are searched on the host, outside the compiled function
         verdict, kept, summary = accept_and_commit(verifier, p, draft, state.rows, state.find_stop_strings)
     state.read_round(summary)

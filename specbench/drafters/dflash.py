@@ -95,7 +95,7 @@ class DFlashModel:
     def take(self, hidden: Tensor, first: Tensor) -> None:
         """Makes the keys and values of hidden states [B, n, F] at positions from first [B] on."""
         self.read_prompts()  # of a row that ended without a draft: the next request's columns are not overwritten
-        self.executor.leaf(self._take, self)(hidden, first)
+        self.executor.compiled(self._take, self)(hidden, first)
 
     def _take(self, hidden: Tensor, first: Tensor) -> None:
         made = self.module.context(hidden, first)
@@ -109,7 +109,7 @@ class DFlashModel:
         """Logits [B, guesses, V'] of all guesses of a block behind the committed tokens of each row."""
         self.read_prompts()
         visible = self.executor.columns(max(state.lengths), self.context.shape[4])
-        found: Tensor = self.executor.leaf(self._logits, self)(state.rows, visible)
+        found: Tensor = self.executor.compiled(self._logits, self)(state.rows, visible)
         return found
 
     def _logits(self, rows: Rows, visible: int) -> Tensor:

@@ -100,8 +100,8 @@ class ModelDrafter(Drafter):
         if self.stop is not None:
             tokens, q, gamma = self._chain_until(inputs, self.stop, state, gamma)
         else:
-            phase = self.model.executor.phase(self._draft, self.model, usual=steps == self.gamma)
-            tokens, q = phase(self.model.rows_of(state), steps, *inputs)
+            draft = self.model.executor.compiled_whole(self._draft, self.model, usual=steps == self.gamma)
+            tokens, q = draft(self.model.rows_of(state), steps, *inputs)
         B = state.batch_size
         q = None if q is None else all_rows(q, B)
         return Draft.chain(all_rows(tokens, B), q, counts(tuple(gamma), tokens.device))
@@ -145,7 +145,7 @@ class ModelDrafter(Drafter):
         self, rows: Rows, steps: int, x: Tensor, first: Tensor, memory: Memory, visible: int
     ) -> tuple[Tensor, Tensor | None]:
         """Guesses x_1 .. x_steps [b, steps] and their q [b, steps, V], None at temperature 0 (Algorithm 1)."""
-        step = self.model.executor.leaf(self._step, self.model)
+        step = self.model.executor.compiled(self._step, self.model)
         bits, seen = self._bits_and_seen(rows, steps)
         guesses: list[Tensor] = []
         qs: list[Tensor] = []
@@ -164,7 +164,7 @@ class ModelDrafter(Drafter):
         """As `_draft`, but `stop` may end a row's draft after any of its guesses; returns the number of guesses of each
         row too. It decides from q and guesses that stay in the draft, so the output distribution does not change."""
         rows, (x, first, memory, visible) = self.model.rows_of(state), inputs
-        step = self.model.executor.leaf(self._step, self.model)
+        step = self.model.executor.compiled(self._step, self.model)
         bits, seen = self._bits_and_seen(rows, max(gamma))
         guesses: list[Tensor] = []
         qs: list[Tensor] = []

@@ -52,7 +52,7 @@ class PairDrafter(TreeDrafter):
     def skip_round(self, state: State) -> None:
         """Reads the pending pairs all the same, so that they do not pile up."""
         tokens, first, (pending, _), visible = self.prepare(state, 0)
-        self.pairs.executor.leaf(self.pairs.read_pending, self.pairs)(tokens, pending, first - 1, visible)
+        self.pairs.executor.compiled(self.pairs.read_pending, self.pairs)(tokens, pending, first - 1, visible)
 
     def prepare(self, state: State, steps: int) -> Inputs:
         own, rows = self.pairs, self.pairs.rows_of(state)

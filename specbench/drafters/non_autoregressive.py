@@ -106,7 +106,7 @@ class NonAutoregressiveDrafter(ParallelDrafter):
         # Behind the text the cache will hold embeddings, which a row beside a short one may not overwrite at once.
         self.model.cached = [min(c, n) for c, n in zip(self.model.cached, state.lengths, strict=True)]
         ahead = self.lookahead.embeddings[: steps - 1]
-        logits: Tensor = self.model.executor.leaf(self._logits, self.model)(state.rows, ahead, width, visible)
+        logits: Tensor = self.model.executor.compiled(self._logits, self.model)(state.rows, ahead, width, visible)
         return logits
 
     def _logits(self, rows: Rows, ahead: Tensor, width: int, visible: int) -> Tensor:

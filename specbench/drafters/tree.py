@@ -64,8 +64,8 @@ class TreeDrafter(ModelDrafter):
         # The cache will hold the guesses of a path but for the last, which was not read.
         rows = zip(self.model.cached, state.lengths, state.active, strict=True)
         self.model.cached = [min(cached, n + depth - 1) if on else cached for cached, n, on in rows]
-        phase = self.model.executor.phase(self._draft_tree, self.model, usual=depth == self.gamma)
-        found = phase(self.model.rows_of(state), depth, *inputs)
+        draft_tree = self.model.executor.compiled_whole(self._draft_tree, self.model, usual=depth == self.gamma)
+        found = draft_tree(self.model.rows_of(state), depth, *inputs)
         grown = [None if part is None else all_rows(part, state.batch_size) for part in found]
         draft, self.place = self.shape.draft(grown, gamma, depth)
         return draft
@@ -75,7 +75,7 @@ class TreeDrafter(ModelDrafter):
     ) -> tuple[Tensor | None, ...]:
         """What `grow` of the shape returns."""
         assert self.shape is not None
-        level = self.model.executor.leaf(self._level, self.model)
+        level = self.model.executor.compiled(self._level, self.model)
         penalised = self.model.sampling.repetition_penalty != 1
         seen = seen_tokens(rows.tokens, rows.length, self.vocab_size)[:, None] if penalised else None
 

@@ -36,10 +36,8 @@ class Executor(Component):
     fixed_shapes = False  # whether drafts are padded to one width, so that few shapes occur
     needs_cuda = False
     captures_graphs = False  # whether calls keep memory of their own, for the estimate before a run
-    compiles = False  # whether it traces functions: what they read besides tensors must not change
     runs_encoders = True  # whether it can run encoder-decoders
     runs_recurrent = True  # whether it can run models with a recurrent state
-    falls_back = False  # whether it runs what it cannot capture as it is, after `run_eagerly`
     warm = False  # whether warm-up is over, in which all usual shapes are met
     on_launch: Callable[[], None] | None = None  # the clock's, while a decoder is timed
 
@@ -52,14 +50,14 @@ class Executor(Component):
         """Returns the module to run in place of a loaded one, which stays as it is."""
         return module
 
-    def leaf(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
-        """Returns a faster version of a function of tensors. `model` is the model whose cache it changes."""
+    def compiled(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
+        """Returns a compiled or captured version of a function of tensors, which changes the cache of `model`."""
         return function
 
-    def phase(
+    def compiled_whole(
         self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
     ) -> Callable[..., Any]:
-        """As `leaf`, for a function that calls leaves, `usual` if this call has the shapes of most calls."""
+        """As `compiled`, for a function that calls such versions, `usual` if this call has the shapes of most calls."""
         return function
 
     @contextmanager
@@ -86,10 +84,6 @@ class Executor(Component):
 
     def run_eagerly(self, why: str) -> None:
         """From now on functions run as they are: called before models are loaded that cannot be captured."""
-
-    def bytes(self) -> int:
-        """Bytes that the executor itself holds, such as graph pools."""
-        return 0
 
     def notes(self) -> list[str]:
         """What a reader of the run's times must know, in sentences."""

@@ -4,7 +4,6 @@ Inductor keeps what it compiled in its own cache on the disk, which later proces
 """
 
 import logging
-import time
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,26 +41,25 @@ class CompiledExecutor(EagerExecutor):
     """Compiles each function of tensors, the model's forward included, for the shapes of its calls."""
 
     fixed_shapes = True
-    compiles = True
     runs_recurrent = False
 
     def __init__(self, half_weights: bool = True):
         super().__init__(half_weights)
         self.functions: dict[Callable[..., Any], CompiledFunction] = {}
 
-    def leaf(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
+    def compiled(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
         if torch.compiler.is_compiling():  # part of a larger one
             return function
         if function not in self.functions:
             self.functions[function] = CompiledFunction(function, model)
         return self.functions[function]
 
-    def phase(
+    def compiled_whole(
         self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
     ) -> Callable[..., Any]:
         """It is compiled whole if the model fits into the processor's caches: there calls take the time."""
         small = model is not None and model.weight_bytes < SMALL_BYTES
-        return self.leaf(function, model) if usual and small else function
+        return self.compiled(function, model) if usual and small else function
 
     def columns(self, needed: int, capacity: int | None = None) -> int:
         """A power of two is allocated, so that few shapes occur, and a multiple of STEP is attended to."""
@@ -77,7 +75,6 @@ class CompiledFunction:
     def __init__(self, function: Callable[..., Any], model: HasCache | None):
         self.function, self.model = function, model
         self.compiled: dict[Any, Callable[..., Any]] = {}
-        self.seconds = 0.0  # of compiling
         self.failure: str | None = None  # why it runs as it is written
 
     def __call__(self, *arguments: Any) -> Any:
@@ -95,7 +92,6 @@ class CompiledFunction:
         for tensor, value in zip(given, values, strict=True):
             if type(value) is Columns:
                 torch._dynamo.mark_dynamic(tensor, 0)
-        began = time.perf_counter()
         try:
             self.compiled[key] = compiled_for(self.function, spec, given)
             return self.compiled[key](*given)
@@ -104,8 +100,6 @@ class CompiledFunction:
             log.warning("%s runs as it is written: %s", name_of(self.function), self.failure)
             log.info("the errors in full", exc_info=error)
             return self.function(*arguments)
-        finally:
-            self.seconds += time.perf_counter() - began
 
     def notes(self) -> list[str]:
         return [] if self.failure is None else [f"{name_of(self.function)} was not compiled: {self.failure}"]

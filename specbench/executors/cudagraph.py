@@ -12,7 +12,6 @@ which CUDA chooses algorithms and loads kernels, run on copies of the rows and o
 
 import gc
 import logging
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,14 +44,13 @@ class CudaGraphExecutor(Executor):
     class Settings(BaseSettings):
         compile: bool = True
 
-    def __init__(self, compile: bool = False, falls_back: bool = False) -> None:
-        """With `compile` functions are compiled before they are captured. `falls_back` is as in the base class."""
-        self.compiles, self.falls_back = compile, falls_back
+    def __init__(self, compile: bool = False) -> None:
+        """With `compile` functions are compiled before they are captured."""
+        self.compiles = compile
         self.not_captured: dict[str, str] = {}  # functions that run eagerly, and why
         self.inside = False  # a captured function: what it calls is part of its graph
         self.captures, self.late = 0, 0  # captures in all, and those after warm-up
-        self.capture_seconds = 0.0  # of all, with the calls and compilations before each
-        self.compiled: dict[Callable[..., Any], CompiledFunction] = {}
+        self.compiled_functions: dict[Callable[..., Any], CompiledFunction] = {}
         self.functions: dict[Callable[..., Any], Captured] = {}
         self.static_addresses: set[int] = set()  # of results, which stay where they are
         self.pools: list[Any] = []  # the last one is used; others hold graphs from before a capture that failed
@@ -63,14 +61,14 @@ class CudaGraphExecutor(Executor):
     def from_settings(cls, settings: Any, device: torch.device, run: Any) -> "CudaGraphExecutor":
         return cls(settings.compile)
 
-    def leaf(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
+    def compiled(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
         if torch.compiler.is_compiling():
             return function
-        if self.compiles and function not in self.compiled:
-            self.compiled[function] = CompiledFunction(function, model)
-        return self.captured(self.compiled.get(function, function), model)
+        if self.compiles and function not in self.compiled_functions:
+            self.compiled_functions[function] = CompiledFunction(function, model)
+        return self.captured(self.compiled_functions.get(function, function), model)
 
-    def phase(
+    def compiled_whole(
         self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
     ) -> Callable[..., Any]:
         """It is not compiled itself: it calls functions that are, and all of it is one graph."""
@@ -109,16 +107,13 @@ class CudaGraphExecutor(Executor):
         """Graphs that can be replayed now."""
         return sum(len(function.graphs) for function in self.functions.values())
 
-    def bytes(self) -> int:
-        return self.pool_bytes() + sum(function.bytes() for function in self.functions.values())
-
     def notes(self) -> list[str]:
         found = [
             f"{name} was not captured as a CUDA graph and ran eagerly: {why}" for name, why in self.not_captured.items()
         ]
         if self.late:
             found.append(f"CUDA graphs captured after warm-up: {self.late}; rounds that waited for them took longer")
-        for function in self.compiled.values():
+        for function in self.compiled_functions.values():
             found += function.notes()
         return found
 
@@ -162,13 +157,6 @@ class CudaGraphExecutor(Executor):
             raise
         self.pools = self.pools or [graph.pool()]
         return graph.replay
-
-    def pool_bytes(self) -> int:
-        """Bytes that the pools have of the device."""
-        if not self.pools:
-            return 0
-        own = {tuple(pool) for pool in self.pools}
-        return sum(s["total_size"] for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) in own)
 
 
 @contextmanager
@@ -231,10 +219,8 @@ class Captured:
             for function in self.executor.functions.values():
                 function.forget_stale()
             alive = [weakref.ref(t) for t in (*stored, *(t for t in tensors if id(t) in rows))]
-            began = time.perf_counter()
             try:
                 graph = self.graphs[key] = self._capture(spec, tensors, in_place, alive)
-                self.executor.capture_seconds += time.perf_counter() - began
             except Exception as error:  # of CUDA, of Triton, of a compiler that is not there
                 self.given_up = True
                 if not isinstance(error, torch.OutOfMemoryError):
@@ -283,11 +269,6 @@ class Captured:
     def forget_stale(self) -> None:
         """Drops the graphs whose rows or caches are no longer there: nothing can ask for them."""
         self.graphs = {key: g for key, g in self.graphs.items() if all(ref() is not None for ref in g.alive)}
-
-    def bytes(self) -> int:
-        """Bytes of results and of the graphs' own inputs."""
-        inputs = sum(own.nbytes for graph in self.graphs.values() for _, own in graph.copied)
-        return inputs + sum(buffer.nbytes for made in self.buffers.values() for buffer in made)
 
 
 def copy_with_strides(t: Tensor) -> Tensor:

@@ -12,11 +12,9 @@ from specbench.executors.eager import EagerExecutor
 class DefaultExecutor(EagerExecutor):
     """Stands for the executor that the device decides."""
 
-    falls_back = True
-
     @classmethod
     def from_settings(cls, settings: Any, device: torch.device, run: Any) -> Executor:
         possible = run["cache"].kind.fixed_shapes and run["decoding"].kind.samples
         if device.type == "cuda" and possible and not run["target"].settings.divided():
-            return CudaGraphExecutor(falls_back=True)
+            return CudaGraphExecutor()
         return EagerExecutor(settings.half_weights)

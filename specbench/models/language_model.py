@@ -112,16 +112,16 @@ class LanguageModel(CachedModel):
             packed = pack(draft.tokens, draft.levels, draft.parents, draft.exists(), draft.most)
             width = packed.tokens.shape[1] + 1
             visible = self.rollback_to(lengths, width, state.active)
-            leaf = self.executor.leaf(self._score, self)
-            p, hidden, logits = leaf(state.rows, packed.tokens, visible, packed.tree, layers)
+            score = self.executor.compiled(self._score, self)
+            p, hidden, logits = score(state.rows, packed.tokens, visible, packed.tree, layers)
             at = torch.arange(len(p), device=p.device)[:, None], packed.place
             return Scores(p[at], width, hidden, packed.place, None if logits is None else logits[at])
         width = draft.tokens.shape[1] + 1
         visible = self.rollback_to(lengths, width, state.active)
-        leaf, used, B = self.executor.leaf(self._score_draft, self), self.rows_of(state), state.batch_size
+        score, used, B = self.executor.compiled(self._score_draft, self), self.rows_of(state), state.batch_size
         b, parent = len(used.length), draft.parent
         parent = parent if parent is None or len(parent) == 1 else parent[:b]
-        p, *others = leaf(used, draft.tokens[:b], visible, draft.levels, parent, layers)
+        p, *others = score(used, draft.tokens[:b], visible, draft.levels, parent, layers)
         hidden, logits = (None if values is None else all_rows(values, B) for values in others)
         return Scores(all_rows(p, B), width, hidden, logits=logits)
 
@@ -167,7 +167,7 @@ class LanguageModel(CachedModel):
         """Moves the keys and values of the nodes path [B, D] to consecutive columns from root [B] on, the column of
         node 0. place [B, N + 1] says where each node was read, if guesses shared places."""
         read = path if place is None else place.gather(1, path)
-        self.executor.leaf(self._commit, self)(read, root)
+        self.executor.compiled(self._commit, self)(read, root)
 
     def _commit(self, read: Tensor, root: Tensor) -> None:
         """Moves the packed nodes read [B, D] to consecutive columns from root [B] on."""

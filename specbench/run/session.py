@@ -75,7 +75,7 @@ class Session:
         clock = Timer(target.device)
         recorder = Recorder(
             verifier,
-            target.executor.leaf(round_numbers),
+            target.executor.compiled(round_numbers),
             keep=keep,
             drifts=speculative and verifier.lenience < 1,
             greedy=target.sampling.greedy,

@@ -168,7 +168,7 @@ def test_the_clock_that_requests_wait_by_stands_still_while_rounds_are_recorded(
 def test_graphs_say_when_they_are_launched():
     """Once for each replay, before it changes the result; never to a clock that has ended."""
     told, executor = [], SimulatedGraphs()
-    double = executor.leaf(lambda x: x * 2)
+    double = executor.compiled(lambda x: x * 2)
     result = double(torch.tensor([3.0]))  # the graph's own, which each replay overwrites
     with executor.timed(lambda: told.append(result.tolist())):
         double(torch.tensor([4.0]))

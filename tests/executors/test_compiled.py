@@ -27,14 +27,14 @@ def sums(pair: Pair, visible: int) -> Tensor:
 
 def test_columns_are_free_and_shapes_and_constants_are_not(traced):
     executor, x = CompiledExecutor(), torch.arange(40.0).view(2, 20)
-    function = executor.leaf(sums)
+    function = executor.compiled(sums)
     for visible in (16, 5, 20, 2):
         assert torch.equal(function(Pair(x, 3), Columns(visible)), sums(Pair(x, 3), visible))
     assert len(traced) == 1
     for other in (Pair(x, 4), Pair(x[:1], 3), Pair(x.double(), 3), Pair(x.T.contiguous().T, 3)):
         assert torch.equal(function(other, Columns(7)), sums(other, 7))
     assert len(traced) == 5
-    assert executor.leaf(sums) is function
+    assert executor.compiled(sums) is function
 
 
 def test_functions_that_share_their_code_are_compiled_apart(traced):
@@ -42,7 +42,7 @@ def test_functions_that_share_their_code_are_compiled_apart(traced):
         return lambda x: x + number
 
     executor = CompiledExecutor()
-    found = [executor.leaf(plus(number)) for number in (1, 2)]
+    found = [executor.compiled(plus(number)) for number in (1, 2)]
     assert [function(torch.zeros(2)).tolist() for function in found] == [[1, 1], [2, 2]] and len(traced) == 2
 
 
@@ -53,7 +53,7 @@ def test_what_cannot_be_compiled_runs_as_it_is_written_and_is_told(monkeypatch):
     monkeypatch.setattr(compiled, "compiled_for", no_compiler)
     executor = CompiledExecutor()
     for _ in range(2):
-        assert executor.leaf(torch.neg)(torch.ones(2)).tolist() == [-1, -1]
+        assert executor.compiled(torch.neg)(torch.ones(2)).tolist() == [-1, -1]
     [note] = executor.notes()
     assert "no C compiler" in note and "Python.h" in note
 
