@@ -55,11 +55,10 @@ class BaseSettings(BaseModel):
         """Settings of the checkpoints that the component loads, for the memory estimate."""
         return ()
 
-    def own_bytes(self, target: Any, size: Any, itemsize: int) -> tuple[int, int, int]:
-        """Bytes of what the component reads from a checkpoint beside `models`: of weights, of keys and values at a
-        position, and of what it keeps of a prompt's token until it has read the prompt. `target` are the target's
-        settings, `size` is its `ModelSize`; numbers take `itemsize` bytes. Of hub ids zeros."""
-        return 0, 0, 0
+    def own_bytes(self, itemsize: int) -> int:
+        """Bytes of the weights that the component reads from a checkpoint beside `models`, at `itemsize` bytes each; 0
+        of hub ids."""
+        return 0
 
     def divided(self) -> str:
         """The setting that divides the model among devices, as "device_map=auto", or ""."""

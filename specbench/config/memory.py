@@ -58,10 +58,7 @@ def memory_budget(
     inputs = longest if target.crossing else 0
     columns = min((MOST_START_TOKENS if inputs else longest) + root.max_new_tokens, target.context) + spare
     slots = choices["cache"].kind.columns_in_all(choices["cache"].settings, rows, context.executor.columns(columns))
-    own_weights, own_column, kept = drafter.settings.own_bytes(
-        choices["target"].settings, target, context.dtype.itemsize
-    )
-    weights = sum(model.weights for model in models[loaded:]) + own_weights
+    weights = sum(model.weights for model in models[loaded:]) + drafter.settings.own_bytes(context.dtype.itemsize)
     if context.device.type == "cpu" and context.dtype == torch.float32:  # linear layers' in 16 bits, beside their own
         weights += sum(model.weights // 2 for model in models[loaded:] if model.halves)
     nodes = drafter.kind.nodes(drafter.settings, context.gamma)
@@ -76,9 +73,8 @@ def memory_budget(
         devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     return Budget(
         weights=weights,
-        kv=slots * (sum(model.column for model in models) + own_column)
-        + rows * inputs * sum(model.crossing for model in models),
-        activations=max(reading, encoding, scoring) + graphs + 2 * rows * longest * kept,
+        kv=slots * sum(model.column for model in models) + rows * inputs * sum(model.crossing for model in models),
+        activations=max(reading, encoding, scoring) + graphs,
         free=sum(map(free_bytes, devices)),
         rows=rows,
         columns=columns,

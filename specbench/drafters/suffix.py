@@ -226,8 +226,7 @@ class SuffixDrafter(Drafter):
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "SuffixDrafter":
-        own = {name: getattr(settings, name) for name in SuffixDrafter.Settings.model_fields}
-        return SuffixDrafter(**own, gamma=context.gamma)
+        return cls(**vars(settings), gamma=context.gamma)
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         while self.requests:

@@ -46,9 +46,9 @@ class PartSettings(BaseSettings):
         if path is not None:
             check_path(f"{prefix}{self.part}", path, must=self.must)
 
-    def own_bytes(self, target: Any, size: Any, itemsize: int) -> tuple[int, int, int]:
+    def own_bytes(self, itemsize: int) -> int:
         path = getattr(self, self.part)
-        return (0 if path is None else numbers_in(path, f"drafter.{self.part}") * itemsize), 0, 0
+        return 0 if path is None else numbers_in(path, f"drafter.{self.part}") * itemsize
 
 
 class HeadsConfig(PretrainedConfig):
