@@ -40,12 +40,6 @@ def operations_factor(alpha: float, gamma: float, c_hat: float) -> float:
     return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
 
 
-def distinct_experts(experts: int, chosen: int, tokens: int) -> float:
-    """Expected number of distinct experts of a layer that so many tokens wake, if each is routed to `chosen` of the
-    `experts`, all sets alike and independently. Theorem 3.8 assumes that it does not grow with `tokens`."""
-    return experts * (1 - (1 - chosen / experts) ** tokens)
-
-
 def optimal_gamma(alpha: float, c: float, largest: int = LARGEST) -> int:
     """The integer gamma, at most `largest`, that maximises Theorem 3.8 (section 3.5); 0 if no gamma helps. It is
     `largest` where a larger one would be better still: there is no best gamma for c = 0, or for alpha = 1 and c < 1."""

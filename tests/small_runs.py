@@ -1,6 +1,7 @@
 """Whole runs that take a second: composed as on the command line, with little models and few tokens."""
 
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -9,13 +10,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
+from safetensors.torch import load_file, save_file
 
 import specbench.run.command as command
 import specbench.run.run
 from specbench.config.build import build
 from specbench.config.check import check
 from specbench.config.compose import conf_dir
+from specbench.data.sources import SHIPPED
 from specbench.data.stdlib import StdlibData
 from specbench.run.evaluate import Fields
 from specbench.run.jobs import Job
@@ -45,8 +49,22 @@ def short_prompts() -> str:
     return str(path)
 
 
-# Two shipped models of one layer, for runs that ask for no others: the larger target would be most of their time.
-LITTLE = {"target.path": "shipped:drafter", "drafter.path": "shipped:drafter_tv"}
+@cache
+def noisy_drafter() -> str:
+    """A folder with the shipped drafter's matrices moved by noise: another model, which it agrees with often."""
+    folder = Path(tempfile.mkdtemp()) / "noisy"
+    shutil.copytree(SHIPPED / "drafter", folder)
+    generator, file = torch.Generator().manual_seed(0), folder / "model.safetensors"
+    weights = {name: weight.float() for name, weight in load_file(file).items()}
+    for weight in weights.values():
+        if weight.dim() > 1:
+            weight += 0.1 * weight.std() * torch.randn(weight.shape, generator=generator)
+    save_file({name: weight.bfloat16() for name, weight in weights.items()}, file, metadata={"format": "pt"})
+    return str(folder)
+
+
+# Two models of one layer, for runs that ask for no others: the larger target would be most of their time.
+LITTLE = {"target.path": "shipped:drafter", "drafter.path": noisy_drafter()}
 
 
 FOR_ANY_TARGET = ("ngram", "prompt_lookup", "suffix", "bigram", "unigram", "random")

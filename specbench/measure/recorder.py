@@ -90,7 +90,7 @@ class Recorder:
         greedy: bool = False,
     ):
         self.verifier, self.reduce, self.greedy = verifier, reduce or round_numbers, greedy
-        self.drifts, self._keep, self._room = drifts, keep, ROOM if keep else 0.0
+        self.drifts, self._room = drifts, ROOM if keep else 0.0
         self._calls: list[_Call] = []
 
     def __call__(self, state: State, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor) -> None:

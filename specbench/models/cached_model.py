@@ -54,7 +54,7 @@ class CachedModel(Component):
         vocab_size: int | None = None, attention: str = "auto",
     ):  # fmt: skip
         """`vocab_size` is V if it is not the module's: the target's, for a drafter's model. `attention` is one of
-        `kernel_attention.CHOICES`."""
+        "auto", "sdpa" and "triton"."""
         self.tokenizer, self.name = tokenizer, name
         self.sampling, self.new_cache, self.chat_template = sampling, new_cache, chat_template
         self.config: PretrainedConfig = module.config.get_text_config()

@@ -21,7 +21,6 @@ from specbench.models.attention_mask import RECURRENT, TokenPlaces
 
 log = logging.getLogger(__name__)
 NAME = "specbench"  # of the attention function in transformers
-CHOICES = ("auto", "sdpa", "triton")
 # What some models hand to attention and the kernel cannot compute: soft caps, sinks, biases, chosen columns.
 UNUSUAL = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices")
 PLAIN = {"full_attention", "sliding_attention"}  # kinds of layers

@@ -12,7 +12,7 @@ import torch
 from choosing import in_turn, only, slow_unless
 from decoder_cases import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter, spare_of
 from graph_memory import SimulatedGraphs
-from small_runs import short_prompts
+from small_runs import noisy_drafter, short_prompts
 
 from specbench.cache.static import StaticCache
 from specbench.data.prompts import load, render
@@ -34,7 +34,7 @@ from specbench.policies.fixed import FixedGamma
 from specbench.verifiers.base import Verifier
 
 PROMPTS, NEW_TOKENS = 3, 12
-LITTLE, LARGE = ("drafter", "drafter_tv"), ("target", "drafter")
+LITTLE, LARGE = ("drafter", "noisy"), ("target", "drafter")
 OF_THE_LARGE = ("blockwise", "medusa", "early_exit", "pass_lookahead", "mtp", "eagle3",
                 "mtp_distinct", "eagle3_dynamic")  # fmt: skip
 
@@ -51,7 +51,10 @@ def executor_of(name: str) -> Executor:
 @cache
 def shipped(role: str, executor: str = "eager") -> PretrainedModel:
     settings = PretrainedModel.Settings(
-        path=f"shipped:{role}", revision=None, weights="pretrained", chat_template="never"
+        path=noisy_drafter() if role == "noisy" else f"shipped:{role}",
+        revision=None,
+        weights="pretrained",
+        chat_template="never",
     )
     context = Context(torch.device("cpu"), torch.float32, Sampling(), StaticCache, executor_of(executor))
     return PretrainedModel(settings, context, role)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from graph_memory import Rerun
-from small_runs import parts_of, run
+from small_runs import noisy_drafter, parts_of, run
 
 import specbench.run.warm_up
 from specbench.executors import pytree as buckets
@@ -16,7 +16,7 @@ KINDS = {
     "adaptive": ("gamma_policy=adaptive", "gamma_policy.largest=2", "max_new_tokens=6"),
     "tree": (
         "drafter=dynamic_tree",
-        "drafter.path=shipped:drafter_tv",
+        f"drafter.path={noisy_drafter()}",
         "target.path=shipped:drafter",
         "drafter.nodes=6",
         "temperature=1",
