@@ -50,12 +50,8 @@ def executor_of(name: str) -> Executor:
 
 @cache
 def shipped(role: str, executor: str = "eager") -> PretrainedModel:
-    settings = PretrainedModel.Settings(
-        path=noisy_drafter() if role == "noisy" else f"shipped:{role}",
-        revision=None,
-        weights="pretrained",
-        chat_template="never",
-    )
+    path = noisy_drafter() if role == "noisy" else f"shipped:{role}"
+    settings = PretrainedModel.Settings(path=path, revision=None, weights="pretrained", chat_template="never")
     context = Context(torch.device("cpu"), torch.float32, Sampling(), StaticCache, executor_of(executor))
     return PretrainedModel(settings, context, role)
 

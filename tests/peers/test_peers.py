@@ -31,8 +31,11 @@ def test_text_is_the_targets_greedy_one(name, parts):
     expected = greedy(target.stock_module(), tokens, 12)
     assert output.tokens == expected and output.count == 12
     assert output.tokens != greedy(parts.drafter.models[0].stock_module(), tokens, 12)  # the control
-    assert 0 < output.decoded < 12 and output.decode_seconds > 0
-    assert (output.decoded == 11) == (name == "generate")  # the others' first step may keep several
+    assert output.decode_seconds > 0
+    if name == "generate":
+        assert output.decoded == 11
+    else:
+        assert 0 < output.decoded <= 11  # their first step may keep several
 
 
 def test_an_error_is_of_one_prompt_alone(parts, monkeypatch):
