@@ -31,8 +31,8 @@ from specbench.drafters.mtp import MtpDrafter
 from specbench.drafters.multi_draft import MultiDrafter
 from specbench.drafters.ngram import NgramDrafter
 from specbench.drafters.ngram_lm import BigramDrafter, UnigramDrafter, training_tokens
-from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter, PassDrafter
 from specbench.drafters.pair_model import PairInput, PairModel
+from specbench.drafters.parallel import PassDrafter
 from specbench.drafters.prompt_lookup import PromptLookupDrafter
 from specbench.drafters.random import RandomDrafter
 from specbench.drafters.suffix import SuffixDrafter
@@ -60,7 +60,7 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
 
 
 CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
-          "non_autoregressive", "pass_lookahead", "early_exit", "mtp", "eagle3", "under_ngram",
+          "pass_lookahead", "early_exit", "mtp", "eagle3", "under_ngram",
           "under_under_model", "suffix")  # fmt: skip
 
 
@@ -285,11 +285,9 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
     if kind in ("dflash", "dspark"):
         network = PairBlocks(target.module, markov=kind == "dspark")
         return DFlashDrafter(DFlashModel(network, BLOCKS, target.vocabulary, target), target.sampling, V)
-    own = kind == "non_autoregressive"
-    model = drafter_model if own else BorrowedCache(target.module, target, "ahead", target.sampling)
-    ahead = PairAhead() if tabular else extras(LookAhead, "drafter_lookahead" if own else "lookahead", model)
-    drafter = NonAutoregressiveDrafter if own else PassDrafter
-    return drafter(model, ahead, target.vocab_size, 4)
+    model = BorrowedCache(target.module, target, "ahead", target.sampling)
+    ahead = PairAhead() if tabular else extras(LookAhead, "lookahead", model)
+    return PassDrafter(model, ahead, target.vocab_size, 4)
 
 
 def jobs_of(prompts, limits, keys) -> list[Sequence]:

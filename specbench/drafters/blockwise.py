@@ -13,7 +13,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import depths, levels_of
 from specbench.decoding.transfers import constant, counts, upload
-from specbench.drafters.non_autoregressive import ParallelDrafter
+from specbench.drafters.parallel import ParallelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
 from specbench.models.context import Context

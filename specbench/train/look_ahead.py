@@ -13,12 +13,9 @@ from specbench.train.student import Student, StudentSettings, quoted
 
 class LookAheadStudent(Student):
     """Puts look-ahead tokens after every `stride`-th token of a row, all in one pass: a mask lets each group see only
-    the text before it. `model` is the model that they are for; None is the target."""
-
-    model: Any
+    the text before it."""
 
     class Settings(StudentSettings):
-        model: str | None
         count: int = Field(ge=1, le=1000)
         stride: int = Field(ge=1, le=10**6)
 
@@ -26,21 +23,13 @@ class LookAheadStudent(Student):
         def ahead(self) -> int:
             return self.count
 
-        @property
-        def own_model(self) -> str | None:
-            return self.model
-
     def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
         super().__init__(target, loss, settings)
-        object.__setattr__(self, "model", (model or target).requires_grad_(False))
-        self.lookahead = LookAhead(LookAheadConfig(self.model.get_input_embeddings().weight.shape[1], settings.count))
+        self.lookahead = LookAhead(LookAheadConfig(target.get_input_embeddings().weight.shape[1], settings.count))
 
     @classmethod
     def use(cls, settings: Any, folder: Path) -> list[str]:
-        drafter = ["drafter=pass_lookahead"]
-        if settings.model is not None:
-            drafter = ["drafter=non_autoregressive", f"drafter.path={settings.model}"]
-        return [*drafter, quoted("drafter.lookahead", folder)]
+        return ["drafter=pass_lookahead", quoted("drafter.lookahead", folder)]
 
     def distributions(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         count, width = self.lookahead.config.count, tokens.shape[1]
@@ -48,8 +37,8 @@ class LookAheadStudent(Student):
         steps = torch.arange(1, count + 1, device=tokens.device)
         ahead = self.lookahead.embeddings.repeat(len(cuts), 1).expand(len(tokens), -1, -1)
         places = torch.cat([torch.arange(width, device=tokens.device), (cuts[:, None] + steps).flatten()])
-        logits = self.model(
-            inputs_embeds=torch.cat([self.model.get_input_embeddings()(tokens), ahead], 1),
+        logits = self.target(
+            inputs_embeds=torch.cat([self.target.get_input_embeddings()(tokens), ahead], 1),
             position_ids=places.expand(len(tokens), -1),
             attention_mask=self._mask(cuts, width, count).expand(len(tokens), 1, -1, -1),
         ).logits

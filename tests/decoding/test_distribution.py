@@ -84,7 +84,7 @@ def tables(few_contexts):
 
 LIKE_OTHERS = (  # in the default run other drafts of their kind stand for these
     "ngram", "ngram_sample", "prompt_lookup", "suffix", "suffix_tree",
-    "bigram", "non_autoregressive", "early_exit", "mtp",
+    "bigram", "early_exit", "mtp",
     "mtp_distinct", "eagle3", "eagle3_dynamic", "blockwise", "under_ngram", "under_under_model",
     "tree_independent", "tree_distinct", "tree_best", "tree_dynamic", "multi_draft_two", "dflash", 
 )  # fmt: skip

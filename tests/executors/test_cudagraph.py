@@ -41,7 +41,7 @@ def test_graphs_change_no_token_and_never_wait_for_the_host(cache, sampling, kin
 
 
 @pytest.mark.parametrize(("kind", "sampling"), in_turn(
-    (*TREES, "blockwise", "pass_lookahead", "non_autoregressive", "early_exit", "under_under_model"),
+    (*TREES, "blockwise", "pass_lookahead", "early_exit", "under_under_model"),
     [(Sampling(),), (Sampling(temperature=0),)],
     ("tree_independent", "tree_distinct", "multi_draft", "medusa", "early_exit"),
 ))  # fmt: skip

@@ -149,7 +149,7 @@ def shared(own: int) -> Intersection:
     return Intersection(own_of, torch.arange(V) % 3 != 1, own)
 
 
-BY_KIND = {"model": SpeculativeVerifier, "non_autoregressive": SpeculativeVerifier, "under_model": SpeculativeVerifier,
+BY_KIND = {"model": SpeculativeVerifier, "under_model": SpeculativeVerifier,
            "tree_independent": IterativeVerifier, "tree_distinct": IterativeVerifier,
            "multi_draft_two": IterativeVerifier}  # fmt: skip
 
@@ -162,7 +162,7 @@ def texts_by(tables, own: int, kind: str = "model", **more):
 
 
 @pytest.mark.parametrize(("kind", "rows"), [
-    slow_unless(kind in ("model", "non_autoregressive") and rows < V, kind, rows)
+    slow_unless(kind == "model" and rows < V, kind, rows)
     for kind in BY_KIND for rows in (V - 5, V + 5)
 ])  # fmt: skip
 def test_a_drafter_of_a_padded_vocabulary_leaves_the_law_as_it_is(kind, rows, few_contexts):

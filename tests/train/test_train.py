@@ -12,9 +12,8 @@ from small_runs import composed, parts_of, run, training
 
 from specbench.config.build import build
 from specbench.config.check import check
-from specbench.drafters.non_autoregressive import NonAutoregressiveDrafter
 from specbench.errors import ConfigError
-from specbench.models.heads import Heads, HeadsConfig
+from specbench.models.heads import Heads, HeadsConfig, LookAhead, LookAheadConfig
 from specbench.models.load import PretrainedModel, load_module
 from specbench.settings import validate
 from specbench.train.data import text_rows
@@ -97,9 +96,7 @@ def test_total_variation_is_one_minus_beta():
 def test_look_ahead_training_sees_what_decoding_will_see():
     """The masked pass over a whole row gives, at each cut, the logits of a pass over that context alone."""
     target = shipped("target")
-    student = LookAheadStudent(
-        target, "kl", LookAheadStudent.Settings(learning_rate=1e-3, model=None, count=3, stride=5)
-    )
+    student = LookAheadStudent(target, "kl", LookAheadStudent.Settings(learning_rate=1e-3, count=3, stride=5))
     student.lookahead.embeddings.data.normal_(std=0.5)
     row = torch.randint(4096, (1, 24), generator=torch.Generator().manual_seed(0))
     p, q = student.distributions(row)
@@ -136,16 +133,15 @@ def test_mistakes_are_told_before_anything_loads(override, told, tmp_path):
         train(training(*override.split()), tmp_path)
 
 
-@pytest.mark.parametrize(("method", "model", "key"), [
-    ("medusa", None, "path"), ("blockwise", None, "path"), ("early_exit", None, "head"), ("distill", None, "path"),
-    ("pass", None, "lookahead"), ("pass", "shipped:drafter", "lookahead"),
+@pytest.mark.parametrize(("method", "key"), [
+    ("medusa", "path"), ("blockwise", "path"), ("early_exit", "head"), ("distill", "path"), ("pass", "lookahead"),
 ])  # fmt: skip
-def test_what_is_said_of_the_use_composes(method, model, key, tmp_path):
+def test_what_is_said_of_the_use_composes(method, key, tmp_path):
     folder = tmp_path / "a=1,b=shipped_x"
-    method = training(f"method={method}", *([f"method.model={model}"] if model else [])).method
+    method = training(f"method={method}").method
     kind = hydra.utils.get_class(method._target_)
     config = composed(*shlex.split(shlex.join(kind.use(validate(kind.Settings, method), folder))))
-    assert config.drafter[key] == str(folder) and (model is None or config.drafter.path == model)
+    assert config.drafter[key] == str(folder)
 
 
 def test_a_text_becomes_rows():
@@ -162,6 +158,6 @@ def test_a_text_becomes_rows():
 
 
 def test_the_look_ahead_of_another_width_is_refused(tmp_path):
+    LookAhead(LookAheadConfig(160, 2)).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"is for hidden states of 160, but shipped:target .* has 640"):
-        build(check(composed("drafter=pass_lookahead", "drafter.lookahead=shipped:drafter_lookahead", "data.limit=1")))
-    assert NonAutoregressiveDrafter.reads_text is False
+        build(check(composed("drafter=pass_lookahead", f"drafter.lookahead={tmp_path}", "data.limit=1")))

@@ -14,13 +14,11 @@ from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import State
 from specbench.decoding.transfers import counts
 from specbench.drafters.base import Drafter
-from specbench.drafters.model import ModelSettings, load_drafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.models.context import Context
 from specbench.models.heads import LookAhead, PartSettings, load_part
 from specbench.models.language_model import LanguageModel
 from specbench.models.shared_cache import BorrowedCache
-from specbench.policies.base import GammaPolicy
 
 
 class ParallelDrafter(Drafter):
@@ -32,14 +30,14 @@ class ParallelDrafter(Drafter):
     vocab_size: int  # the target's
     longest: int
 
-    @abstractmethod
-    def logits(self, state: State, steps: int) -> Tensor:
-        """Logits [B, steps, V] of the guesses x_1 .. x_steps."""
-
     @property
     def fewest(self) -> int:
         """The fewest guesses that `logits` is asked for."""
         return 0
+
+    @abstractmethod
+    def logits(self, state: State, steps: int) -> Tensor:
+        """Logits [B, steps, V] of the guesses x_1 .. x_steps."""
 
     def can_guess(self, state: State) -> list[bool]:
         """Which rows have the inputs that a draft needs; the others draft nothing in this round."""
@@ -66,63 +64,11 @@ class ParallelDrafter(Drafter):
         return seen_tokens(state.tokens, state.length, self.vocab_size)[:, None]
 
 
-class NonAutoregressiveDrafter(ParallelDrafter):
-    """A model with trained look-ahead embeddings after the text (`python -m specbench.train method=pass`). One forward
-    reads the committed tokens of the last round and the embeddings together, so a draft costs one call."""
+class PassDrafter(ParallelDrafter):
+    """PaSS (Monea et al. 2023): the target guesses its own next tokens in one more pass per round, over its last token
+    and trained look-ahead embeddings (`python -m specbench.train method=pass`), on its own weights and cache. Its first
+    guess is drawn from p itself."""
 
-    reads = 2  # tokens that the model reads per guess, for `operations_per_token`
-
-    class Settings(PartSettings, ModelSettings):
-        part: ClassVar[str] = "lookahead"
-        lookahead: str = Field(description="a folder of look-ahead embeddings")
-
-    def __init__(self, model: LanguageModel, lookahead: LookAhead, vocab_size: int, gamma: int):
-        """`vocab_size` is the target's V; `gamma` is the usual gamma."""
-        self.model, self.lookahead, self.sampling = model, lookahead, model.sampling
-        self.vocab_size, self.context = vocab_size, model.context
-        self.longest, self.gamma = lookahead.config.count + 1, gamma
-        self.text_width = self.longest + 1  # committed tokens that a draft reads: what a round adds at most
-        self.operations_per_token = model.operations_per_token * self.reads
-        self.models = [model]
-
-    @property
-    def fewest(self) -> int:  # an executor may have fixed shapes after its warm-up only
-        return min(self.gamma, self.longest) if self.model.executor.fixed_shapes else 0
-
-    @classmethod
-    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "NonAutoregressiveDrafter":
-        model = load_drafter(settings, context, target)
-        lookahead = load_part(LookAhead, settings.lookahead, "drafter.lookahead", model)
-        return cls(model, lookahead, target.vocab_size, context.gamma)
-
-    def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
-        self.model.allocate(state.batch_size, state.tokens.shape[1])
-
-    def logits(self, state: State, steps: int) -> Tensor:
-        width = self.text_width
-        self.model.catch_up(state, width)
-        starts = [length - width for length in state.lengths]
-        visible = self.model.rollback_to(starts, width + steps - 1, state.active)
-        # Behind the text the cache will hold embeddings, which a row beside a short one may not overwrite at once.
-        self.model.cached = [min(c, n) for c, n in zip(self.model.cached, state.lengths, strict=True)]
-        ahead = self.lookahead.embeddings[: steps - 1]
-        logits: Tensor = self.model.executor.compiled(self._logits, self.model)(state.rows, ahead, width, visible)
-        return logits
-
-    def _logits(self, rows: Rows, ahead: Tensor, width: int, visible: int) -> Tensor:
-        """Logits [B, 1 + K, V] after the last of `width` committed tokens and each of the embeddings [K, H]."""
-        tokens, first = last_tokens(rows, width)
-        embed: Any = self.model.module.get_input_embeddings()
-        text = embed(self.model.vocabulary.read(tokens))
-        x = torch.cat([text, ahead.expand(len(text), -1, -1).to(text.dtype)], 1)
-        return self.model.forward(x, first, visible)[:, width - 1 :].float()
-
-
-class PassDrafter(NonAutoregressiveDrafter):
-    """PaSS (Monea et al. 2023): the target guesses its own next tokens in one more pass per round, with look-ahead
-    embeddings, on its own weights and cache. Its first guess is drawn from p itself."""
-
-    reads = 1
     with_states = False
 
     class Settings(PartSettings, OwnSampling):
@@ -130,8 +76,15 @@ class PassDrafter(NonAutoregressiveDrafter):
         lookahead: str = Field(description="a folder of look-ahead embeddings")
 
     def __init__(self, model: BorrowedCache, lookahead: LookAhead, vocab_size: int, gamma: int):
-        super().__init__(model, lookahead, vocab_size, gamma)
-        self.text_width, self.models = 1, []  # in the target's cache only the last committed token is missing
+        """`vocab_size` is the target's V; `gamma` is the usual gamma."""
+        self.model, self.lookahead, self.sampling = model, lookahead, model.sampling
+        self.vocab_size, self.context = vocab_size, model.context
+        self.longest = lookahead.config.count + 1
+        self.operations_per_token, self.gamma = model.operations_per_token, gamma
+
+    @property
+    def fewest(self) -> int:  # an executor may have fixed shapes after its warm-up only
+        return min(self.gamma, self.longest) if self.model.executor.fixed_shapes else 0
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "PassDrafter":
@@ -139,3 +92,20 @@ class PassDrafter(NonAutoregressiveDrafter):
         model = BorrowedCache(target.module, target, name, settings.own(context).sampling)
         lookahead = load_part(LookAhead, settings.lookahead, "drafter.lookahead", model)
         return cls(model, lookahead, model.vocab_size, context.gamma)
+
+    def logits(self, state: State, steps: int) -> Tensor:
+        self.model.borrow()
+        visible = self.model.rollback_to([length - 1 for length in state.lengths], steps, state.active)
+        # Behind the text the cache will hold embeddings, which a row beside a short one may not overwrite at once.
+        self.model.cached = [min(c, n) for c, n in zip(self.model.cached, state.lengths, strict=True)]
+        ahead = self.lookahead.embeddings[: steps - 1]
+        logits: Tensor = self.model.executor.compiled(self._logits, self.model)(state.rows, ahead, visible)
+        return logits
+
+    def _logits(self, rows: Rows, ahead: Tensor, visible: int) -> Tensor:
+        """Logits [B, 1 + K, V] after the last committed token and each of the embeddings [K, H]."""
+        tokens, first = last_tokens(rows, 1)
+        embed: Any = self.model.module.get_input_embeddings()
+        text = embed(self.model.vocabulary.read(tokens))
+        x = torch.cat([text, ahead.expand(len(text), -1, -1).to(text.dtype)], 1)
+        return self.model.forward(x, first, visible).float()
