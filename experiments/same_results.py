@@ -17,17 +17,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-COMMON = ("executor=eager", "logger=none", "data.limit=8", "verdict_tokens=4000")
+COMMON = ("executor=eager", "logger=none", "data.limit=8", "verdict_tokens=4000", "gamma=4")
 NINE = {
     "greedy": ("temperature=0",),
     "sampled": ("temperature=1",),
-    "bigram": ("drafter=bigram",),
-    "tree": ("drafter=tree", "drafter.branching=[3,2]", "verifier=iterative"),
-    "ende": ("drafter=ende",),
+    "bigram": ("temperature=1", "drafter=bigram"),
+    "tree": ("temperature=1", "drafter=tree", "drafter.branching=[3,2]", "verifier=iterative"),
+    "ende": ("temperature=1", "drafter=ende"),
     "beams": ("drafter=ende", "decoding=beam", "max_new_tokens=24"),
-    "paged": ("batch_size=8", "cache=paged"),
-    "lenience": ("lenience=0.5",),
-    "hierarchical": ("drafter=hierarchical",),
+    "paged": ("temperature=1", "batch_size=8", "cache=paged"),
+    "lenience": ("temperature=1", "lenience=0.5"),
+    "hierarchical": ("temperature=1", "drafter=hierarchical"),
 }
 COUNTS = ("prompts", "rounds", "tokens", "drafted", "tested", "accepted", "recovered", "bonus", "failed")
 

@@ -88,7 +88,9 @@ def little(given: Mapping[str, str]) -> dict[str, str]:
 def small(*overrides: str) -> list[str]:
     """Overrides of a run that takes a second, on short prompts and little models unless the overrides choose others."""
     given = given_by(overrides)
-    wanted = {"device": "cpu", "max_new_tokens": "12", "data.limit": "2", **little(given)}
+    wanted = {"device": "cpu", "gamma": "4", "max_new_tokens": "12", "data.limit": "2", **little(given)}
+    if given.get("decoding") != "beam":
+        wanted["temperature"] = "1"
     if not given.keys() & {"data", "data.kind", "data.count"}:
         wanted |= {"data": "jsonl", "data.path": short_prompts()}
     return [*(f"{key}={value}" for key, value in wanted.items() if key not in given), *overrides]

@@ -49,9 +49,9 @@ REFUSED = {  # overrides: what the sentence holds
     "cache=paged cache.blocks=2 data.limit=1 target.path=shipped:drafter drafter=random": "cache.blocks holds in all",
     "drafter=tree verifier=block":
         "verifier=block is not possible with drafter=tree, which drafts trees: use verifier=iterative",
-    "drafter=prompt_lookup verifier=rejection": "guesses have no",
+    "temperature=1 drafter=prompt_lookup verifier=rejection": "guesses have no",
     "drafter=suffix drafter.depth=1": "drafter.depth=1 is not allowed: it must be an integer >= 2",
-    "drafter=medusa verifier=greedy_tree":
+    "temperature=1 drafter=medusa verifier=greedy_tree":
         "verifier=greedy_tree is not possible with temperature=1: it must be 0, or use verifier=iterative",
     "lenience=0.5 verifier=block": "use verifier=speculative",
     "lenience=0.5 verifier=synthetic":

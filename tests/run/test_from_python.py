@@ -34,7 +34,7 @@ def test_a_run_from_python_leaves_what_the_command_leaves(good, monkeypatch, tmp
     before = logging.getLogger("specbench").handlers[:]
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):  # as a notebook may have it
         result = specbench.evaluate(*words[:-1], {"target": {"path": str(good)}}, "hydra.run.dir=called")
-        assert GlobalHydra.instance().is_initialized() and compose("config").gamma == 4
+        assert GlobalHydra.instance().is_initialized() and compose("config").gamma == 3
     assert logging.getLogger("specbench").handlers == before
     assert result.folder == tmp_path / "called" and files(result.folder) == files(tmp_path / "typed")
     typed = json.loads((tmp_path / "typed" / "results.json").read_text())
