@@ -10,18 +10,14 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from specbench.errors import visible
-from specbench.measure.record import Record, Rounds, Text
 from specbench.report.files import Run
 from specbench.report.tables import MEANING
 
 INK = "#7a828c"  # of text and axes; a page puts its own colour of text in its place
 THEORY, MEASURED, GAIN, LOSS = "#4c78a8", "#e07b39", "#3f9b6b", "#c8553d"
 LINES = (MEASURED, THEORY, GAIN, "#8a63a8", LOSS, "#b58a1b", "#4aa3a2", INK)
-PARTS = {"draft": MEASURED, "verify": THEORY, "accept": "#8a63a8", "host": "#a8adb3"}  # of a round
-PART_NAMES = {"draft": "drafting", "verify": "target's call", "accept": "accepting", "host": "host"}
 WIDTH = 5.2  # inches
 MOST_TICKS = 8  # beyond them matplotlib chooses
-FIRST_TOKENS = 24  # of a text, in its timeline
 STYLE: Any = {  # matplotlib names each key in its types
     "font.size": 9,
     "axes.edgecolor": INK,
@@ -139,50 +135,6 @@ def acceptance(run: Run) -> Figure | None:
         for axes in (left, right):
             axes.xaxis.get_major_locator().set_params(integer=True)
     return figure
-
-
-def timeline(records: Sequence[Record]) -> Figure | None:
-    """The first tokens of a text in time, by both methods: what took how long in each round, and what it kept."""
-    texts = typical_text(records)
-    if texts is None:
-        return None
-    ours, plain = texts
-    tokens = min(FIRST_TOKENS, len(ours.ids), len(plain.ids))
-    with matplotlib.rc_context(STYLE):
-        figure, axes = canvas(2)
-        draw_rounds(axes, ours.rounds, tokens, 0)
-        draw_rounds(axes, plain.rounds, tokens, 1)
-        name_rows(axes, ("speculative", "plain"))
-        legend(axes, 4)
-        axes.set_xlabel(f"ms until {tokens} tokens were there; above each round what it kept")
-    return figure
-
-
-def typical_text(records: Sequence[Record]) -> tuple[Text, Text] | None:
-    """The speculative and the plain text of the request with the median speedup; None if there is none."""
-    pairs = [(record.speculative, record.baseline) for record in records]
-    both = [(ours, plain) for ours, plain in pairs if ours and plain and ours.ids and plain.ids and ours.seconds]
-    both.sort(key=lambda pair: pair[1].seconds / len(pair[1].ids) * len(pair[0].ids) / pair[0].seconds)
-    return both[len(both) // 2] if both else None
-
-
-def draw_rounds(axes: Any, rounds: Rounds, tokens: int, y: float) -> None:
-    """The rounds of a text until so many tokens were kept, as one bar."""
-    columns = {part: getattr(rounds, part) for part in PARTS}
-    numbered = max(rounds.tokens, default=1) > 1  # in plain decoding each round keeps one token
-    begin, kept = 0.0, 0
-    for number in range(len(rounds)):
-        if kept >= tokens:
-            break
-        middle = begin
-        for part, colour in PARTS.items():
-            seconds = 1e3 * columns[part][number]
-            axes.barh(y, seconds, left=begin, color=colour, height=0.5, label=PART_NAMES[part])
-            begin += seconds
-        axes.plot((begin, begin), (y - 0.3, y + 0.25), color=INK, linewidth=0.8)
-        if numbered:
-            axes.annotate(str(rounds.tokens[number]), ((middle + begin) / 2, y - 0.29), ha="center", fontsize=6.5)
-        kept += rounds.tokens[number]
 
 
 def speedups(rows: Sequence[tuple[str, float | None, Sequence[float] | None, float | None]]) -> Figure:

@@ -43,7 +43,6 @@ def run_page(run: Run, records: Sequence[Record]) -> str:
     drawn = {
         "From Theorem 3.8 to the measurement": figures.accounting(run),
         "Acceptance": figures.acceptance(run),
-        "The first tokens of a typical text": figures.timeline(records),
     }
     shown = {"By category": tables.by_category([run]), "By method": tables.methods(run)}
     shown |= {"Factors of the speedup": tables.costs(run), "By place in the draft": tables.acceptance(run)}

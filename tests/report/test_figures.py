@@ -44,7 +44,6 @@ def test_without_a_draft_there_is_no_accounting_and_no_acceptance(run):
     nothing = run.results | {"speedup": speedup, "acceptance": {"lengths": [3], "by_place": []}}
     assert figures.accounting(Run(run.folder, nothing)) is None
     assert figures.acceptance(Run(run.folder, nothing)) is None
-    assert figures.timeline([]) is None
 
 
 def test_acceptance_is_drawn_by_place(run):
@@ -53,21 +52,6 @@ def test_acceptance_is_drawn_by_place(run):
     expected = [(entry["place"], entry["mean"]) for entry in found["by_place"]]
     assert line(left, figures.MEASURED, "o") == expected
     assert [bar.get_height() for bar in right.patches] == found["lengths"]
-
-
-def test_the_timeline_ends_when_both_have_the_same_tokens(run):
-    ratios = [record.baseline.seconds / record.speculative.seconds for record in run.records]
-    record = run.records[ratios.index(sorted(ratios)[len(ratios) // 2])]
-    axes = figures.timeline(run.records).axes[0]
-    bars = [(round(bar.get_y() + bar.get_height() / 2), bar.get_x() + bar.get_width()) for bar in axes.patches]
-    for y, text in ((0, record.speculative), (1, record.baseline)):
-        rounds, kept, end = text.rounds, 0, 0.0
-        for number, tokens in enumerate(rounds.tokens):
-            if kept >= figures.FIRST_TOKENS:
-                break
-            end += sum(getattr(rounds, part)[number] for part in figures.PARTS)
-            kept += tokens
-        assert max(x for row, x in bars if row == y) == pytest.approx(1e3 * end)
 
 
 def test_speedups_stand_beside_their_predictions():
