@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench.errors import Visible
+from specbench.report import tables
+from specbench.report.tables import TEXT_COLUMNS, mean, number, ratio, verdict
 
 WIDTH = 140  # characters, where the output is not a terminal
 
@@ -37,8 +39,6 @@ def show(*renderables: Any) -> None:
 
 def headline(results: Mapping[str, Any]) -> str:
     """One sentence: whether speculative decoding was faster, with the interval."""
-    from specbench.report.tables import ratio
-
     speedup = results["speedup"]
     measured, interval = speedup["measured"], speedup["ci95"]
     if measured is None:
@@ -54,8 +54,6 @@ def headline(results: Mapping[str, Any]) -> str:
 
 def verdict_and_prediction(results: Mapping[str, Any]) -> str:
     """What stands beside the speedup: Theorem 3.8's prediction and whether the output distribution is the target's."""
-    from specbench.report.tables import ratio, verdict
-
     predicted, lossless = results["speedup"]["theorem_3_8"], results["lossless"]
     theorem = f"Theorem 3.8 predicts {ratio(predicted, None)}" if predicted else "Theorem 3.8 predicts nothing here"
     reason = f" ({lossless['reason']})" if lossless["reason"] else ""
@@ -64,8 +62,6 @@ def verdict_and_prediction(results: Mapping[str, Any]) -> str:
 
 def summary(results: Mapping[str, Any], folder: Path) -> None:
     """Prints the answer of a run: at most twelve lines."""
-    from specbench.report.tables import mean, number, ratio, verdict
-
     cost, speedup, lossless = results["cost"], results["speedup"], results["lossless"]
     peers = [f"{ratio(own['measured'], own['ci95'])} over {name}" for name, own in results["speedup_over"].items()]
     reason = f" ({lossless['reason']})" if lossless["reason"] else ""
@@ -95,8 +91,6 @@ def summary(results: Mapping[str, Any], folder: Path) -> None:
 
 def one_line(results: Mapping[str, Any]) -> str:
     """The results of a job of a sweep in a few words."""
-    from specbench.report.tables import mean, ratio, verdict
-
     speedup = results["speedup"]
     sentence = f"{ratio(speedup['measured'], speedup['ci95'])}, alpha {mean(results['alpha'])}"
     found = verdict(results["lossless"])
@@ -105,8 +99,6 @@ def one_line(results: Mapping[str, Any]) -> str:
 
 def table(frame: Any) -> Table:
     """A DataFrame for the terminal."""
-    from specbench.report.tables import TEXT_COLUMNS
-
     found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     for head in frame.columns:
         side: JustifyMethod = "left" if head in TEXT_COLUMNS else "right"
@@ -118,15 +110,15 @@ def table(frame: Any) -> Table:
 
 def comparison(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """Prints the ranking of a comparison, with one sentence in front."""
-    from specbench.report.tables import comparison as ranking
-
-    show(Text(compared_headline(rows), style="bold"), table(ranking(rows)), Text(f"files: {folder}", style="dim"))
+    show(
+        Text(compared_headline(rows), style="bold"),
+        table(tables.comparison(rows)),
+        Text(f"files: {folder}", style="dim"),
+    )
 
 
 def compared_headline(rows: Sequence[Mapping[str, Any]]) -> str:
     """The fastest method, whether it gains on plain decoding, and from which methods it is not distinguished."""
-    from specbench.report.tables import ratio
-
     first = rows[0]
     alike = [row["method"] for row in rows[1:] if row["rank"] == 1]
     gain = f"{ratio(first['speedup'], first['speedup_ci95'])} over plain decoding"

@@ -6,14 +6,17 @@ import time
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 from records import records
 from stored import stored
 from wandb.proto.wandb_internal_pb2 import Record as WandbRecord
 
 from specbench.errors import ConfigError
-from specbench.report import dashboards, loggers
+from specbench.report import dashboards, loggers, wandb
 from specbench.report.files import Run
-from specbench.report.loggers import Opening, WandbLogger
+from specbench.report.loggers import Opening
+from specbench.report.wandb import WandbLogger
+from specbench.settings import validate
 
 CONFIG = {"gamma": 4, "drafter": {"_target_": "specbench.drafters.X", "path": "x"}}
 
@@ -175,18 +178,18 @@ def test_a_failed_request_is_no_progress():
 
 
 def test_long_runs_are_thinned(monkeypatch):
-    every = loggers.history(records(3))
-    monkeypatch.setattr(loggers, "MOST_ROUNDS", 10)
-    thinned = loggers.history(records(3))
+    every = wandb.history(records(3))
+    monkeypatch.setattr(wandb, "MOST_ROUNDS", 10)
+    thinned = wandb.history(records(3))
     assert 5 <= len(thinned) <= 10 and thinned == every[:: every.index(thinned[1])]
 
 
 def test_names_that_wandb_refuses_are_refused_before_a_run():
     good = {"mode": "offline", "project": "p", "entity": None, "tags": []}
-    WandbLogger.Settings(**good).check("logger.")
+    validate(WandbLogger.Settings, OmegaConf.create(good), "logger.")
     for bad in ({"project": "a/b"}, {"project": "p" * 129}, {"tags": ["a", "a"]}, {"tags": ["t" * 65]}):
         with pytest.raises(ConfigError, match=f"logger.{next(iter(bad))}="):
-            WandbLogger.Settings(**(good | bad)).check("logger.")
+            validate(WandbLogger.Settings, OmegaConf.create(good | bad), "logger.")
 
 
 def test_no_logger_does_nothing(tmp_path):
@@ -203,7 +206,7 @@ def test_the_blocks_of_a_dashboard(logged):
     found = dashboards.blocks("entity/project", [run])
     grid = next(block for block in found if type(block).__name__ == "PanelGrid")
     keys = {key for metrics in dashboards.PANELS.values() for key in metrics}
-    assert keys <= loggers.summary(run.results).keys()
+    assert keys <= wandb.summary(run.results).keys()
     drawn = {str(metric) for panel in grid.panels for metric in getattr(panel, "metrics", [])}
     assert all(any(key in metric for metric in drawn) for key in keys)
     assert grid.runsets[0].project == "project" and grid.runsets[0].entity == "entity"

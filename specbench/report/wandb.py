@@ -1,0 +1,178 @@
+"""Follows a run in Weights & Biases under the names of results.json; offline by default, so no account is needed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from specbench.errors import ConfigError, shown
+from specbench.measure.record import Record
+from specbench.report.files import PAGE, Run
+from specbench.report.loggers import Logger, Opening
+from specbench.settings import BaseSettings
+
+LEFT_OUT = ("config", "provenance", "details", "notes", "by_category", "acceptance", "schema_version")
+EXIT_CODES = {"complete": 0, "interrupted": 130, "failed": 1}
+MOST_ROUNDS = 5000  # in the history; of longer runs only every second, third, ... round
+
+
+class WandbLogger(Logger):
+    """One W&B run for each run: running numbers for each request and, at the end, rounds, the summary, tables and the
+    page."""
+
+    class Settings(BaseSettings):
+        mode: Literal["offline", "online", "disabled"]
+        project: str = Field(
+            pattern=r"^[^/\\#?%:]{1,128}$", description="at most 128 characters, and none of / \\ # ? % :"
+        )
+        entity: str | None
+        tags: list[str]
+
+        def check(self, prefix: str) -> None:
+            """Raises ConfigError for tags that W&B refuses, which it would do after the models are loaded."""
+            if len(set(self.tags)) < len(self.tags) or any(len(tag) > 64 for tag in self.tags):
+                raise ConfigError(
+                    f"{prefix}tags={shown(self.tags)} is not allowed: they must differ, and have at most 64 characters"
+                )
+
+    def __init__(self, mode: str, project: str, entity: str | None, tags: list[str]):
+        self.settings: dict[str, Any] = {"mode": mode, "project": project, "entity": entity, "tags": tags}
+        self.sums: dict[str, float] = {}
+        self._run: Any = None
+
+    def open(self, opening: Opening) -> None:
+        import wandb
+
+        opening.folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            **self.settings,
+            dir=str(opening.folder.resolve()),
+            group=opening.name,
+            job_type=opening.kind,
+            name=f"{opening.name}/{opening.folder.name}",
+            config=config_columns(opening.config, opening.choices),
+            reinit="create_new",
+            settings=wandb.Settings(silent=True, console="off", x_disable_stats=opening.kind == "method"),
+        )
+        for keys, step in {"round/*": "round/number", "progress/*": "progress/prompts"}.items():
+            self._run.define_metric(step, summary="none")
+            self._run.define_metric(keys, step_metric=step, summary="none")
+
+    def progress(self, record: Record) -> None:
+        if record.speculative is None or record.baseline is None:
+            return
+        rounds = record.speculative.rounds
+        own = {
+            "prompts": 1,
+            "rounds": len(rounds),
+            "tokens": len(record.speculative.ids),
+            "plain_tokens": len(record.baseline.ids),
+            "beta": sum(map(sum, rounds.betas)),
+            "tested": sum(rounds.tested),
+            "seconds": record.speculative.seconds,
+            "plain_seconds": record.baseline.seconds,
+        }
+        for name, value in own.items():
+            self.sums[name] = self.sums.get(name, 0) + value
+        self._run.log({f"progress/{name}": value for name, value in running(self.sums).items()})
+
+    def finish(self, run: Run) -> None:
+        import pandas as pd
+        import wandb
+
+        from specbench.report.tables import flat
+
+        opened, self._run = self._run, None
+        code = EXIT_CODES["failed"]
+        try:
+            for entry in history(run.records):
+                opened.log(entry)
+            media: dict[str, Any] = {"page": wandb.Html(str(run.folder / PAGE))}
+            categories = [flat(category) for category in run.results["by_category"]]
+            for name, rows in (("prompts", prompt_rows(run.records)), ("by_category", categories)):
+                if rows:
+                    media[f"tables/{name}"] = wandb.Table(dataframe=pd.DataFrame(rows), allow_mixed_types=True)
+            opened.log(media)
+            opened.summary.update(summary(run.results))
+            code = EXIT_CODES[run.results["status"]]
+        finally:
+            opened.finish(exit_code=code)
+
+    def abandon(self, status: str) -> None:
+        if self._run is not None:
+            opened, self._run = self._run, None
+            opened.summary.update({"status": status})
+            opened.finish(exit_code=EXIT_CODES[status])
+
+
+def running(sums: Mapping[str, float]) -> dict[str, float]:
+    """The numbers of all requests so far."""
+    found = {name: sums[name] for name in ("prompts", "rounds", "tokens")}
+    if sums["rounds"]:
+        found["block_efficiency"] = sums["tokens"] / sums["rounds"]
+    if sums["tested"]:
+        found["alpha"] = sums["beta"] / sums["tested"]
+    if sums["seconds"] and sums["tokens"] and sums["plain_tokens"]:
+        plain = sums["plain_seconds"] / sums["plain_tokens"]
+        found["speedup"] = plain / (sums["seconds"] / sums["tokens"])
+    return found
+
+
+def config_columns(config: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, Any]:
+    """The configuration as columns: the option of each group by its name (`drafter: ngram`), its settings with a dot
+    (`drafter.min_match: 2`), scalars as they are."""
+    found: dict[str, Any] = dict(choices)
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}.{name}": entry for name, entry in value.items() if name != "_target_"}
+        else:
+            found[key] = value
+    return found
+
+
+def history(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """The rounds in the order of decoding, as W&B's flat records; times in milliseconds."""
+    found: list[dict[str, Any]] = []
+    for record in records:
+        if record.speculative is None:
+            continue
+        rounds = record.speculative.rounds
+        for i, betas in enumerate(rounds.betas):
+            entry = {name: vars(rounds)[name][i] for name in ("gamma", "accepted", "tokens")}
+            entry |= {f"{name}_ms": 1e3 * vars(rounds)[name][i] for name in ("draft", "verify", "accept", "host")}
+            if betas:
+                entry["beta"] = sum(betas) / len(betas)
+            found.append({"round/number": len(found)} | {f"round/{name}": value for name, value in entry.items()})
+    every = max(1, -(-len(found) // MOST_ROUNDS))
+    return found[::every]
+
+
+def prompt_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """The rows of the table of prompts."""
+    return [
+        {
+            "id": record.id,
+            "category": record.category,
+            "prompt_tokens": record.prompt_tokens,
+            "tokens": len(ours.ids),
+            "rounds": len(ours.rounds),
+            "seconds": ours.seconds,
+            "baseline_seconds": plain.seconds,
+            "prompt": record.prompt,
+            "text": ours.text,
+        }
+        for record in records
+        if (ours := record.speculative) is not None and (plain := record.baseline) is not None
+    ]
+
+
+def summary(results: Mapping[str, Any]) -> dict[str, Any]:
+    """What results.json holds as flat keys, as "speedup/measured", without numbers that do not exist."""
+    from specbench.report.tables import flat  # loads pandas, which no refusal waits for
+
+    found = flat({name: value for name, value in results.items() if name not in LEFT_OUT})
+    for factor in results["speedup"]["accounting"]:
+        found[f"speedup/accounting/{factor['factor']}"] = factor["value"]
+    for category in results["by_category"]:
+        found |= flat({f"by_category/{category['category']}": category})
+    return found
