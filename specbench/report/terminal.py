@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench.errors import Visible
-from specbench.report import tables
 from specbench.report.tables import TEXT_COLUMNS, mean, number, ratio, verdict
 
 WIDTH = 140  # characters, where the output is not a terminal
@@ -108,13 +107,9 @@ def table(frame: Any) -> Table:
     return found
 
 
-def comparison(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Prints the ranking of a comparison, with one sentence in front."""
-    show(
-        Text(compared_headline(rows), style="bold"),
-        table(tables.comparison(rows)),
-        Text(f"files: {folder}", style="dim"),
-    )
+def answer(sentence: str, frame: Any, folder: Path) -> None:
+    """Prints the answer of several runs: a sentence, their table, and where the files are."""
+    show(Text(sentence, style="bold"), table(frame), Text(f"files: {folder}", style="dim"))
 
 
 def compared_headline(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -126,11 +121,6 @@ def compared_headline(rows: Sequence[Mapping[str, Any]]) -> str:
     if first["speedup_ci95"] is None or first["speedup_ci95"][0] <= 1:
         sentence = f"No method is shown to gain; the fastest of {len(rows)} is {first['method']}: {gain}"
     return sentence + (f"; not distinguished from {', '.join(alike)}" if alike else "")
-
-
-def sweep(frame: Any, folder: Path) -> None:
-    """Prints the table of a sweep."""
-    show(Text(f"{len(frame)} runs", style="bold"), table(frame), Text(f"files: {folder}", style="dim"))
 
 
 @contextmanager

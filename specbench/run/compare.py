@@ -160,13 +160,13 @@ def write_comparison(folder: Path, runs: "Sequence[Run]") -> None:
     """Prints the ranking of runs that were decoded in turn, and writes comparison.json and the page."""
     import json
 
-    from specbench.report import files, page, terminal
+    from specbench.report import files, page, tables, terminal
 
     rows = ranked(runs)
     content: dict[str, Any] = {"schema_version": runs[0].results["schema_version"], "kind": "comparison", "rows": rows}
     files.write_text(folder / files.COMPARISON, json.dumps(content, indent=1, allow_nan=False))
     files.write_text(folder / files.PAGE, page.comparison_page(rows, runs, folder.name))
-    terminal.comparison(rows, folder)
+    terminal.answer(terminal.compared_headline(rows), tables.comparison(rows), folder)
 
 
 def ranked(runs: "Sequence[Run]") -> list[dict[str, Any]]:
@@ -182,7 +182,7 @@ def ranked(runs: "Sequence[Run]") -> list[dict[str, Any]]:
 
 def compare_folders(folders: Sequence[Path]) -> None:
     """Compares finished runs, in these folders or below them. Raises ConfigError."""
-    from specbench.report import files, terminal
+    from specbench.report import files, tables, terminal
 
     found = {run.folder: run for folder in folders for run in files.read_all(folder)}
     if len(found) < 2:
@@ -193,4 +193,5 @@ def compare_folders(folders: Sequence[Path]) -> None:
     runs = [files.Run(run.folder, run.results, label) for run, label in zip(found.values(), labels, strict=True)]
     if not in_turn(runs):
         print("The runs were decoded at different times: they are ranked by speedup over their own plain decoding.")
-    terminal.comparison(ranked(runs), Path(*folders[:1]))
+    rows = ranked(runs)
+    terminal.answer(terminal.compared_headline(rows), tables.comparison(rows), folders[0])

@@ -104,7 +104,7 @@ def summarise(jobs: "Sequence[Job]", folder: Path) -> tuple[str, int]:
     labels = labels_of([job.overrides for job in jobs])
     runs = [Run(run.folder, run.results, label) for run, label in zip(found, labels, strict=True) if run is not None]
     if runs:
-        terminal.sweep(tables.runs_table(runs), folder)
+        terminal.answer(f"{len(runs)} runs", tables.runs_table(runs), folder)
         files.write_text(folder / "summary.csv", tables.sweep_csv(runs).to_csv(index=False))
         files.write_text(folder / files.PAGE, page.sweep_page(runs, folder.name))
     if len(runs) < len(jobs):

@@ -64,7 +64,7 @@ def test_one_line_of_a_job_says_if_the_verdict_is_not_good(run):
 
 def test_a_table_has_all_cells(run, capsys):
     frame = tables.runs_table([run])
-    terminal.sweep(frame, run.folder)
+    terminal.answer("1 run", frame, run.folder)
     out = capsys.readouterr().out
     assert all(str(cell) in out for cell in frame.iloc[0]) and all(
         word in out for head in frame.columns for word in head.split()
@@ -73,7 +73,7 @@ def test_a_table_has_all_cells(run, capsys):
 
 def test_a_comparison_names_the_fastest_first(run, capsys):
     rows = compare({"fast": run.records, "same": run.records})
-    terminal.comparison(rows, run.folder)
+    terminal.answer(terminal.compared_headline(rows), tables.comparison(rows), run.folder)
     out = capsys.readouterr().out
     assert rows[0]["method"] in out.splitlines()[0] and rows[1]["method"] in out.splitlines()[0]  # equally fast
     assert all(f"{row['speedup']:.2f}" in out for row in rows)
@@ -90,8 +90,9 @@ def test_nothing_is_claimed_of_a_comparison_without_a_gain(run):
 def test_a_users_strings_send_no_commands(tmp_path, capsys):
     run = stored(tmp_path / "run", hostile_records(), notes=[HOSTILE], lossy_reason=HOSTILE, expected_lossless=False)
     terminal.summary(run.results, tmp_path / HOSTILE.replace("/", ""))
-    terminal.sweep(tables.runs_table([Run(run.folder, run.results, HOSTILE)]), tmp_path)
-    terminal.comparison(compare({HOSTILE: run.records, "other": run.records}), tmp_path)
+    terminal.answer("1 run", tables.runs_table([Run(run.folder, run.results, HOSTILE)]), tmp_path)
+    rows = compare({HOSTILE: run.records, "other": run.records})
+    terminal.answer(terminal.compared_headline(rows), tables.comparison(rows), tmp_path)
     out = capsys.readouterr().out
     assert "alert(1)" in out and "\x1b" not in out and "\u202e" not in out
 
