@@ -16,6 +16,8 @@ from transformers import PreTrainedConfig
 class TabularMarkov(nn.Module):
     """Next-token logits from the last two visible tokens: table [V, V, V], indexed [before, last]."""
 
+    _is_stateful = False
+
     def __init__(self, table: Tensor, context: int = 64):
         super().__init__()
         self.output = PairTable(table)

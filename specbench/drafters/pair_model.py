@@ -21,7 +21,7 @@ from specbench.decoding.state import State
 from specbench.decoding.token_tree import Tree
 from specbench.models.hidden_states import hidden_states
 from specbench.models.language_model import LanguageModel
-from specbench.models.recurrent import READ_CHUNK
+from specbench.models.sizes import READ_CHUNK
 
 
 class PairInput(nn.Module):

@@ -25,30 +25,44 @@ PLACED, PLACED_16_BIT = 1e-3, 0.1  # of the largest logit: what rounding may exp
 @torch.inference_mode()
 def reads_trees(model: LanguageModel, key: str) -> bool:
     """Whether trees behind two rows of unequal lengths have the logits that their paths have in the module as
-    transformers calls it. Raises ConfigError if chains have not. `model` has static caches, and runs eagerly."""
+    transformers calls it. A Triton kernel with which chains have not is given up. Raises ConfigError if chains have not
+    without it, or if the module is not causal."""
+    reason, trees = _tried(model, key)
+    if reason is not None and model.kernel:
+        from specbench.models.kernel_attention import kept
+
+        model.kernel = kept(model.attention, model.name, reason)
+        reason, trees = _tried(model, key)
+    if reason is not None:
+        raise ConfigError(
+            f"{key} is a {type(model.module).__name__}, whose decoder does not follow the positions and masks that it "
+            f"is given ({reason}): give another model"
+        )
+    return trees
+
+
+def _tried(model: LanguageModel, key: str) -> tuple[str | None, bool]:
+    """Why chains are not read as the stock module reads them, or None; and whether trees are."""
+    trees = False
     try:
-        try:
-            text, stock = _read_rows(model)
-            reason = _difference(model, text, stock, None, [CHAIN])
-        except Exception as error:  # of a module that is called as it was not meant to be
-            reason = first_line(error)
-        if reason is not None:
-            raise ConfigError(
-                f"{key} is a {type(model.module).__name__}, whose decoder does not follow the positions and masks "
-                f"that it is given ({reason}): give another model"
-            )
-        if model.recurrence is not None:
-            return False
-        with suppress(Exception):
-            return _difference(model, text, stock, PARENT, PATHS) is None
-        return False
+        text, stock = _read_rows(model, key)
+        reason = _difference(model, text, stock, None, [CHAIN])
+        if reason is None and model.recurrence is None:
+            with suppress(Exception):
+                trees = _difference(model, text, stock, PARENT, PATHS) is None
+    except ConfigError:
+        raise
+    except Exception as error:  # of a module that is called as it was not meant to be
+        reason = first_line(error)
     finally:
         model.free()
+    return reason, trees
 
 
-def _read_rows(model: LanguageModel) -> tuple[Tensor, list[Tensor]]:
+def _read_rows(model: LanguageModel, key: str) -> tuple[Tensor, list[Tensor]]:
     """The tokens [1, entries] behind two rows that the model has read; and by row the stock module's logits [paths,
-    entries, V] of the chain and of each path of the tree. Short paths go on there: it is causal."""
+    entries, V] of the chain and of each path of the tree. Short paths go on there: it is causal. Raises ConfigError if
+    it is not."""
     unplaced = None if model.encoder is None else model.encoder.positions.no_position
     ids = [token % model.own_vocab_size for token in range(2, 3 + TEXT) if token != unplaced][:TEXT]
     text = torch.tensor([ids], device=model.device)
@@ -59,7 +73,13 @@ def _read_rows(model: LanguageModel) -> tuple[Tensor, list[Tensor]]:
         model.encode(row, Sequence([], 0, 0, read))
         model.read_row(text, row, 0, start)
         alone = torch.tensor([[*ids[:start], *(ids[entry] for entry in path)] for path in paths], device=model.device)
-        stock.append(plain_logits(model.module, alone, read)[:, start:])
+        logits = plain_logits(model.stock_module(), alone, read)  # [paths, T, V]
+        before = logits[[0, 2], : start + 2]  # of tokens that these two paths share
+        if logits.shape[-1] != model.own_vocab_size:
+            raise ValueError(f"logits of {logits.shape[-1]} tokens, but vocab_size={model.own_vocab_size}")
+        if float((before[0] - before[1]).abs().max()) > allowed(model) * float(before.abs().max()):
+            raise ConfigError(f"{key} is not causal: its logits at a token change with later tokens, use another model")
+        stock.append(logits[:, start:])
     model.cache.reserve([TEXT] * len(STARTS))
     return text[:, : len(CHAIN)], stock
 
@@ -71,19 +91,25 @@ def _difference(
     """How logits along the paths of a tree (None: a chain) differ from the stock module's; None if by rounding."""
     first = torch.tensor(STARTS, device=model.device)
     tree = None if parents is None else static_tree(parents, model.device)
-    found = model.forward(text.expand(len(STARTS), -1), first, TEXT, tree=tree).float()  # [2, entries, V]
-    errors = []
+    visible = model.visible_columns(TEXT)
+    tokens = text.expand(len(STARTS), -1)
+    found = model.forward(tokens, first, visible, tree=tree, suppressing=False).float()  # [2, entries, V]
+    errors, shared = [], min(model.own_vocab_size, model.vocab_size)
     for row, logits in enumerate(stock):
         own = logits[:1] if parents is None else logits[1:, : len(paths[0])]
-        ours = found[row, torch.tensor(paths, device=model.device), : own.shape[-1]]
-        distance = torch.where(ours.isfinite(), (ours - own).abs(), 0 if model.encoder else torch.inf)
-        errors.append((distance.amax(-1) / own.abs().max()).flatten())
+        ours = found[row, torch.tensor(paths, device=model.device)]
+        errors.append(((ours[..., :shared] - own[..., :shared]).abs().amax(-1) / own.abs().max()).flatten())
     # In 16 bits rounding may turn a single token to other experts, which changes its logits and no others' before it.
-    exact, by_row = model.dtype == torch.float32, torch.stack(errors)
-    worst = float((by_row.amax(1) if exact else by_row.median(1).values).max())
+    by_row = torch.stack(errors)
+    worst = float((by_row.amax(1) if model.dtype == torch.float32 else by_row.median(1).values).max())
     if math.isnan(worst):
         return "logits that are all 0, or not finite"
-    return None if worst <= (PLACED if exact else PLACED_16_BIT) else f"logits differ by {worst:.1g}"
+    return None if worst <= allowed(model) else f"logits differ by {worst:.1g}"
+
+
+def allowed(model: LanguageModel) -> float:
+    """The share of the largest logit that rounding may explain."""
+    return PLACED if model.dtype == torch.float32 else PLACED_16_BIT
 
 
 def plain_logits(module: Any, texts: Tensor, read: abc.Sequence[int]) -> Tensor:

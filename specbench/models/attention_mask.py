@@ -3,13 +3,14 @@
 b rows, N new tokens, T columns that they see, M entries of a tree.
 """
 
+import inspect
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.decoding.token_tree import Tree
 from specbench.errors import ConfigError
@@ -23,6 +24,7 @@ ATTENDING = {
 }  # kinds of layers, and their attention
 RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}  # kinds of layers with a state
 OTHERS = {"moe", "mlp"}  # kinds without attention or state
+WITHOUT_MASK = {"linear_attention", "conv", *OTHERS}  # kinds of layers that see no column of the cache
 ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}  # of models without one
 
 
@@ -73,6 +75,7 @@ class AttentionMask:
     def __init__(self, config: PretrainedConfig, dtype: torch.dtype):
         self.config, self.dtype = config, dtype
         self.window, self.chunk = sliding_window(config), getattr(config, "attention_chunk_size", None)
+        self.layers = layer_kinds(config)
 
     def __call__(self, places: TokenPlaces) -> Any:
         """The mask [b, 1, N, T] of new tokens, or one for each kind of layer."""
@@ -102,25 +105,21 @@ class AttentionMask:
     @cached_property
     def kinds(self) -> set[str]:
         """The kinds of attention of all layers."""
-        kinds = getattr(self.config, "layer_types", None)
-        if isinstance(kinds, list):
-            return set(kinds)
-        return {"full_attention" if self.window is None else "sliding_attention"}
+        return set(self.layers) or {"full_attention" if self.window is None else "sliding_attention"}
 
     @property
     def windows(self) -> tuple[int | None, ...]:
         """The sliding window of each layer in tokens, its own included, or None; one entry if all are alike."""
-        kinds = getattr(self.config, "layer_types", None)
-        if not isinstance(kinds, list):
+        if not self.layers:
             return (self.window,)
-        return tuple(self.window if kind == "sliding_attention" else None for kind in kinds)
+        return tuple(self.window if kind == "sliding_attention" else None for kind in self.layers)
 
     def as_bias(self, visible: Tensor) -> Tensor:
         """visible [b, 1, N, T] bool as the mask [b, 1, N, T]: booleans for SDPA, or numbers that are added to scores,
         for transformers' eager attention and for SDPA on CUDA, which would make them of booleans in every layer."""
         if visible.device.type == "cuda":
             return aligned_bias(visible, self.dtype)
-        if getattr(self.config, "_attn_implementation", "sdpa") != "eager":
+        if self.config._attn_implementation != "eager":
             return visible
         hidden = torch.finfo(self.dtype).min
         return torch.zeros_like(visible, dtype=self.dtype).masked_fill(~visible, hidden)
@@ -134,19 +133,42 @@ def aligned_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(padded, 0.0, torch.finfo(dtype).min).to(dtype)[..., :columns]
 
 
+def layer_kinds(config: PretrainedConfig) -> list[str]:
+    """The kind of each layer; empty if the configuration does not list them, since they are alike."""
+    return list(getattr(config, "layer_types", None) or [])
+
+
 def sliding_window(config: PretrainedConfig) -> int | None:
     """The width of the sliding window in tokens, or None."""
-    kinds = set(getattr(config, "layer_types", None) or [])
-    window: int | None = getattr(config, "sliding_window", None)
+    kinds = layer_kinds(config)
     slides = any(ATTENDING.get(kind) == "sliding_attention" for kind in kinds)
     uses = slides or (not kinds and getattr(config, "use_sliding_window", True))
-    return window if uses else None
+    return getattr(config, "sliding_window", None) if uses else None
+
+
+def has_state(config: PretrainedConfig) -> bool:
+    """Whether models of this configuration have layers of a kind that carries a state."""
+    return not config.is_encoder_decoder and bool(RECURRENT.intersection(layer_kinds(config.get_text_config())))
+
+
+def carries_state(module: PreTrainedModel) -> bool:
+    """Whether layers of a module carry a state, in a way that is known or in another one."""
+    kinds = set(layer_kinds(module.config.get_text_config()))
+    if kinds and kinds <= ATTENTION:  # as in some models of architectures that may have a state
+        return False
+    takes_state = "cache_params" in inspect.signature(module.forward).parameters
+    return has_state(module.config) or module._is_stateful or takes_state
+
+
+def attending_layers(text: PretrainedConfig) -> int:
+    """How many layers of a model with a state also attend to earlier tokens."""
+    return sum(kind not in WITHOUT_MASK for kind in layer_kinds(text))
 
 
 def refuse_unknown_kinds(config: PretrainedConfig, name: str) -> None:
     """Raises ConfigError if a model has layers of a kind that is neither attention nor known to keep a state."""
     own = config if config.is_encoder_decoder else config.get_text_config()
-    unknown = set(getattr(own, "layer_types", None) or []) - {*ATTENTION, *ATTENDING, *RECURRENT, *OTHERS}
+    unknown = set(layer_kinds(own)) - {*ATTENTION, *ATTENDING, *RECURRENT, *OTHERS}
     if unknown:
         kinds = ", ".join(sorted(unknown))
         raise ConfigError(f"{name} has layers of kind {kinds}, which are not known: give another model")

@@ -10,7 +10,7 @@ from collections import abc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -22,16 +22,17 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.token_tree import Tree
 from specbench.executors.base import Executor
-from specbench.models.attention_mask import AttentionMask, TokenPlaces, refuse_unknown_kinds
-from specbench.models.encoder_decoder import Encoder, not_applied
-from specbench.models.float_logits import with_float_logits
+from specbench.models.attention_mask import AttentionMask, TokenPlaces, carries_state, refuse_unknown_kinds
 from specbench.models.flops import per_token, stored
+from specbench.models.generation import not_applied, suppressed_by
 from specbench.models.hidden_states import HiddenReader
 from specbench.models.positions import CausalCall
-from specbench.models.recurrent import recurrence_of
-from specbench.models.recurrent_cache import RecurrentCache
 from specbench.models.sizes import context_of, stops_of
 from specbench.models.vocabulary import VocabMap
+
+if TYPE_CHECKING:
+    from specbench.models.encoder_decoder import Encoder
+    from specbench.models.recurrent import Recurrence
 
 
 class CachedModel(Component):
@@ -47,6 +48,8 @@ class CachedModel(Component):
     operations_per_token: float  # multiply-adds with weights: what c_hat compares (Definition 3.10)
     state_bytes: float  # bytes of one row's recurrent state, if it has one
     executor: Executor
+    encoder: "Encoder | None" = None
+    recurrence: "Recurrence | None" = None
 
     def __init__(
         self, module: PreTrainedModel, tokenizer: Any, *, name: str, sampling: Sampling,
@@ -66,13 +69,24 @@ class CachedModel(Component):
         self.mask = AttentionMask(self.config, self.dtype)
         self.executor, self._stock, self.module = executor, module, executor.load(module)
         if self.device.type == "cuda":
+            from specbench.models.float_logits import with_float_logits
+
             self.module = with_float_logits(self.module)
-        self.encoder = Encoder(self.module, name) if module.config.is_encoder_decoder else None
-        self.recurrence = recurrence_of(self.module, self.mask, name)
+        if module.config.is_encoder_decoder:
+            from specbench.models.encoder_decoder import Encoder
+
+            self.encoder = Encoder(self.module, name)
+        self.suppressed = suppressed_by(module, None if self.encoder is None else len(self.encoder.start_tokens))
+        if carries_state(self.module):
+            from specbench.models.recurrent import recurrence_of
+
+            self.recurrence = recurrence_of(self.module, self.mask, name)
         self.state_bytes = 0.0 if self.recurrence is None else self.recurrence.state_bytes
         self.decoder = CausalCall(module, self.module, self.recurrence is not None)
+        positions = self.decoder.positions if self.encoder is None else self.encoder.positions
+        if not executor.runs_encoders and positions is not None and positions.known:
+            executor.run_eagerly(f"{name} makes its positions itself")
         self.attention = attention
-        self.kernel_errors: list[Tensor] | None = None  # what each layer adds to when the kernel is checked
         self.kernel = False  # else the kernel attends, not SDPA
         # Launched one by one, the kernel takes the host longer than SDPA.
         if attention == "triton" or (attention == "auto" and self.device.type == "cuda" and executor.captures_graphs):
@@ -134,12 +148,12 @@ class CachedModel(Component):
 
     def suppress(self, logits: Tensor, positions: Tensor) -> Tensor:
         """Logits or log p [..., N, V] after tokens at positions [..., N], without what generate() never draws there."""
-        return logits if self.encoder is None else self.encoder.suppressed(logits, positions)
+        return self.suppressed(logits, positions)
 
     @property
     def unlike_generate(self) -> list[str]:
         """Settings of its generation_config that are not applied, as "min_length=56"."""
-        return not_applied(self.module) if self.module.can_generate() else []
+        return not_applied(self.module, self.sampling.repetition_penalty)
 
     @cached_property
     def stop_tokens(self) -> list[int]:
@@ -174,7 +188,7 @@ class CachedModel(Component):
             self.free()  # its memory, before the next one is made
             made = self.new_cache(rows, self.executor.columns(columns))
             made.contiguous = self.decoder.contiguous
-            self.cache = made if self.recurrence is None else RecurrentCache(made)
+            self.cache = made if self.recurrence is None else self.recurrence.cache(made)
         elif again:
             cache.reopen()
         else:
@@ -295,11 +309,13 @@ class CachedModel(Component):
         words = {"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": self.vocabulary.read(tokens)}
         if self.recurrence is not None:
             assert tree is None, "a recurrent model reads chains"
-            return self.vocabulary.fit(self.recurrence.logits(self, words, slots, positions, visible, row, keep_logits))
-        places = TokenPlaces(slots, positions, root, visible, tree)
-        if self.encoder is not None:
+            logits = self.recurrence.logits(self, words, slots, positions, visible, row, keep_logits)
+        elif self.encoder is not None:
+            places = TokenPlaces(slots, positions, root, visible, tree)
             logits = self.encoder.logits(self.module, words, places, self.mask, row, self.cache)
-            return self.vocabulary.fit(self.suppress(logits, positions) if suppressing else logits)
-        seen = self.kernel_arguments(self, first, places) if self.kernel else {"attention_mask": self.mask(places)}
-        seen[self.decoder.cache_name] = self.cache
-        return self.vocabulary.fit(self.decoder.logits(self.module, words, places, seen, keep_logits))
+        else:
+            places = TokenPlaces(slots, positions, root, visible, tree)
+            seen = self.kernel_arguments(self, first, places) if self.kernel else {"attention_mask": self.mask(places)}
+            seen[self.decoder.cache_name] = self.cache
+            logits = self.decoder.logits(self.module, words, places, seen, keep_logits)
+        return self.vocabulary.fit(self.suppress(logits, positions[:, -logits.shape[1] :]) if suppressing else logits)

@@ -7,7 +7,6 @@ a forward, N new tokens, S tokens of an input, V vocabulary.
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,13 +22,6 @@ from specbench.models.positions import Positions
 from specbench.models.sizes import context_of
 
 KINDS = "such as t5, bart, pegasus, marian or m2m_100"
-# Settings of generate() that change the distribution of a token by the text before it, and the values that do not.
-NOT_APPLIED: dict[str, tuple[Any, ...]] = {
-    "min_length": (0, None), "min_new_tokens": (None, 0), "no_repeat_ngram_size": (0, None),
-    "encoder_no_repeat_ngram_size": (0, None), "encoder_repetition_penalty": (1.0, None),
-    "forced_eos_token_id": (None,), "exponential_decay_length_penalty": (None,), "sequence_bias": (None,),
-    "num_beams": (1, None),
-}  # fmt: skip
 
 
 class Encoder:
@@ -46,7 +38,6 @@ class Encoder:
         self.positions = Positions(self.decoder)
         self.start_tokens = start_of(module, name)
         self.forced = len(self.start_tokens) - 1  # of them, those that generate() counts as new
-        self.suppressed = suppressed_by(module, len(self.start_tokens))
         self.context = context_of(module.config, "encoder")
 
     def shared(self) -> "Encoder":
@@ -115,27 +106,6 @@ def refuse_decoder(module: Any, name: str) -> None:
         raise ConfigError(f"{name} has {why}, give another encoder-decoder, {KINDS}")
 
 
-@dataclass(frozen=True)
-class Suppressed:
-    """Tokens that generate() never draws, and those that it does not draw as the first one, at position `begin`."""
-
-    always: Sequence[int]
-    first: Sequence[int]
-    begin: int
-
-    def __call__(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """Logits or log p [..., N, V], of what follows the tokens at positions [..., N], without these tokens."""
-        found = impossible(logits, self.always)
-        if not self.first:
-            return found
-        return torch.where((positions == self.begin - 1)[..., None], impossible(found, self.first), found)
-
-
-def impossible(logits: Tensor, tokens: Sequence[int]) -> Tensor:
-    """Logits [..., V] in which these tokens are impossible."""
-    return logits.index_fill(-1, torch.tensor(tokens, device=logits.device), -torch.inf) if tokens else logits
-
-
 def start_of(module: Any, name: str) -> list[int]:
     """The start token, and the token that generate() forces after it. Raises ConfigError."""
     options = module.generation_config
@@ -146,22 +116,3 @@ def start_of(module: Any, name: str) -> list[int]:
     if not all(isinstance(token, int) and 0 <= token < module.config.vocab_size for token in found):
         raise ConfigError(f"{name} has decoder_start_token_id={start} and forced_bos_token_id={forced}: no token ids")
     return found
-
-
-def suppressed_by(module: Any, begin: int) -> Suppressed:
-    """What generate() suppresses in a text whose first token is at position `begin`."""
-    options = module.generation_config
-    alone = [words[0] for words in options.bad_words_ids or [] if len(words) == 1]
-    always, first = {*(options.suppress_tokens or []), *alone}, {*(options.begin_suppress_tokens or [])}
-    known = range(module.config.vocab_size)  # generate() passes over others
-    return Suppressed(sorted(always.intersection(known)), sorted(first.intersection(known)), begin)
-
-
-def not_applied(module: Any) -> list[str]:
-    """Settings of generation_config that ask for another distribution than the model's own, as "min_length=56"."""
-    options = module.generation_config
-    found = [
-        f"{key}={value}" for key, plain in NOT_APPLIED.items() if (value := getattr(options, key, None)) not in plain
-    ]
-    longer = [words for words in options.bad_words_ids or [] if len(words) > 1]
-    return found + [f"bad_words_ids={longer}"] * bool(longer)

@@ -6,10 +6,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PreTrainedModel
 
+from specbench.models.sizes import first_of
+
 # Names that transformers gives to the attention to an encoder's outputs, whose keys and values have not the input of q.
 CROSS_ATTENTION = ("encoder_attn", "EncDecAttention", "crossattention")
-
-
 CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_top_k", "top_k_experts")  # names in configs
 INPUT_SIDE = ("k", "v", "k_proj", "v_proj")  # what makes keys and values of an encoder's outputs, once a request
 
@@ -75,15 +75,9 @@ def count_of(child: Any) -> int:
     return int(count) if isinstance(count, int) and stacked else 0
 
 
-def chosen_by_token(config: Any) -> int | None:
-    """How many routed experts each token has, None if the configuration does not say."""
-    found = [getattr(config, name, None) for name in CHOSEN]
-    return next((value for value in found if isinstance(value, int)), None)
-
-
 def idle_experts(module: Any) -> tuple[float, float]:
     """Weights, and their bytes, of the routed experts that a forward of one token does not use."""
-    chosen = chosen_by_token(module.config.get_text_config())
+    chosen = first_of(module.config.get_text_config(), *CHOSEN)
     numbers = held = 0.0
     if chosen is None:
         return numbers, held

@@ -18,7 +18,7 @@ from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_
 from specbench.decoding.transfers import constant
 from specbench.models.cached_model import CachedModel
 from specbench.models.hidden_states import hidden_states
-from specbench.models.recurrent import READ_CHUNK
+from specbench.models.sizes import READ_CHUNK
 
 
 class LanguageModel(CachedModel):

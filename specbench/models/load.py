@@ -14,11 +14,9 @@ from huggingface_hub.utils.tqdm import enable_progress_bars
 from pydantic import Field
 from transformers import PretrainedConfig, PreTrainedModel
 
-from specbench.cache.static import StaticCache
 from specbench.data.sources import SHIPPED
 from specbench.errors import ConfigError, unknown
-from specbench.executors.base import Executor
-from specbench.models.agreement import plain_logits, reads_trees
+from specbench.models.agreement import reads_trees
 from specbench.models.attention_mask import refuse_unknown_kinds
 from specbench.models.checkpoint import (
     GGUF,
@@ -45,9 +43,6 @@ OTHER_NAMES = ("rope_theta", "rope_scaling", "decoder_start_token_id", "tie_word
 ATTENTION = ("sdpa", "eager")  # where transformers has no SDPA for an architecture, it takes its eager attention
 MEDUSA = "medusa_head."  # begins the names of Medusa heads in a checkpoint that holds their target too
 OUTSIDE = ("cpu", "disk", "meta")  # where layers are put that no GPU has room for
-PROBE = 8  # tokens of the texts that show whether a model is causal
-# Of the largest logit: far above what two texts in one forward differ by through rounding.
-ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-4, torch.bfloat16: 2e-3}
 
 
 class PretrainedModel(LanguageModel):
@@ -90,39 +85,17 @@ class PretrainedModel(LanguageModel):
             raise ConfigError(f"{key} has a tokenizer with ids up to {largest}, but the model has {vocabulary} tokens")
         self.random_weights = settings.weights == "random"
         module = load_module(settings, role, context.device, context.dtype, context.seed)
-        shared: Any = {"name": settings.path, "sampling": context.sampling}
-        plain = LanguageModel(
-            module,
-            tokenizer,
-            new_cache=StaticCache,
-            executor=Executor(),
-            attention="sdpa",
-            **shared,
-        )
-        executor = context.executor
-        if not executor.runs_encoders and (plain.encoder is not None or plain.decoder.positions is not None):
-            executor.run_eagerly(f"{settings.path} makes its positions itself")
-        trees = reads_trees(plain, key)
         super().__init__(
-            module,
-            tokenizer,
-            new_cache=context.new_cache,
-            executor=executor,
-            chat_template=uses_template(settings, tokenizer, role),
-            vocab_size=vocab_size,
+            module, tokenizer, name=settings.path, sampling=context.sampling, new_cache=context.new_cache,
+            executor=context.executor, chat_template=uses_template(settings, tokenizer, role), vocab_size=vocab_size,
             attention=context.attention,
-            **shared,
-        )
-        self.trees = trees
-        if self.kernel:
-            from specbench.models.kernel_attention import check_kernel
-
-            self.kernel = check_kernel(self.attention, self)
+        )  # fmt: skip
+        self.trees = reads_trees(self, key)
 
 
 def uses_template(settings: PretrainedModel.Settings, tokenizer: Any, role: str) -> bool:
     """Whether prompts pass through the tokenizer's chat template. Raises ConfigError if they must and there is none."""
-    has_template = bool(getattr(tokenizer, "chat_template", None))
+    has_template = bool(tokenizer.chat_template)
     if settings.chat_template == "always" and not has_template and settings.weights != "random":
         raise ConfigError(
             f"{role}.chat_template=always is not possible: the tokenizer of {settings.path} has no chat template, "
@@ -190,7 +163,7 @@ def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype)
 def load_module(
     settings: PretrainedModel.Settings, role: str, device: torch.device, dtype: torch.dtype, seed: int
 ) -> PreTrainedModel:
-    """The module as transformers makes it, complete, finite and causal. For random weights, which follow from `seed`
+    """The module as transformers makes it, complete and finite. For random weights, which follow from `seed`
     and have the shape's dtype, nothing is downloaded. Errors name the group `role`. Raises ConfigError."""
     transformers.utils.logging.disable_progress_bar()  # of loading; downloads show theirs in a terminal
     if sys.stderr.isatty():
@@ -208,7 +181,6 @@ def load_module(
         if settings.device_map is not None:
             _refuse_offloaded(loaded, key)
         refuse_not_finite(loaded, key, dtype)
-        refuse_not_causal(loaded, key, dtype)
     return loaded
 
 
@@ -224,31 +196,10 @@ def _read_weights(
     source = source_of(settings.path)
     module, info = loader_of(config).from_pretrained(source, revision=settings.revision, **WHOLE, **options)
     if info["unexpected_keys"]:
-        layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
-        others = without_modules(info["unexpected_keys"], layers)
+        others = without_modules(info["unexpected_keys"], config.get_text_config().num_hidden_layers)
         info["unexpected_keys"] = [name for name in others if not name.startswith(MEDUSA)]
     refuse_incomplete(info, key)
     return module
-
-
-@torch.no_grad()
-def refuse_not_causal(module: PreTrainedModel, key: str, dtype: torch.dtype) -> None:
-    """Raises ConfigError if logits at a token change when a later token does, or are not finite. One forward of two
-    texts that differ in their last token, as transformers runs it."""
-    config = module.config.get_text_config()
-    special = [getattr(config, f"{kind}_token_id", None) for kind in ("pad", "bos", "eos")]
-    ids = [token for token in range(min(int(config.vocab_size), 4 * PROBE)) if token not in special] or [0]
-    *text, _ = (ids * PROBE)[: min(PROBE, getattr(config, "max_position_embeddings", None) or PROBE)]
-    texts = torch.tensor([[*text, ids[-1]], [*text, ids[-2:][0]]], device=module.device)  # [2, T]
-    logits = plain_logits(module, texts, text)  # [2, T, V]
-    if logits.shape[-1] != config.vocab_size:
-        raise ConfigError(f"{key} has logits of {logits.shape[-1]} tokens, but vocab_size={config.vocab_size}")
-    if not bool(logits.isfinite().all()):
-        kind = str(dtype).removeprefix("torch.")
-        raise ConfigError(f"{key} has logits that are not finite in {kind}: use another dtype or model")
-    before = logits[:, :-1]
-    if text and float((before[0] - before[1]).abs().max()) > ROUNDING[dtype] * float(before.abs().max()):
-        raise ConfigError(f"{key} is not causal: its logits at a token change with later tokens, give a causal model")
 
 
 def _refuse_offloaded(module: PreTrainedModel, key: str) -> None:

@@ -7,7 +7,8 @@ found out by trying when a model is loaded. B rows, b of them in a forward, N ne
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,49 +16,31 @@ from transformers import DynamicCache as StockCache
 from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.cache.dynamic import DynamicCache
-from specbench.cache.slots import cache_argument
+from specbench.cache.slots import SlotCache, cache_argument
 from specbench.decoding.rows import window
 from specbench.decoding.state import State
 from specbench.decoding.transfers import upload
 from specbench.errors import ConfigError, first_line
-from specbench.models.attention_mask import ATTENTION, RECURRENT, AttentionMask
+from specbench.models.attention_mask import WITHOUT_MASK, AttentionMask, attending_layers, has_state
 from specbench.models.recurrent_cache import RecurrentCache, States
+from specbench.models.sizes import READ_CHUNK
 
 FIRST, MORE = 5, 4  # tokens of the text that shows whether several can be read behind a state
 SAME, SAME_16_BIT = 1e-4, 3e-2  # of a tensor's norm: what two ways of reading may differ by
-PLACED, PLACED_16_BIT = 1e-3, 0.1  # of the largest logit: what reading behind a state and a whole text may differ by
-READ_CHUNK = 2048  # tokens per row and forward, by default
-WITHOUT_MASK = {"linear_attention", "conv", "moe", "mlp"}  # kinds of layers that see no column of the cache
 
 
-def has_state(config: PretrainedConfig) -> bool:
-    """Whether models of this configuration have layers of a kind that carries a state."""
-    text = config.get_text_config()
-    return not config.is_encoder_decoder and bool(RECURRENT.intersection(getattr(text, "layer_types", None) or ()))
-
-
-def attending_layers(text: PretrainedConfig) -> int:
-    """How many layers of a model with a state also attend to earlier tokens."""
-    return sum(kind not in WITHOUT_MASK for kind in getattr(text, "layer_types", None) or [])
-
-
-def recurrence_of(module: PreTrainedModel, mask: AttentionMask, name: str) -> "Recurrence | None":
-    """The state of a module's layers; None if they have none. Raises ConfigError if it cannot be followed."""
-    parameters = inspect.signature(module.forward).parameters
-    if has_state(module.config) and "state" not in parameters:
-        try:
-            return Recurrence(module, mask, name)
-        except (TypeError, ValueError, AttributeError, KeyError) as error:  # of a module with a cache of its own
-            why = f"which takes no cache ({first_line(error)})"
-            raise ConfigError(f"{name} is a {type(module).__name__}, {why}") from error
-    kinds = set(getattr(mask.config, "layer_types", None) or [])
-    attends_alone = bool(kinds) and kinds <= ATTENTION  # as some models of architectures that may have a state
-    if not attends_alone and (getattr(module, "_is_stateful", False) or "cache_params" in parameters):
+def recurrence_of(module: PreTrainedModel, mask: AttentionMask, name: str) -> "Recurrence":
+    """The state of a module's layers. Raises ConfigError if it cannot be followed."""
+    if not has_state(module.config) or "state" in inspect.signature(module.forward).parameters:
         raise ConfigError(
             f"{name} is a {type(module).__name__}, whose recurrent state is kept in a way that is not known: give "
             "another model"
         )
-    return None
+    try:
+        return Recurrence(module, mask)
+    except (TypeError, ValueError, AttributeError, KeyError) as error:  # of a module with a cache of its own
+        why = f"which takes no cache ({first_line(error)})"
+        raise ConfigError(f"{name} is a {type(module).__name__}, {why}") from error
 
 
 # -- Where modules of transformers keep a state -----------------------------------------------------
@@ -116,31 +99,10 @@ class InModules:
 # -- Reading ----------------------------------------------------------------------------------------
 
 
-class CachedModule(NamedTuple):
-    """A module with a cache of its own."""
-
-    module: PreTrainedModel
-    cache: RecurrentCache
-
-
-class Reader(Protocol):
-    """A `LanguageModel`, as far as its recurrence calls it."""
-
-    cache: Any
-    cached: list[int]
-
-    def read(self, state: State, row: int, begin: int, end: int) -> None: ...
-
-    def forward(self, tokens: Tensor, first: Tensor, visible: int, *, keep_logits: int = 0) -> Tensor: ...
-
-    def visible_columns(self, needed: int) -> int: ...
-
-
 class Recurrence:
     """The recurrent part of a model: its state, its masks, and whether tokens must be read one by one."""
 
-    def __init__(self, module: PreTrainedModel, mask: AttentionMask, name: str):
-        """Raises ConfigError if reading behind a state has other logits than reading the whole text."""
+    def __init__(self, module: PreTrainedModel, mask: AttentionMask):
         in_modules = InModules(module)
         self.keeper = in_modules if in_modules.places else InCache(mask.config)
         self.mask, self.argument = mask, cache_argument(module.forward)
@@ -149,7 +111,11 @@ class Recurrence:
         self.skips_logits = "logits_to_keep" in parameters
         self.hybrid = attending_layers(mask.config) > 0
         self.one_by_one, self.state_bytes = False, 0.0  # bytes of one row
-        self.one_by_one = self._differs(module, name)
+        self.one_by_one = self._differs(module)
+
+    def cache(self, columns: SlotCache) -> RecurrentCache:
+        """A cache of states beside one of keys and values."""
+        return RecurrentCache(columns)
 
     def logits(
         self, model: Any, words: dict[str, Tensor], slots: Tensor, positions: Tensor, visible: int, row: int | None,
@@ -177,9 +143,9 @@ class Recurrence:
             found.append(output.logits)
         return found[-1] if keep_logits == 1 else torch.cat(found, 1)
 
-    def recover(self, model: Reader, state: State, width: int) -> int:
-        """Rolls a model back to where at most `width` committed tokens of each active row are missing in its state, and
-        has it read those that no kept state has read. Returns how many tokens these are, in all rows."""
+    def recover(self, model: Any, state: State, width: int) -> int:
+        """Rolls a `LanguageModel` back to where at most `width` committed tokens of each active row are missing in its
+        state, and has it read those that no kept state has read. Returns how many tokens these are, in all rows."""
         rows = list(zip(state.lengths, model.cached, state.active, strict=True))
         ends = [max(0, length - width) if on else cached for length, cached, on in rows]
         points = [model.cache.point_before(row, end) for row, end in enumerate(ends)]
@@ -188,9 +154,9 @@ class Recurrence:
         model.cache.keep(every=False)  # states of rejected guesses are as long as texts to come
         missing = sum(end - begin for begin, end in zip(model.cached, ends, strict=True))
         self.read_rows(model, state, model.cached, ends, READ_CHUNK)
-        return missing
+        return int(missing)
 
-    def read_rows(self, model: Reader, state: State, begins: Sequence[int], ends: Sequence[int], chunk: int) -> None:
+    def read_rows(self, model: Any, state: State, begins: Sequence[int], ends: Sequence[int], chunk: int) -> None:
         """Has a model read tokens begins[b] .. ends[b] - 1 of each row b, `chunk` at a time if possible. Nothing is
         padded: rows are read together as far as all of them go."""
         left = {row: (begin, end) for row, (begin, end) in enumerate(zip(begins, ends, strict=True)) if begin < end}
@@ -209,28 +175,21 @@ class Recurrence:
             left = {row: (begin + count, end) for row, (begin, end) in left.items() if begin + count < end}
 
     @torch.no_grad()
-    def _differs(self, module: PreTrainedModel, name: str) -> bool:
+    def _differs(self, module: PreTrainedModel) -> bool:
         """Whether several tokens that are read together behind a state leave another state, or have other logits, than
-        read one by one. Raises ConfigError if these have others than the whole text."""
+        read one by one."""
         weight = next(module.parameters())
         device, vocabulary, wide = weight.device, int(self.mask.config.vocab_size), weight.element_size() >= 4
         text = (torch.arange(FIRST + MORE, device=device) * 7 + 3)[None] % vocabulary
         ends = []
         for one_by_one in (False, True):
             self.one_by_one = one_by_one
-            trial = CachedModule(module, RecurrentCache(DynamicCache(1, FIRST + MORE)))
+            trial = SimpleNamespace(module=module, cache=RecurrentCache(DynamicCache(1, FIRST + MORE)))
             for begin, end in ((0, FIRST), (FIRST, FIRST + MORE)):
                 slots = torch.arange(begin, end, device=device)[None]
                 logits = self.logits(trial, {"input_ids": text[:, begin:end]}, slots, slots, end, None)
             ends.append([*trial.cache.now.states.values(), logits])
         self.state_bytes = trial.cache.state_bytes()
-        stock = module(input_ids=text, use_cache=False).logits[:, FIRST:]
-        error = float((ends[-1][-1] - stock).abs().max() / stock.abs().max())
-        if not error <= (PLACED if wide else PLACED_16_BIT):
-            raise ConfigError(
-                f"{name} is a {type(module).__name__}, whose layers do not follow the state that they are given "
-                f"(logits differ by {error:.1g}): give another model"
-            )
         same = SAME if wide else SAME_16_BIT
         pairs = [(together.double(), alone.double()) for together, alone in zip(*ends, strict=True)]
         return any(bool((a - b).norm() > same * b.norm()) for a, b in pairs)

@@ -18,6 +18,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import EncoderInput
 from specbench.models.encoder_decoder import encoder_words
 from specbench.models.float_logits import float_logits
+from specbench.models.generation import generation_config, never_drawn
 from specbench.models.language_model import LanguageModel
 from specbench.models.positions import Positions
 
@@ -56,13 +57,12 @@ def stock_logits(
     attention. With `suppressing` tokens that generate() never draws are impossible."""
     module = model.stock_module()
     if encoder_input is not None:
-        own = _of_encoder_decoder(module, text, begin, encoder_input)
-        assert model.start_tokens is not None
-        return _suppressed(module, text, own, len(model.start_tokens)) if suppressing else own
-    kept = {"logits_to_keep": text.shape[1] - begin} if model.decoder.skips_logits else {}
-    with eager_attention(module), float_logits(module):
-        logits: Tensor = module(input_ids=text[:, :-1], use_cache=False, **kept).logits
-    return logits[0, begin - text.shape[1] :]
+        logits = _of_encoder_decoder(module, text, begin, encoder_input)
+    else:
+        kept = {"logits_to_keep": text.shape[1] - begin} if model.decoder.skips_logits else {}
+        with eager_attention(module), float_logits(module):
+            logits = module(input_ids=text[:, :-1], use_cache=False, **kept).logits[0, begin - text.shape[1] :]
+    return _suppressed(module, text, logits, model.start_tokens) if suppressing else logits
 
 
 def _of_encoder_decoder(module: Any, text: Tensor, begin: int, encoder_input: EncoderInput) -> Tensor:
@@ -83,15 +83,17 @@ def _of_encoder_decoder(module: Any, text: Tensor, begin: int, encoder_input: En
     return torch.cat(found, 1)[0, begin - text.shape[1] :]
 
 
-def _suppressed(module: Any, text: Tensor, logits: Tensor, begin: int) -> Tensor:
-    """Logits [n, V] of the last tokens of a text [1, T] without those that generate() never draws, and at position
-    `begin` those that it does not draw first, by its own processors."""
-    options, device = module.generation_config, str(text.device)
-    if options.begin_suppress_tokens:
-        at_first = SuppressTokensAtBeginLogitsProcessor(options.begin_suppress_tokens, begin, device=device)
+def _suppressed(module: Any, text: Tensor, logits: Tensor, start: Sequence[int] | None) -> Tensor:
+    """Logits [n, V] of the last tokens of a text [1, T] without those that generate() never draws, and behind the
+    `start` of an encoder-decoder's text those that it does not draw first, by its own processors."""
+    options, device = generation_config(module), str(text.device)
+    if options is None:
+        return logits
+    if start is not None and options.begin_suppress_tokens:
+        at_first = SuppressTokensAtBeginLogitsProcessor(options.begin_suppress_tokens, len(start), device=device)
         ends = range(text.shape[1] - len(logits), text.shape[1])
         logits = torch.cat([at_first(text[:, :end], logits[i : i + 1]) for i, end in enumerate(ends)])
-    never = [*(options.suppress_tokens or []), *(w[0] for w in options.bad_words_ids or [] if len(w) == 1)]
+    never = never_drawn(options)
     return SuppressTokensLogitsProcessor(never, device=device)(text, logits) if never else logits
 
 

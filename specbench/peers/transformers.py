@@ -15,7 +15,8 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from specbench.decoding.sequence import Sequence
 from specbench.models.context import Context
-from specbench.models.encoder_decoder import NOT_APPLIED, encoder_words
+from specbench.models.encoder_decoder import encoder_words
+from specbench.models.generation import NOT_APPLIED
 from specbench.models.language_model import LanguageModel
 from specbench.peers.base import Peer, PeerOutput, Peers
 

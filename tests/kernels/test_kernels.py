@@ -28,6 +28,7 @@ from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
 from specbench.kernels import attention
 from specbench.models import kernel_attention
+from specbench.models.agreement import reads_trees
 from specbench.models.attention_mask import aligned_bias
 from specbench.models.language_model import LanguageModel
 from specbench.policies.fixed import FixedGamma
@@ -284,19 +285,16 @@ def test_the_kernel_is_checked_on_the_model_that_uses_it(one_tile, monkeypatch, 
 
     torch.manual_seed(0)
     config = MistralConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
-                           num_key_value_heads=1, vocab_size=64, sliding_window=12)  # fmt: skip
+                           num_key_value_heads=1, vocab_size=64, sliding_window=3)  # fmt: skip
     model = language_model(MistralForCausalLM(config).eval().to(DEVICE), "triton")
-    plain, kinds = kernel_attention.plain_attention, []
-    with monkeypatch.context() as spying:
-        spying.setattr(kernel_attention, "plain_attention", lambda *g: kinds.append((y := plain(*g)).dtype) or y)
-        assert kernel_attention.worst_error(model) < 1e-5
-    assert {*kinds} == {torch.float64} and kernel_attention.check_kernel("triton", model)
+    assert reads_trees(model, "target.path=tiny") and model.kernel
     attend = attention.attend
     monkeypatch.setattr(attention, "attend", lambda *given: attend(*given[:-1], None))  # without the window
-    assert not kernel_attention.check_kernel("auto", model)
-    assert "differs from plain attention" in caplog.text
-    with pytest.raises(ConfigError, match="attention=triton is not possible for tiny: it differs"):
-        kernel_attention.check_kernel("triton", model)
+    with pytest.raises(ConfigError, match="attention=triton is not possible for tiny: logits differ"):
+        reads_trees(model, "target.path=tiny")
+    model.attention = "auto"
+    assert reads_trees(model, "target.path=tiny") and not model.kernel
+    assert "tiny uses SDPA, which is slower than the Triton kernel: logits differ" in caplog.text
 
 
 def test_attention_that_is_not_plain_is_left_to_sdpa(tables):
@@ -317,7 +315,7 @@ def test_attention_that_is_not_plain_is_left_to_sdpa(tables):
     alone.config._attn_implementation = "sdpa"
     sinks = language_model(alone, "triton")
     with pytest.raises(ConfigError, match=r"triton is not possible for tiny: GptOssAttention .* with s_aux"):
-        kernel_attention.check_kernel("triton", sinks)
+        reads_trees(sinks, "target.path=tiny")
 
 
 def test_the_bias_of_sdpa_on_cuda_is_the_mask_and_its_rows_are_aligned():

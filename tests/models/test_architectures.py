@@ -57,7 +57,8 @@ def loaded(tmp_path):
         context = Context(torch.device("cpu"), torch.float32, Sampling(), StaticCache, EagerExecutor())
         model = PretrainedModel(settings, context, "target")
         spread(model.module)  # weights of which each matters
-        model.recurrence = recurrence_of(model.module, model.mask, f"target.path={folder}")
+        if model.recurrence is not None:
+            model.recurrence = recurrence_of(model.module, model.mask, f"target.path={folder}")
         model.trees = reads_trees(model, f"target.path={folder}")
         model.module.generation_config = GenerationConfig()  # of the model's own distribution
         return model

@@ -29,7 +29,8 @@ from specbench.drafters.model import ModelDrafter
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
 from specbench.measure.target_text import ScoredText, read_alpha
-from specbench.models import cached_model
+from specbench.models import recurrent
+from specbench.models.agreement import reads_trees
 from specbench.models.language_model import LanguageModel
 from specbench.models.recurrent_cache import RecurrentCache
 from specbench.policies.fixed import FixedGamma
@@ -196,7 +197,7 @@ def test_distribution_behind_restored_states(few_contexts, one_by_one):
 
 
 def test_a_state_that_is_not_restored_is_caught(few_contexts, monkeypatch):
-    monkeypatch.setattr(cached_model, "RecurrentCache", TakenForColumns)
+    monkeypatch.setattr(recurrent, "RecurrentCache", TakenForColumns)
     outputs = sampled(few_contexts, one_by_one=False)
     assert worst_excess(outputs, Distribution(few_contexts.target)) > 1
 
@@ -214,7 +215,7 @@ def test_a_state_that_was_not_kept_is_an_error():
 
 
 @pytest.mark.parametrize(("kind", "match"), [("xlstm", "kept in a way that is not known"),
-                                             ("mamba", "do not follow the state that they are given")])  # fmt: skip
+                                             ("mamba", "does not follow the positions and masks")])  # fmt: skip
 def test_a_model_whose_state_cannot_be_followed_is_refused(kind, match, monkeypatch):
     if kind == "mamba":  # a state that is lost between forwards
         monkeypatch.setattr(RecurrentCache, "before", lambda cache: None)
@@ -223,7 +224,7 @@ def test_a_model_whose_state_cannot_be_followed_is_refused(kind, match, monkeypa
         shape = dict(vocab_size=64, hidden_size=32, num_heads=4, num_blocks=2, embedding_dim=32)
         module = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**shape))
     with pytest.raises(ConfigError, match=match):
-        model_of(module, 0.0, StaticCache)
+        reads_trees(model_of(module, 0.0, StaticCache), kind)
 
 
 @pytest.fixture(scope="module")
