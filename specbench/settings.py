@@ -10,7 +10,7 @@ import logging
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import hydra
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -63,6 +63,12 @@ class BaseSettings(BaseModel):
     def divided(self) -> str:
         """The setting that divides the model among devices, as "device_map=auto", or ""."""
         return ""
+
+
+class Component:
+    """Base class of every part that a configuration chooses: drafters, verifiers, policies, executors, caches, ..."""
+
+    Settings: ClassVar[Any] = None  # a nested subclass of BaseSettings, which `from_settings` takes; None without any
 
 
 Schema = TypeVar("Schema", bound=BaseSettings)

@@ -9,7 +9,7 @@ from specbench.beams.decode import decode_beams
 from specbench.beams.numbers import cost, judge, kept, stock_score
 from specbench.beams.reader import MOST_UNUSED
 from specbench.beams.search import BeamRules, FoundBeams
-from specbench.decoding.search import Decoding
+from specbench.config.decoding import Decoding
 from specbench.decoding.sequence import Sequence
 from specbench.errors import ConfigError
 from specbench.measure.record import Facts, Record, Text

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from specbench.decoding.component import Component
 from specbench.decoding.transfers import constant
+from specbench.settings import Component
 
 
 def cache_argument(forward: Callable[..., Any]) -> str:

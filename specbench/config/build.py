@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from specbench.config.check import Checked, check_models
+from specbench.config.decoding import Decoding
 from specbench.config.memory import memory_budget, size
 from specbench.config.scalars import LOADED, RunConfig
 from specbench.data.prompts import Prompt, Request, load, render
 from specbench.decoding import sampling
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.search import Decoding
 from specbench.drafters.base import Drafter
 from specbench.errors import ConfigError
 from specbench.executors.machine import free_bytes

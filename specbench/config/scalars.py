@@ -26,7 +26,7 @@ GROUPS = {
     "drafter": "specbench.drafters.base.Drafter",
     "gamma_policy": "specbench.policies.base.GammaPolicy",
     "verifier": "specbench.verifiers.base.Verifier",
-    "decoding": "specbench.decoding.search.Decoding",
+    "decoding": "specbench.config.decoding.Decoding",
     "lenience_policy": "specbench.policies.lenience.LeniencePolicy",
     "cache": "specbench.cache.slots.SlotCache",
     "executor": "specbench.executors.base.Executor",

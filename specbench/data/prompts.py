@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from specbench.decoding.component import Component
 from specbench.decoding.sequence import EncoderInput
 from specbench.errors import ConfigError, shown
+from specbench.settings import Component
 
 log = logging.getLogger(__name__)
 

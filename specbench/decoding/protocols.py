@@ -50,10 +50,6 @@ class Target(Protocol):
     @property
     def executor(self) -> Executor: ...
 
-    def read_again(self, state: State) -> int:
-        """Called before each round's `score`, for models whose cache cannot forget single tokens: reads the kept tokens
-        of the round before again, behind a state from before it. Returns how many tokens of all rows were read."""
-
     def score(self, state: State, draft: Draft, keep_hidden: bool = False) -> Scores:
         """Runs M_p once on the last committed token and every guess ("Run M_p in parallel" of Algorithm 1)."""
 

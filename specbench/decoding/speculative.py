@@ -51,7 +51,6 @@ def decode_speculative(
         draft = propose(drafter, state, gamma)  # sample x_1 .. x_gamma from M_q autoregressively
         clock.end(Stage.DRAFT)
 
-        target.read_again(state)
         scores = target.score(state, draft, drafter.needs_hidden)  # run M_p in parallel: p_1(x) .. p_{gamma+1}(x)
         clock.end(Stage.VERIFY)
 

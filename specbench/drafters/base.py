@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from specbench.decoding.component import Component
 from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.state import State
 from specbench.models.language_model import LanguageModel
 from specbench.policies.base import GammaPolicy
+from specbench.settings import Component
 
 UNLIMITED = 2**63 - 1  # tokens: the context of a drafter without a limit of its own
 

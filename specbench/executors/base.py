@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from specbench.decoding.component import Component
+from specbench.settings import Component
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -25,7 +25,7 @@ from specbench.decoding.rows import Rows
 from specbench.errors import causes
 from specbench.executors.base import Executor, HasCache
 from specbench.executors.compiled import CompiledFunction, name_of
-from specbench.executors.pytree import bucket, bucket_lengths, flatten_arguments, rebuild
+from specbench.executors.pytree import bucket, flatten_arguments, rebuild
 from specbench.settings import BaseSettings
 
 log = logging.getLogger(__name__)
@@ -88,8 +88,13 @@ class CudaGraphExecutor(Executor):
         return bucket(needed, capacity) if self.captures_graphs else needed
 
     def lengths(self, columns: int) -> list[int]:
-        """Longest first, so that smaller graphs find their memory in the pool."""
-        return bucket_lengths(columns)[::-1] if self.captures_graphs else []
+        """One in each bucket, longest first, so that smaller graphs find their memory in the pool."""
+        if not self.captures_graphs:
+            return []
+        sizes = [bucket(1)]
+        while sizes[-1] < columns:
+            sizes.append(2 * sizes[-1])
+        return [*(size // 2 + 1 for size in sizes[:0:-1]), 2]
 
     def run_eagerly(self, why: str) -> None:
         self.captures_graphs = self.fixed_shapes = self.compiles = False
@@ -209,8 +214,10 @@ class Captured:
         spec, tensors = flatten_arguments(arguments)
         rows = {id(t) for a in arguments if isinstance(a, Rows) for t in vars(a).values()}
         in_place = [id(t) in rows or t.data_ptr() in self.executor.static_addresses for t in tensors]
-        kinds = [(t.shape, t.dtype, (t.data_ptr(), t.stride()) if own else None)
-                 for t, own in zip(tensors, in_place, strict=True)]  # fmt: skip
+        kinds = [
+            (t.shape, t.dtype, (t.data_ptr(), t.stride()) if own else None)
+            for t, own in zip(tensors, in_place, strict=True)
+        ]
         key = (spec, *kinds, *((t.shape, t.dtype, t.data_ptr()) for t in stored))
         graph = self.graphs.get(key)
         if graph is None and self.given_up:

@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.cache.slots import SlotCache
-from specbench.decoding.component import Component
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.token_tree import Tree
@@ -29,6 +28,7 @@ from specbench.models.hidden_states import HiddenReader
 from specbench.models.positions import CausalCall
 from specbench.models.sizes import context_of, stops_of
 from specbench.models.vocabulary import VocabMap
+from specbench.settings import Component
 
 if TYPE_CHECKING:
     from specbench.models.encoder_decoder import Encoder

@@ -101,12 +101,10 @@ class LanguageModel(CachedModel):
 
     # -- Scoring drafts -------------------------------------------------------------------------
 
-    def read_again(self, state: State) -> int:
-        """See `Target.read_again`."""
-        return 0 if self.recurrence is None else self.recurrence.recover(self, state, 1)
-
     def score(self, state: State, draft: Draft, keep_hidden: bool = False) -> Scores:
         """See `Target.score`. Guesses that spell the same text are read once, unless shapes are fixed."""
+        if self.recurrence is not None:  # its cache cannot forget single tokens
+            self.recurrence.recover(self, state, 1)
         lengths, layers = [n - 1 for n in state.lengths], self.feature_layers if keep_hidden else None
         if draft.most is not None or (draft.repeats and not self.executor.fixed_shapes):
             packed = pack(draft.tokens, draft.levels, draft.parents, draft.exists(), draft.most)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from specbench.decoding.component import Component
+from specbench.settings import Component
 
 if TYPE_CHECKING:
     from specbench.decoding.sequence import Sequence

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from specbench.decoding.component import Component
 from specbench.decoding.state import State
+from specbench.settings import Component
 
 Signal = Callable[[Tensor, Tensor], Tensor]
 

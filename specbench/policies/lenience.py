@@ -7,12 +7,11 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
-from specbench.decoding.component import Component
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
 from specbench.decoding.state import State
 from specbench.errors import ConfigError, shown
-from specbench.settings import BaseSettings, Lenience
+from specbench.settings import BaseSettings, Component, Lenience
 from specbench.verifiers.base import Verifier
 
 MOST_LEVELS = 16  # each is warmed up

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from specbench.decoding.component import Component
 from specbench.errors import ConfigError
-from specbench.settings import BaseSettings
+from specbench.settings import BaseSettings, Component
 
 LONGEST_WAIT = 24 * 3600  # seconds until the last request arrives
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbench.decoding.component import Component
 from specbench.measure.record import Record
 from specbench.report.files import Run
+from specbench.settings import Component
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from specbench.decoding.component import Component
 from specbench.models.hidden_states import head_inputs
-from specbench.settings import BaseSettings
+from specbench.settings import BaseSettings, Component
 
 BEST = 10  # tokens of each guess whose accuracy is measured
 

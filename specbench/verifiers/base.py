@@ -6,11 +6,11 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from specbench.decoding.component import Component
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
+from specbench.settings import Component
 
 
 class Verifier(Component, ABC):

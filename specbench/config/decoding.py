@@ -1,22 +1,22 @@
-"""Base class of the group `decoding`: what is decoded for a request, one sampled text or what a search finds."""
+"""What is decoded for a request: one sampled text, or what a search finds (`decoding=`)."""
 
 from collections import abc
 from typing import Any, ClassVar
 
-from specbench.decoding.component import Component
 from specbench.decoding.sequence import Sequence
+from specbench.settings import Component
 
 
 class Decoding(Component):
-    """What a request's text is: one sampled from the standardized distribution (section 2.2), by Algorithm 1. A
-    subclass that decodes otherwise has `samples` False, and overrides `decode`, `read` and `results`."""
+    """A text that is sampled from the standardized distribution (section 2.2): by Algorithm 1, and plainly by one draw
+    per target call. A subclass that decodes otherwise has `samples` False, and the methods that raise here."""
 
-    samples: ClassVar[bool] = True  # whether Algorithm 1 decodes the run's requests
+    samples: ClassVar[bool] = True
     generate_settings: tuple[str, ...] = ()  # settings of transformers' generation_config that it applies
 
     @classmethod
     def from_settings(cls, settings: Any) -> "Decoding":
-        return cls(**vars(settings))
+        return cls()
 
     @classmethod
     def target_tokens(cls, settings: Any, nodes: int, gamma: int) -> int:
@@ -32,18 +32,14 @@ class Decoding(Component):
         """Raises ConfigError if it cannot decode with these models, the target first, which are loaded."""
 
     def decode(self, parts: Any, jobs: abc.Sequence[Sequence], columns: int, speculative: bool) -> tuple[Any, Any, int]:
-        """The `Text` of each job, what the search found, and bytes of the caches. Called unless it `samples`."""
+        """The `Text` of each job, what the search found, and bytes of the caches."""
         raise NotImplementedError
 
     def read(self, target: Any, request: Any, ours: Any, plain: Any) -> dict[str, Any]:
-        """What the record of a request keeps of the searches of both ways. Called unless it `samples`."""
+        """What the record of a request keeps of the searches of both ways."""
         raise NotImplementedError
 
     def results(self, records: abc.Sequence[Any], facts: Any, gamma: int, coarse: bool) -> dict[str, Any]:
-        """`lossless`, and what else belongs into the details of the results. Called unless it `samples`. `coarse`: the
-        target computes in 16 bits."""
+        """`lossless`, and what else belongs into the details of the results. `coarse`: the target computes in 16
+        bits."""
         raise NotImplementedError
-
-
-class SamplingDecoding(Decoding):
-    """Algorithm 1; plain decoding draws one token per target call."""
