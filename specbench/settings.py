@@ -55,9 +55,8 @@ class BaseSettings(BaseModel):
         """Settings of the checkpoints that the component loads, for the memory estimate."""
         return ()
 
-    def own_bytes(self, itemsize: int) -> int:
-        """Bytes of the weights that the component reads from a checkpoint beside `models`, at `itemsize` bytes each; 0
-        of hub ids."""
+    def own_bytes(self) -> int:
+        """Bytes of the weights that the component reads from a checkpoint beside `models`; 0 of hub ids."""
         return 0
 
     def divided(self) -> str:

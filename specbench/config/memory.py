@@ -58,7 +58,7 @@ def memory_budget(
     inputs = longest if target.crossing else 0
     columns = min((MOST_START_TOKENS if inputs else longest) + root.max_new_tokens, target.context) + spare
     slots = choices["cache"].kind.columns_in_all(choices["cache"].settings, rows, context.executor.columns(columns))
-    weights = sum(model.weights for model in models[loaded:]) + drafter.settings.own_bytes(context.dtype.itemsize)
+    weights = sum(model.weights for model in models[loaded:]) + drafter.settings.own_bytes()
     if context.device.type == "cpu" and context.dtype == torch.float32:  # linear layers' in 16 bits, beside their own
         weights += sum(model.weights // 2 for model in models[loaded:] if model.halves)
     nodes = drafter.kind.nodes(drafter.settings, context.gamma)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.utils._validators import validate_repo_id
-from torch import nn
+from torch import Tensor, nn
 from transformers.utils.hub import cached_file
 
 from specbench.data.sources import place_of
@@ -156,16 +156,17 @@ def few(names: Iterable[str]) -> str:
 
 
 def refuse_not_finite(module: nn.Module, key: str, dtype: torch.dtype) -> None:
-    """Raises ConfigError if a weight is NaN or infinite in the run's dtype. A device is waited for once."""
-    finite = {}
-    for name, weight in module.state_dict(keep_vars=True).items():
-        parts = [x for x in plain_parts(weight.detach()) if x.is_floating_point() and x.numel()]
-        ends = [torch.stack((x.float() if x.element_size() == 1 else x).aminmax()) for x in parts]  # these carry NaN
-        if ends:
-            finite[name] = torch.stack([both.isfinite().all() for both in ends]).all()
-    first = next(iter(finite.values()), torch.tensor(True))
-    good = torch.stack([whole.to(first.device) for whole in finite.values()] or [first]).tolist()
-    if bad := [name for name, whole in zip(finite, good, strict=False) if not whole]:
+    """Raises ConfigError if a weight is NaN or infinite in the run's dtype."""
+    weights = module.state_dict(keep_vars=True).items()
+    if bad := [name for name, weight in weights if not all(map(_is_finite, plain_parts(weight.detach())))]:
         advice = "repair it" if dtype == torch.float32 else "use dtype=float32, or repair it"
         kind = str(dtype).removeprefix("torch.")
         raise ConfigError(f"{key} has weights that are not finite in {kind}, in {few(bad)}: {advice}")
+
+
+def _is_finite(part: Tensor) -> bool:
+    """Whether all numbers of a tensor are finite. Its extremes are NaN if one is: no second tensor of its size."""
+    if not part.is_floating_point() or not part.numel():
+        return True
+    wide = part.float() if part.element_size() == 1 else part
+    return bool(torch.stack(wide.aminmax()).isfinite().all())

@@ -5,7 +5,6 @@ H hidden, V vocabulary.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -37,13 +36,8 @@ class FloatLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., H] to float32 [..., V]."""
-        return _multiply(self, x)
-
-
-def _multiply(output: nn.Linear, x: Tensor) -> Tensor:
-    """x [..., H] times a layer's weight, with its bias, in float32 [..., V]."""
-    found: Tensor = float_product(x, output.weight)
-    return found if output.bias is None else found + output.bias
+        found: Tensor = float_product(x, self.weight)
+        return found if self.bias is None else found + self.bias
 
 
 def plain_output(module: PreTrainedModel) -> nn.Linear | None:
@@ -61,9 +55,7 @@ def with_float_logits(module: PreTrainedModel) -> PreTrainedModel:
     if output is None:
         return module
     found = twin_of(module)
-    own = FloatLinear(output.in_features, output.out_features, output.bias is not None, device="meta")
-    own.weight, own.bias = output.weight, output.bias
-    found.set_output_embeddings(own.eval())
+    found.get_output_embeddings().__class__ = FloatLinear
     return found
 
 
@@ -74,8 +66,8 @@ def float_logits(module: PreTrainedModel) -> Iterator[None]:
     if output is None:
         yield
         return
-    vars(output)["forward"] = partial(_multiply, output)
+    output.__class__ = FloatLinear
     try:
         yield
     finally:
-        del vars(output)["forward"]
+        output.__class__ = nn.Linear

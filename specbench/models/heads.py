@@ -2,6 +2,7 @@
 (PaSS). K heads, H hidden, V vocabulary."""
 
 import re
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -14,22 +15,25 @@ from specbench.models.checkpoint import (
     WHOLE,
     check_path,
     few,
+    local_path,
     reading,
     refuse_incomplete,
     refuse_not_finite,
     source_of,
+    weight_files,
 )
 from specbench.models.language_model import LanguageModel
 from specbench.models.published import (
     fill_module,
-    load_network,
-    numbers_in,
+    place,
     read_config,
     read_tensors,
 )
 from specbench.settings import BaseSettings
 
 FILES = ("medusa_lm_head.pt", "medusa_lm_head.safetensors")  # of Medusa heads
+OWN_NAMES = r"\d+\.\d+\.(linear\.)?(weight|bias)"  # of their tensors: head, layer
+MEDUSA = "medusa_head."  # begins their names in a checkpoint that holds their target too
 RANKS = 10  # guesses of a head that may stand in a tree
 _Part = TypeVar("_Part", bound=PreTrainedModel)
 
@@ -42,13 +46,21 @@ class PartSettings(BaseSettings):
 
     def check(self, prefix: str) -> None:
         super().check(prefix)
-        path = getattr(self, self.part)
-        if path is not None:
-            check_path(f"{prefix}{self.part}", path, must=self.must)
+        if self.path_of_part is not None:
+            check_path(f"{prefix}{self.part}", self.path_of_part, must=self.must)
 
-    def own_bytes(self, itemsize: int) -> int:
-        path = getattr(self, self.part)
-        return 0 if path is None else numbers_in(path, f"drafter.{self.part}") * itemsize
+    @property
+    def path_of_part(self) -> str | None:
+        path: str | None = self.model_dump()[self.part]
+        return path
+
+    def own_bytes(self) -> int:
+        """Bytes of the part's files in a local folder; 0 of a hub id."""
+        path = self.path_of_part
+        if path is None or not local_path(path).is_dir():
+            return 0
+        with reading(f"drafter.{self.part}", path, "weights"):
+            return sum(Path(file).stat().st_size for file in weight_files(source_of(path), first=FILES))
 
 
 class HeadsConfig(PretrainedConfig):
@@ -136,88 +148,76 @@ class LookAhead(PreTrainedModel):
         nn.init.normal_(self.embeddings, std=0.02)
 
 
-class MedusaHeads(nn.Module):
-    """Heads as others publish them (Cai et al. 2024): logits W_k x_L of each head k, where x_0 is the hidden state and
-    x_{j+1} = x_j + silu(L_kj x_j + b_kj). Where there is one W, all heads share it. With a `token_map` [rows], row i of
-    a W is for token token_map[i]."""
+class ResidualLayer(nn.Module):
+    """x + silu(L x + b) of hidden states x."""
+
+    def __init__(self, hidden: int, bias: bool):
+        super().__init__()
+        self.linear = nn.Linear(hidden, hidden, bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., H] to [..., H]."""
+        return hidden + nn.functional.silu(self.linear(hidden))
+
+
+class MedusaHeads(nn.ModuleList):
+    """Heads as their authors publish them (Cai et al. 2024), under the names of their tensors: head k is some residual
+    layers, k.j, and an output matrix of its own behind them."""
 
     own_outputs = True
-    token_map: Tensor | None
 
-    def __init__(self, config: HeadsConfig, layers: int, bias: bool, outputs: int, rows: int, vocab_size: int):
-        super().__init__()
-        self.config, self.hidden_size, self.vocab_size = config, config.hidden_size, vocab_size
-        self.scale, hidden = 1.0, config.hidden_size
+    def __init__(self, config: HeadsConfig, layers: int, bias: bool, vocab_size: int):
+        hidden = config.hidden_size
         with torch.device("meta"):
-            blocks = [[nn.Linear(hidden, hidden, bias) for _ in range(layers)] for _ in range(config.heads)]
-            self.blocks = nn.ModuleList(nn.ModuleList(block) for block in blocks)
-            self.outputs = nn.ModuleList(nn.Linear(hidden, rows, bias=False) for _ in range(outputs))
-            self.register_buffer("token_map", torch.zeros(rows) if rows < vocab_size else None)
+            super().__init__(
+                nn.Sequential(
+                    *(ResidualLayer(hidden, bias) for _ in range(layers)), nn.Linear(hidden, vocab_size, bias=False)
+                )
+                for _ in range(config.heads)
+            )
+        self.config, self.vocab_size = config, vocab_size
 
     def logits(self, hidden: Tensor, steps: int, output: nn.Module) -> Tensor:
-        """Logits [B, steps, V] of the first heads on hidden [B, H]; -inf for tokens that are not in `token_map`."""
-        found = []
-        for number, block in enumerate(list(self.blocks)[:steps]):
-            x = hidden
-            for layer in block.children():
-                x = x + nn.functional.silu(layer(x))
-            found.append(self.outputs[min(number, len(self.outputs) - 1)](x))
-        logits = torch.stack(found, 1) * self.scale
-        if self.token_map is None:
-            return logits
-        whole = logits.new_full((*logits.shape[:2], self.vocab_size), -torch.inf)
-        return whole.index_copy(2, self.token_map, logits)
-
-
-def _name_of(name: str) -> str:
-    """The name in `MedusaHeads` of a tensor of FasterDecoding's (k.j.linear.weight of layers, k.LAYERS.weight of W_k)
-    or of vLLM's."""
-    name = name.removeprefix("medusa_head.").removeprefix("medusa_heads.")
-    for pattern, own in (
-        (r"(\d+)\.(\d+)\.linear\.(weight|bias)", r"blocks.\1.\2.\3"),
-        (r"(\d+)\.\d+\.weight", r"outputs.\1.weight"),
-        (r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)", r"blocks.\1.\2.\3"),
-        (r"lm_heads\.(\d+)\.weight", r"outputs.\1.weight"),
-    ):
-        if re.fullmatch(pattern, name):
-            return re.sub(pattern, own, name)
-    return name
+        """Logits [B, steps, V] of the first heads on hidden [B, H]; `output`, the target's matrix, is not needed."""
+        return torch.stack([head(hidden) for head in list(self)[:steps]], 1)
 
 
 def read_heads(path: str, key: str) -> MedusaHeads:
-    """Heads of others in a folder or hub id. Their number is that of their tensors: configurations state others.
-    Raises ConfigError."""
-    settings, given = read_config(path, key), read_tensors(path, key, FILES)
-    named = {_name_of(name): tensor for name, tensor in given.items()}
-    tensors = {name: tensor for name, tensor in named.items() if name.startswith(("blocks.", "outputs."))}
-    outputs = [name for name in tensors if name.startswith("outputs.")]
-    if not outputs:
+    """Medusa heads of others in a folder or hub id, or in a checkpoint that holds their target too. Their number is
+    that of their tensors: configurations state others. Raises ConfigError."""
+    given = {name.removeprefix(MEDUSA): tensor for name, tensor in read_tensors(path, key, FILES).items()}
+    tensors = {name: tensor for name, tensor in given.items() if re.fullmatch(OWN_NAMES, name)}
+    if not tensors:
         raise ConfigError(f"{key}={path} holds no Medusa heads: its tensors are {few(given)}")
-    if settings.get("original_lm_head"):  # one for all
-        outputs, tensors = outputs[:1], {n: t for n, t in tensors.items() if n not in outputs[1:]}
-    vocabulary, hidden = tensors[outputs[0]].shape
-    vocabulary, kept = settings.get("vocab_size", vocabulary), given.get("token_map")
-    if kept is not None and len(kept) < vocabulary:
-        tensors |= {name: tensors[name][kept.long()] for name in outputs if len(tensors[name]) > len(kept)}
-        tensors["token_map"] = kept.long()
-    rows, numbers = len(tensors[outputs[0]]), {int(name.split(".")[1]) for name in tensors if name[0] in "bo"}
-    layers = sum(name.startswith("blocks.0.") and name.endswith("weight") for name in tensors)
-    accuracy = [[0.6 ** (head + 1) * 0.4**rank for rank in range(RANKS)][:rows] for head in numbers]  # a guess
-    config = HeadsConfig(hidden, len(numbers), accuracy=settings.get("accuracy") or accuracy)
-    heads = MedusaHeads(config, layers, any(name.endswith("bias") for name in tensors), len(outputs), rows, vocabulary)
-    fill_module(heads, tensors, f"{key}={path}, by layer and head,")
-    heads.scale = settings.get("logit_scale", 1.0)
+    numbers, layers = ({int(name.split(".")[part]) for name in tensors} for part in (0, 1))
+    vocabulary, hidden = tensors.get(f"0.{max(layers)}.weight", torch.empty(0, 0)).shape
+    accuracy = [[0.6 ** (head + 1) * 0.4**rank for rank in range(RANKS)][:vocabulary] for head in numbers]  # a guess
+    heads = MedusaHeads(
+        HeadsConfig(hidden, len(numbers), accuracy=accuracy), max(layers), "0.0.linear.bias" in tensors, vocabulary
+    )
+    fill_module(heads, tensors, f"{key}={path}, by head and layer,")
     return heads
 
 
 def load_heads(path: str, key: str, target: LanguageModel) -> Heads | MedusaHeads:
     """Heads of ours, or of others, for a target. Raises ConfigError."""
-    found: Heads | MedusaHeads
     if read_config(path, key).get("model_type") == HeadsConfig.model_type:
-        found = load_part(Heads, path, key, target)
-    else:
-        found = load_network(read_heads, path, key, target)
-    return found
+        return load_part(Heads, path, key, target)
+    heads = read_heads(path, key)
+    own, sizes = (heads.config.hidden_size, heads.vocab_size), (_hidden_of(target), target.vocab_size)
+    if own != sizes:
+        raise ConfigError(
+            f"{key}={path} is for hidden states of {own[0]} and {own[1]} tokens, but {target.name} has {sizes[0]} and "
+            f"{sizes[1]}: give one for this target"
+        )
+    place(heads, f"{key}={path}", target)
+    return target.executor.load(heads)
+
+
+def _hidden_of(model: LanguageModel) -> int:
+    """The width of a model's embeddings."""
+    embedding: Any = model.module.get_input_embeddings()
+    return int(embedding.weight.shape[1])
 
 
 def load_part(kind: type[_Part], path: str, key: str, model: LanguageModel) -> _Part:
@@ -232,8 +232,6 @@ def load_part(kind: type[_Part], path: str, key: str, model: LanguageModel) -> _
         refuse_incomplete(info, f"{key}={path}")
         loaded: _Part = part.to(model.device).eval()
         refuse_not_finite(loaded, f"{key}={path}", model.dtype)
-    embedding: Any = model.module.get_input_embeddings()
-    hidden = embedding.weight.shape[1]
-    if config.hidden_size != hidden:
+    if config.hidden_size != (hidden := _hidden_of(model)):
         raise ConfigError(f"{key}={path} is for hidden states of {config.hidden_size}, but {model.name} has {hidden}")
     return loaded

@@ -33,7 +33,6 @@ from specbench.models.context import Context
 from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.gguf import check_gguf, convert, install
 from specbench.models.language_model import LanguageModel
-from specbench.models.mtp_names import without_modules
 from specbench.models.random_weights import random_module
 from specbench.models.sizes import ModelSize, loader_of, without_memory
 from specbench.settings import BaseSettings
@@ -41,7 +40,6 @@ from specbench.settings import BaseSettings
 # Of a shape, which transformers reads but has no field for.
 OTHER_NAMES = ("rope_theta", "rope_scaling", "decoder_start_token_id", "tie_word_embeddings")
 ATTENTION = ("sdpa", "eager")  # where transformers has no SDPA for an architecture, it takes its eager attention
-MEDUSA = "medusa_head."  # begins the names of Medusa heads in a checkpoint that holds their target too
 OUTSIDE = ("cpu", "disk", "meta")  # where layers are put that no GPU has room for
 
 
@@ -196,6 +194,9 @@ def _read_weights(
     source = source_of(settings.path)
     module, info = loader_of(config).from_pretrained(source, revision=settings.revision, **WHOLE, **options)
     if info["unexpected_keys"]:
+        from specbench.models.heads import MEDUSA
+        from specbench.models.mtp_names import without_modules
+
         others = without_modules(info["unexpected_keys"], config.get_text_config().num_hidden_layers)
         info["unexpected_keys"] = [name for name in others if not name.startswith(MEDUSA)]
     refuse_incomplete(info, key)

@@ -1,9 +1,9 @@
 """Draft networks in formats of other projects: their config.json, their tensors, and the target that they are for."""
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from omegaconf import OmegaConf
@@ -14,7 +14,6 @@ from transformers.utils.hub import cached_file
 
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import (
-    local_path,
     read_json,
     reading,
     refuse_incomplete,
@@ -53,12 +52,6 @@ def read_tensors(path: str, key: str, first: Sequence[str] = ()) -> dict[str, Te
         return {name: tensor for file in files for name, tensor in load_state_dict(file).items()}
 
 
-def numbers_in(path: str, key: str) -> int:
-    """How many numbers the network in a local folder has; 0 for a hub id. Raises ConfigError."""
-    found = read_tensors(path, key, ("medusa_lm_head.pt",)) if local_path(path).is_dir() else {}
-    return sum(tensor.numel() for tensor in found.values())
-
-
 def fill_module(module: nn.Module, tensors: Mapping[str, Tensor], named: str) -> None:
     """Gives a module on "meta" the tensors of its names. Raises ConfigError if names or shapes are others."""
     refuse_others(module.state_dict(), tensors, named)
@@ -76,18 +69,6 @@ def refuse_others(
     missing = wanted.keys() - shapes.keys() - {*optional}
     refuse_incomplete({"missing_keys": missing, "unexpected_keys": shapes.keys() - wanted.keys(),
                        "mismatched_keys": others, "error_msgs": []}, named)  # fmt: skip
-
-
-def load_network(read: Callable[[str, str], Any], path: str, key: str, target: LanguageModel) -> Any:
-    """What `read` makes of path and key, on the target's device. Its `hidden_size` and `vocab_size` are H and V of a
-    target. Raises ConfigError."""
-    network, embedding = read(path, key), cast(Any, target.module.get_input_embeddings())
-    sizes = embedding.weight.shape[1], target.vocab_size
-    if (own := (network.hidden_size, network.vocab_size)) != sizes:
-        sentence = f"{own[0]} and {own[1]} tokens, but {target.name} has {sizes[0]} and {sizes[1]}"
-        raise ConfigError(f"{key}={path} is for hidden states of {sentence}: give one for this target")
-    place(network, f"{key}={path}", target)
-    return target.executor.load(network)
 
 
 def place(module: nn.Module, named: str, target: LanguageModel) -> None:

@@ -4,10 +4,8 @@ b rows, N new tokens, n columns.
 """
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
 from transformers import PreTrainedModel
 
 from specbench.decoding.sampling import Sampling
@@ -43,33 +41,25 @@ class BorrowedCache(LanguageModel):
 
 def first_layers(module: PreTrainedModel, count: int) -> PreTrainedModel:
     """A Hugging Face causal model that shares the module's weights and ends after `count` layers, with its norm and
-    output matrix. Raises ConfigError if the module has no list of its layers, or if `count` is not below their
-    number."""
+    output matrix, and the stock forward. Raises ConfigError if the module has no list of its layers, or if `count` is
+    not below their number."""
     try:
-        layers = list(decoder_layers(module))
+        own = decoder_layers(module)
     except ValueError as error:
         raise ConfigError(f"drafter.layers={count} is not possible: {error}") from error
-    if not 0 < count < len(layers):
-        raise ConfigError(f"drafter.layers={count} is not allowed: it must be from 1 to {len(layers) - 1}")
-    return with_layers(module, layers[:count])
-
-
-def with_layers(module: PreTrainedModel, layers: Sequence[nn.Module]) -> PreTrainedModel:
-    """A Hugging Face causal model that shares the module's weights and has these layers in place of its own, with the
-    stock forward. Raises ValueError if the module has no list of its layers."""
-    own = decoder_layers(module)
+    if not 0 < count < len(own):
+        raise ConfigError(f"drafter.layers={count} is not allowed: it must be from 1 to {len(own) - 1}")
     *path, last = next(name for name, part in module.named_modules() if part is own).split(".")
-    view: PreTrainedModel = view_of(module)
-    vars(view).pop("forward", None)  # of an executor
+    view: PreTrainedModel = _view_of(module)
     part: Any = view
     for name in path:
-        part._modules[name] = view_of(part._modules[name])
+        part._modules[name] = _view_of(part._modules[name])
         part = part._modules[name]
-    part._modules[last] = nn.ModuleList(layers)
+    part._modules[last] = own[:count]
     return view
 
 
-def view_of(module: Any) -> Any:
+def _view_of(module: Any) -> Any:
     """A module that shares all its parameters with another one, and whose children can be exchanged."""
     view = copy.copy(module)
     view._modules = dict(view._modules)

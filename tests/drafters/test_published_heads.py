@@ -15,15 +15,10 @@ from specbench.config.check import check
 from specbench.models.heads import read_heads
 
 HEADS, LAYERS, HIDDEN, VOCABULARY = 3, 2, 16, 24
-KEPT = [7, 2, 19, 11, 4]
 PICKLE = "medusa_lm_head.pt"
 HIDDEN_STATES = torch.randn(2, HIDDEN, generator=torch.Generator().manual_seed(1))
 ORIGINAL = {"medusa_num_heads": 2, "medusa_num_layers": LAYERS, "base_model_name_or_path": "x/y",
             "transformers_version": "4.31.0"}  # fmt: skip
-
-
-VLLM = {"model_type": "medusa", "architectures": ["MedusaModel"], "hidden_size": HIDDEN, "vocab_size": VOCABULARY,
-        "num_heads": HEADS, "num_hidden_layers": LAYERS, "truncated_vocab_size": VOCABULARY}  # fmt: skip
 
 
 def random(number: int, *shape: int) -> torch.Tensor:
@@ -43,12 +38,6 @@ def original(L, b, W, prefix: str = "") -> dict[str, torch.Tensor]:
             state[f"{prefix}{k}.{j}.linear.weight"] = L[k, j].clone()
             state[f"{prefix}{k}.{j}.linear.bias"] = b[k, j].clone()
     return state
-
-
-def vllm(L, W) -> dict[str, torch.Tensor]:
-    state = {f"lm_heads.{k}.weight": W[k].clone() for k in range(len(W))}
-    return state | {f"medusa_heads.blocks.{k}.layers.{j}.weight": L[k, j].clone() for k in range(HEADS)
-                    for j in range(LAYERS)}  # fmt: skip
 
 
 def written(folder: Path, settings: dict, state: dict, file: str = WEIGHTS) -> Path:
@@ -101,20 +90,6 @@ def test_merged_checkpoints_are_heads_and_target(tmp_path):
     assert build(check(composed(*small(*run)))).drafter.longest == HEADS
 
 
-def test_vllm_s_format(tmp_path):
-    L, b, W = parts(bias=False)
-    compared(of_folder(written(tmp_path / "h", VLLM, vllm(L, W))), L, b, W)
-    scaled = of_folder(written(tmp_path / "h", VLLM | {"logit_scale": 0.5}, vllm(L, W)))
-    assert np.abs(scaled - plain(L, b, W) / 2).max() < 1e-5
-    shared = of_folder(written(tmp_path / "h", VLLM | {"original_lm_head": True}, vllm(L, W[1:2])))
-    compared(shared, L, b, W[[1, 1, 1]])
-
-
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_truncated_vocabulary_has_no_logits_elsewhere(whole, tmp_path):
-    L, b, W = parts(bias=False)
-    state = vllm(L, W if whole else W[:, KEPT]) | {"token_map": torch.tensor(KEPT)}
-    found = of_folder(written(tmp_path / "h", VLLM | {"truncated_vocab_size": len(KEPT)}, state))
-    elsewhere = [token for token in range(VOCABULARY) if token not in KEPT]
-    assert (found[..., elsewhere] == -np.inf).all()
-    compared(found[..., KEPT], L, b, W[:, KEPT])
+def test_layers_without_a_bias(tmp_path):
+    state = {name: tensor for name, tensor in original(*parts(bias=False)).items() if "bias" not in name}
+    compared(of_folder(written(tmp_path / "h", ORIGINAL, state)), *parts(bias=False))
