@@ -9,10 +9,11 @@ import inspect
 import logging
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import hydra
+from annotated_types import Ge, Gt, Le, Lt
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -28,6 +29,7 @@ LARGEST_GAMMA = 1000  # guesses of a draft, one after another
 LARGEST_SEED = 2**32 - 1  # of numpy; torch takes larger ones
 UNLIMITED_CONTEXT = 2**31 - 1  # tokens: of a model whose positions have no end, such as T5
 WORDS: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "a text", Any: "any value"}
+SIGNS = {Ge: ">=", Gt: ">", Le: "<=", Lt: "<"}
 
 
 def _zero_or_more_than_a_thousandth(value: float) -> float:
@@ -83,14 +85,16 @@ def validate(schema: type[Schema], node: DictConfig, prefix: str = "") -> Schema
             raise unknown(key, (f"{prefix}{field}" for field in fields), "setting")
         value = resolved(node, name, key)
         refuse_odd_values(key, value)
-        if isinstance(value, bool) and not _kinds(fields[name].annotation) & {bool, Any}:
-            value = str(value).lower()  # pydantic would take true for 1
         if value != MISSING:
             values[name] = value
     try:
         settings = schema.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_sentence(error, fields, values, prefix)) from error
+    for name, value in values.items():
+        if isinstance(value, bool) and not isinstance(vars(settings)[name], bool):  # pydantic takes true for 1
+            allowed = describe(fields[name].annotation, fields[name].metadata)
+            raise ConfigError(f"{prefix}{name}={value} is not allowed: it must be {allowed}")
     settings.check(prefix)
     return settings
 
@@ -121,17 +125,6 @@ def refuse_odd_values(key: str, value: Any) -> None:
         raise ConfigError(f"{key}={shown(value)} is not allowed: it must be an integer below 2^63")
     elif isinstance(value, str) and (not value or any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)):
         raise ConfigError(f"{key}={shown(value)} is not allowed: it must be a text that is not empty")
-
-
-def _kinds(hint: Any) -> set[Any]:
-    """The types that a hint is made of, without lists and mappings."""
-    if get_origin(hint) is Annotated:
-        return _kinds(get_args(hint)[0])
-    if get_origin(hint) is Literal:
-        return {type(choice) for choice in get_args(hint)}
-    if get_origin(hint) in (Union, types.UnionType):
-        return set().union(*(_kinds(each) for each in get_args(hint)))
-    return {hint}
 
 
 def _sentence(error: ValidationError, fields: Mapping[str, FieldInfo], values: Any, prefix: str) -> str:
@@ -167,13 +160,14 @@ def describe(hint: Any, metadata: Sequence[Any] = ()) -> str:
 
 
 def _bounds(metadata: Sequence[Any]) -> list[str]:
+    """Bounds as text; `Annotated` has them inside a FieldInfo."""
     found = []
     for each in metadata:
         if isinstance(each, FieldInfo):
             found += _bounds(each.metadata)
-        for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
-            if (bound := getattr(each, name, None)) is not None and not isinstance(each, FieldInfo):
-                found.append(f"{sign} {bound:g}" if isinstance(bound, float) else f"{sign} {bound}")
+        elif type(each) in SIGNS:
+            [bound] = astuple(each)
+            found.append(f"{SIGNS[type(each)]} {format(bound, 'g' if isinstance(bound, float) else '')}")
     return found
 
 

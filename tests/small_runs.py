@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -106,8 +105,7 @@ MADE = {}  # runs by their overrides
 
 def run(parts, folder):
     """A run with parts that are built: its results, as attributes too, and its records."""
-    logger = check(composed("logger=none")).choices
-    job = Job(folder, SimpleNamespace(resolved=parts.config, choices=logger))
+    job = Job(folder, parts.checked)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(specbench.run.run, "build", lambda *given: parts)
         [found] = execute([job])

@@ -5,13 +5,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from specbench.config.check import Checked, check_models
 from specbench.config.decoding import Decoding
-from specbench.config.memory import memory_budget, size
+from specbench.config.memory import memory_needed, size
 from specbench.config.scalars import LOADED, RunConfig
 from specbench.data.prompts import Prompt, Request, load, render
 from specbench.decoding import sampling
@@ -24,6 +23,7 @@ from specbench.models.context import Context
 from specbench.models.devices import pick_device, pick_dtype
 from specbench.models.language_model import LanguageModel
 from specbench.models.load import footprint, load_tokenizer, uses_template
+from specbench.models.sizes import ModelSize
 from specbench.peers.base import Peer
 from specbench.policies.base import GammaPolicy
 from specbench.policies.workload import Workload
@@ -34,11 +34,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run is made of. `config` and `choices` are what results.json records of it."""
+    """What a run is made of."""
 
-    name: str
-    config: dict[str, Any]
-    choices: dict[str, str]  # the option that was chosen in each group
+    checked: Checked
     target: LanguageModel
     drafter: Drafter
     policy: GammaPolicy
@@ -48,15 +46,14 @@ class Parts:
     rendered: Mapping[Prompt, Request]  # of prompts of one turn
     peers: Mapping[str, Peer]
     workload: Workload
-    max_new_tokens: int
-    batch_size: int  # rows
     spare: int  # cache columns that a round's guesses may take beyond a row's limit
-    prefill_chunk: int  # tokens
-    seed: int
-    verdict_tokens: int  # tokens that the losslessness verdict may read again
-    stop_strings: Sequence[str]
     acceptance_rule: str  # what beta is, in words
     notes: Sequence[str]  # what a reader of the numbers must know
+
+    @property
+    def root(self) -> RunConfig:
+        """The run's scalars."""
+        return self.checked.root
 
     @property
     def longest_prompt(self) -> int:
@@ -79,43 +76,31 @@ def build(
     key = json.dumps([checked.resolved.get(name) for name in LOADED], sort_keys=True, default=str)
     policy: GammaPolicy = choices["gamma_policy"].build()
     prompts = chosen_prompts(load(choices["data"].build()), root)
-    context = context_of(checked, policy.largest, prompts)
     workload: Workload = choices["workload"].build(root.seed)
     workload.refuse(prompts)
     refuse_other_tokens(checked)
-    models = [
-        footprint(model, role, context.dtype)
-        for role in ("target", "drafter")
-        for model in choices[role].settings.models()
-    ]
-    check_models(root, choices, models, policy.largest)
-    if any(model.recurrent for model in models):
-        context.executor.run_eagerly("a model has a recurrent state")
-    requests = rendered(checked, prompts)
+    context = context_of(checked, policy.largest, prompts)
+    sizes = sizes_of(checked, context)
+    requests, spare = rendered(checked, prompts), spare_columns(checked, policy.largest)
     longest = max(len(request.tokens) for request in requests.values())
-    decoding, spare = choices["decoding"].build(), spare_columns(checked, policy.largest)
-    budget = memory_budget(checked, context, models, longest, spare, key in targets)
-    budget.check()
-    announce(str(budget))
-    # Lenience at temperature 0 compares the target's probabilities before argmax; drafters keep theirs.
-    leniences = choices["lenience_policy"]
-    least = leniences.kind.lowest(leniences.settings, root.lenience)
-    scored = replace(context, sampling=replace(context.sampling, before_argmax=least < 1))
-    verifier: Verifier = leniences.build(root.lenience).verifier(partial(choices["verifier"].build, scored.sampling))
+    announce(memory_needed(checked, context, sizes, longest, spare, key in targets))
+    scored = for_scoring(checked, context)
     if key in targets:
         target = targets[key].shared(scored.sampling, scored.new_cache, scored.executor)
     else:
         target = targets[key] = choices["target"].build(scored)
     drafter: Drafter = choices["drafter"].build(context, target)
     refuse_unfit(target, drafter, policy.largest, root.batch_size)
+    decoding: Decoding = choices["decoding"].build()
     decoding.refuse_models([target, *drafter.models])
-    # Of peers: one that needs the target's hidden states is no model of its own.
+    verifier: Verifier = (
+        choices["lenience_policy"].build(root.lenience).verifier(partial(choices["verifier"].build, scored.sampling))
+    )
+    # Of peers: a drafter that needs the target's hidden states is no model of its own.
     assistant = drafter.models[0] if drafter.models and not drafter.needs_hidden else None
     rule = verifier.acceptance_rule(choices["drafter"].kind, choices["drafter"].settings)
     return Parts(
-        name=root.name,
-        config=checked.resolved,
-        choices={group: choice.name for group, choice in choices.items()},
+        checked=checked,
         target=target,
         drafter=drafter,
         policy=policy,
@@ -125,13 +110,7 @@ def build(
         rendered={prompt: request for prompt, request in requests.items() if len(prompt.turns) == 1},
         peers=choices["peers"].build(context, target, assistant, root.gamma).by_name(),
         workload=workload,
-        max_new_tokens=root.max_new_tokens,
-        batch_size=root.batch_size,
         spare=spare,
-        prefill_chunk=root.prefill_chunk,
-        seed=root.seed,
-        verdict_tokens=root.verdict_tokens,
-        stop_strings=root.stop_strings,
         acceptance_rule=rule if decoding.samples else "",
         notes=notes_on_models(target, drafter, verifier, decoding.generate_settings),
     )
@@ -154,6 +133,25 @@ def context_of(checked: Checked, gamma: int, prompts: Sequence[Prompt]) -> Conte
         stop_strings=root.stop_strings,
         prompts=prompts,
     )
+
+
+def sizes_of(checked: Checked, context: Context) -> list[ModelSize]:
+    """The size of the target, then of the drafter's models, which the configuration can run. Raises ConfigError."""
+    roles = ("target", "drafter")
+    models = [(model, role) for role in roles for model in checked.choices[role].settings.models()]
+    sizes = [footprint(model, role, context.dtype) for model, role in models]
+    check_models(checked.root, checked.choices, sizes, context.gamma)
+    if any(size.recurrent for size in sizes):
+        context.executor.run_eagerly("a model has a recurrent state")
+    return sizes
+
+
+def for_scoring(checked: Checked, context: Context) -> Context:
+    """What the target has in common with its verifier. Lenience at temperature 0 compares the target's probabilities
+    before argmax; drafters keep theirs."""
+    leniences = checked.choices["lenience_policy"]
+    least = leniences.kind.lowest(leniences.settings, checked.root.lenience)
+    return replace(context, sampling=replace(context.sampling, before_argmax=least < 1))
 
 
 def chosen_prompts(prompts: Sequence[Prompt], root: RunConfig) -> list[Prompt]:

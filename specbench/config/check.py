@@ -34,6 +34,11 @@ class Checked:
     choices: Mapping[str, Choice]  # by group
     resolved: dict[str, Any]
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The option that was chosen in each group."""
+        return {group: choice.name for group, choice in self.choices.items()}
+
 
 def check(config: DictConfig, names: Mapping[str, str] | None = None) -> Checked:
     """Checks a composed configuration. `names` are the options that were chosen, by group; by default those that Hydra

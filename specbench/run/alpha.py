@@ -69,8 +69,8 @@ def refuse_no_models(parts: Any) -> None:
     """Raises ConfigError if target or drafter cannot read a text by itself."""
     if not parts.drafter.models:
         raise ConfigError(
-            f"drafter={parts.choices['drafter']} has no model that gives q along a text: choose one that has, as "
-            "drafter=model drafter.path=Q, or run python -m specbench, which measures alpha of any drafter"
+            f"drafter={parts.checked.names['drafter']} has no model that gives q along a text: choose one that has, "
+            "as drafter=model drafter.path=Q, or run python -m specbench, which measures alpha of any drafter"
         )
     if parts.target.start_tokens is not None:
         raise ConfigError(f"target.path={parts.target.name} has an encoder: specbench.alpha reads decoders alone")

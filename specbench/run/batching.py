@@ -54,7 +54,7 @@ class Requests:
         if len(self.too_long) > before:
             self._warn(turn, len(self.too_long) - before, bool(waiting))
         longest = max((len(request.tokens) for request in waiting), default=0)
-        columns = min(longest + parts.max_new_tokens, parts.target.context) + self.spare
+        columns = min(longest + parts.root.max_new_tokens, parts.target.context) + self.spare
         inputs = [request.encoder_input for request in waiting if request.encoder_input is not None]
         found = []
         for number, (begin, end) in enumerate(pairwise(self._cuts(len(waiting))), first):
@@ -95,7 +95,7 @@ class Requests:
 
     def _cuts(self, requests: int) -> list[int]:
         """Where the groups of a turn begin, and the end of the last one."""
-        rows, workload = self.parts.batch_size, self.parts.workload
+        rows, workload = self.parts.root.batch_size, self.parts.workload
         if not workload.over_time:
             return [*range(0, requests, group_size(requests, rows)), requests]
         least = max(FEWEST * rows, workload.segment)

@@ -36,10 +36,10 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
             log.warning("no betas along the text of %s: %s", request.id, first_line(error))
     if not parts.verifier.judged:
         record.verdict = unread(parts.verifier.note or "its verifier is not judged")
-    elif tokens_read(method.records.values()) >= parts.verdict_tokens and (
+    elif tokens_read(method.records.values()) >= parts.root.verdict_tokens and (
         not parts.target.sampling.greedy or new == baseline
     ):
-        record.verdict = unread(f"more than verdict_tokens={parts.verdict_tokens} tokens")
+        record.verdict = unread(f"more than verdict_tokens={parts.root.verdict_tokens} tokens")
     else:
         stops, decode = parts.target.stop_tokens, parts.target.tokenizer.decode
         record.verdict = read_text(
@@ -50,7 +50,7 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
             baseline,
             ours.draws[row],
             request.encoder_input,
-            ended=ends_where_it_should(new, record.limit, stops, parts.stop_strings, decode),
+            ended=ends_where_it_should(new, record.limit, stops, parts.root.stop_strings, decode),
         )
 
 

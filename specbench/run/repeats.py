@@ -49,9 +49,8 @@ def show_logger(job: Job, pooled: Run) -> None:
     """Gives the pooled run to the logger, as a run of its own. That this fails is logged: the files are there."""
     choices = job.checked.choices
     logger: Logger = choices["logger"].build()
-    names = {group: choice.name for group, choice in choices.items()}
     try:
-        logger.open(Opening(pooled.results["name"], job.folder, job.checked.resolved, names, "repeats"))
+        logger.open(Opening(pooled.results["name"], job.folder, job.checked.resolved, job.checked.names, "repeats"))
         logger.finish(pooled)
     except Exception as error:
         log.warning("logger=%s has no pooled results (%s)", choices["logger"].name, first_line(error))

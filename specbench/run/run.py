@@ -143,7 +143,7 @@ def opened(job: Job, parts: Parts, stack: ExitStack) -> Method:
         log.info("%s", note)
     settings = job.checked.choices["logger"]
     logger = settings.build()
-    opening = Opening(parts.name, job.folder, job.checked.resolved, parts.choices, job.kind)
+    opening = Opening(parts.root.name, job.folder, job.checked.resolved, job.checked.names, job.kind)
     try:
         logger.open(opening)
     except ConfigError:
@@ -324,17 +324,17 @@ def facts_of(method: Method, status: str, known: Mapping[str, Any], seconds: dic
     target, drafter, verifier = parts.target, parts.drafter, parts.verifier
     models = [target, *drafter.models]
     if not method.kv_bytes:  # all requests were decoded by an earlier process
-        target.allocate(parts.batch_size, parts.spare + 2)
+        target.allocate(parts.root.batch_size, parts.spare + 2)
     lossless = verifier.lossless and verifier.lenience == 1
     return Facts(
-        name=parts.name,
-        config=parts.config,
+        name=parts.root.name,
+        config=parts.checked.resolved,
         provenance=dict(known),
         gamma=parts.policy.constant,
         greedy=target.sampling.greedy,
         expected_lossless=lossless,
         lossy_reason="" if lossless else verifier.note or f"lenience={verifier.lenience:g}",
-        batch_size=parts.batch_size,
+        batch_size=parts.root.batch_size,
         c_hat=drafter.operations_per_token / target.operations_per_token,
         step_bytes=target.step_bytes,
         column_bytes=target.column_bytes(),
@@ -349,6 +349,6 @@ def facts_of(method: Method, status: str, known: Mapping[str, Any], seconds: dic
         status=status,
         notes=[*parts.notes, *method.notes, *target.executor.notes()],
         acceptance_rule=parts.acceptance_rule,
-        choices=parts.choices,
+        choices=parts.checked.names,
         overrides=list(method.job.overrides),
     )  # fmt: skip

@@ -47,8 +47,8 @@ class Session:
     def job(self, request: Request, new_tokens: int | None = None) -> Sequence:
         """What the decoder needs of a request, for at most `new_tokens` (those of the run) new tokens."""
         parts = self.parts
-        limit = min(len(request.tokens) + (new_tokens or parts.max_new_tokens), parts.target.context)
-        return Sequence(list(request.tokens), limit, prompt_key(parts.seed, request.id), request.encoder_input)
+        limit = min(len(request.tokens) + (new_tokens or parts.root.max_new_tokens), parts.target.context)
+        return Sequence(list(request.tokens), limit, prompt_key(parts.root.seed, request.id), request.encoder_input)
 
     def decode(
         self,
@@ -71,7 +71,7 @@ class Session:
         state = self._idle_state(columns)
         state.warm_up = warm_up
         models: list[LanguageModel] = [target, *drafter.models] if speculative else [target]
-        scheduler = Scheduler(jobs, models, parts.prefill_chunk, parts.spare, arrivals)
+        scheduler = Scheduler(jobs, models, parts.root.prefill_chunk, parts.spare, arrivals)
         clock = Timer(target.device)
         recorder = Recorder(
             verifier,
@@ -82,7 +82,7 @@ class Session:
         )
         reader = target.hidden_reader
         target.hidden_reader = reader if speculative else None  # plain decoding keeps no hidden states for a drafter
-        (target.reopen if warm_up else target.allocate)(parts.batch_size, columns)
+        (target.reopen if warm_up else target.allocate)(parts.root.batch_size, columns)
 
         def record(*of_round: Any) -> None:
             with target.executor.timed(lambda: None):  # what recording launches is no part of decoding
@@ -110,8 +110,8 @@ class Session:
         parts, target = self.parts, self.parts.target
         columns = target.executor.columns(columns)
         if self._state is None or self._state.tokens.shape[1] < columns:
-            strings = StopStrings(parts.stop_strings, target.tokenizer) if parts.stop_strings else None
-            self._state = State.idle(parts.batch_size, columns, target.stop_tokens, target.device, strings)
+            strings = StopStrings(parts.root.stop_strings, target.tokenizer) if parts.root.stop_strings else None
+            self._state = State.idle(parts.root.batch_size, columns, target.stop_tokens, target.device, strings)
         self._state.clear()
         return self._state
 

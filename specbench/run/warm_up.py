@@ -46,7 +46,7 @@ def warm_up(session: Session, batch: Batch) -> None:
                 for gamma in dict.fromkeys((*gammas, 0)):
                     policy = FixedGamma(gamma, parts.policy.signal)
                     jobs = row_jobs(session, batch, prompt, [gamma + TOKENS, SHORT] if fixed else [gamma + SHORT], end)
-                    for keep in (False, parts.verdict_tokens > 0):
+                    for keep in (False, parts.root.verdict_tokens > 0):
                         session.decode(jobs, True, batch.columns, policy=policy, verifier=verifier, keep=keep,
                                        warm_up=True)  # fmt: skip
     executor.warm = True
@@ -58,7 +58,7 @@ def warm_up(session: Session, batch: Batch) -> None:
 def row_jobs(session: Session, batch: Batch, prompt: list[int], new: abc.Sequence[int], end: int) -> list[Sequence]:
     """For each row a job of each number of new tokens, none longer than `end` tokens in all."""
     limits = {min(len(prompt) + tokens, end) for tokens in new}
-    rows = range(session.parts.batch_size)
+    rows = range(session.parts.root.batch_size)
     return [Sequence(prompt, limit, row, batch.longest_input) for limit in limits for row in rows]
 
 
@@ -105,7 +105,7 @@ def calibrate(session: Session, batch: Batch) -> None:
     """Decodes some tokens of the first prompts with every gamma, twice in turn, for a policy that chooses by cost."""
     parts, costs = session.parts, MeasuredCosts()
     for turn, gamma in enumerate([*range(parts.policy.largest + 1)] * 2):
-        requests = [batch.requests[(turn + row) % len(batch.requests)] for row in range(parts.batch_size)]
+        requests = [batch.requests[(turn + row) % len(batch.requests)] for row in range(parts.root.batch_size)]
         jobs = [session.job(request, CALIBRATION_TOKENS) for request in requests]
         policy = FixedGamma(gamma, parts.policy.signal)
         for text in session.decode(jobs, True, batch.columns, policy=policy, warm_up=True).texts:
