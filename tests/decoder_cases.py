@@ -76,7 +76,6 @@ TREES = (
     "own_trees",
     "mtp_distinct",
     "eagle3_dynamic",
-    "suffix_tree",
 )
 
 
@@ -194,7 +193,7 @@ def spare_of(kind: str, gamma: int) -> int:
         return 4 * gamma + 1
     if kind.startswith("under_"):
         return gamma + 4  # its inner gamma is 2, of a drafter below too
-    return 7 if kind in ("medusa", "suffix_tree") else gamma + 1
+    return 7 if kind == "medusa" else gamma + 1
 
 
 def shape_of(kind: str, sampling: Sampling) -> FixedTree | DynamicTree | None:
@@ -230,8 +229,6 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return PromptLookupDrafter(max_match=3, min_match=1)
     if kind == "suffix":
         return SuffixDrafter(8, 1.0, 1.0, 0.1, 0, gamma=5)
-    if kind == "suffix_tree":
-        return SuffixDrafter(8, 1.0, 2.0, 0.05, 0, gamma=5, nodes=6)
     if kind == "bigram":
         return BigramDrafter(training_tokens(text_file, target.tokenizer), V, sampling, smoothing=1.0)
     if kind == "unigram":
@@ -244,7 +241,7 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
         return TreeDrafter(model, V, 5, shape_of(kind, sampling))
     if kind.startswith("multi_draft"):
         models = [model, another(model)] if kind.endswith("two") else [model]
-        return MultiDrafter(models, 2, V, 5, "random" if "random" in kind else "fixed")
+        return MultiDrafter(models, 2, V, 5)
     if kind.startswith("under_"):  # hierarchical: this drafter under the model
         below = make_drafter(kind.removeprefix("under_"), model, text_file, another(model))
         if kind == "under_blockwise":  # of heads that read the pair itself, not another one

@@ -1,8 +1,7 @@
-"""Base classes of drafters without a network, which look at one row's tokens at a time, in plain Python."""
+"""What drafters without a network share: they look at one row's tokens at a time, in plain Python."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,13 +12,8 @@ from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import window
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import State
-from specbench.decoding.token_tree import MISSING, ROOT, Levels
 from specbench.decoding.transfers import counts, move, upload
 from specbench.drafters.base import Drafter
-
-# Tokens, for each the probability of the path to it and, of several continuations, its parent: ROOT, or the
-# node of an earlier one.
-Guess = tuple[list[int], list[float], list[int]]
 
 
 def committed(state: State) -> list[list[int]]:
@@ -34,32 +28,6 @@ def point_mass_chain(guesses: Sequence[Sequence[int]], state: State) -> Draft:
         return Draft.empty(state.batch_size, device)
     tokens = upload([[*row, *[0] * (width - len(row))] for row in guesses], device)
     return Draft.chain(tokens, None, counts(tuple(map(len, guesses)), device))
-
-
-def point_mass_tree(guesses: Sequence[Guess], state: State, gamma: Sequence[int], levels: Levels | None) -> Draft:
-    """A tree of each row's guesses, at most gamma[b] levels of them, whose q are point masses. `levels`, if given, are
-    those of the draft: no row may have more guesses than each is wide."""
-    placed: list[tuple[int, int, int, int, int]] = []
-    widths = [[0] * max(gamma) for _ in guesses]  # by row, guesses of each depth
-    for row, (tokens, _, parents) in enumerate(guesses):
-        at = {ROOT: (0, 0)}  # depth of each node, and its place on that level
-        for node, (token, above) in enumerate(zip(tokens, parents, strict=True), 1):
-            if above in at and (level := at[above][0]) < gamma[row]:
-                at[node] = level + 1, widths[row][level]
-                placed.append((row, *at[node], token, at[above][1]))
-                widths[row][level] += 1
-    if not placed:
-        return Draft.empty(state.batch_size, state.tokens.device)
-    found = levels or tuple(width for width in map(max, zip(*widths, strict=True)) if width)
-    first = [ROOT, *accumulate(found, initial=1)]  # the first node of each depth
-    nodes = [[[nothing] * first[-1] for _ in guesses] for nothing in (0, MISSING)]
-    for row, depth, place, token, above in placed:
-        nodes[0][row][first[depth] + place] = token
-        nodes[1][row][first[depth] + place] = first[depth - 1] + above
-    x, parent = upload(nodes, state.tokens.device)[:, :, 1:]
-    return Draft(
-        x, found, parent, None, torch.full_like(x[:, 0], x.shape[1]), most=None if levels is None else levels[0]
-    )
 
 
 class PointMassDrafter(Drafter):

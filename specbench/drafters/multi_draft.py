@@ -4,17 +4,15 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
 from specbench.decoding.draft import Draft, Scores, Verdict
-from specbench.decoding.noise import PROPOSAL, node_bits
 from specbench.decoding.state import State
-from specbench.decoding.token_tree import ROOT, depths, level_slices
+from specbench.decoding.token_tree import ROOT, depths
 from specbench.decoding.transfers import constant, upload
 from specbench.decoding.verify_tree import follow
 from specbench.drafters.base import Drafter
@@ -33,16 +31,13 @@ MOST_MODELS = 16
 class MultiDrafter(Drafter):
     """Draws `samples` independent chains from each model. The target reads them as one prefix tree, in which guesses
     that spell the same text share a place (SpecInfer). A verifier tries the guesses that follow one text in the order
-    of `paths` or, with `order` "random", in a new random order each time, as SpecInfer's verification has it. The
-    guesses are independent draws, each from the q that stays with it, and the order does not depend on them, so the
-    output distribution is the target's either way."""
+    of `paths`: each is an independent draw from the q that stays with it."""
 
     trees = True
 
     class Settings(OwnSampling):
         paths: list[str]
         samples: int = Field(ge=1, le=1000)
-        order: Literal["fixed", "random"] = "fixed"
         trust_remote_code: bool = False
 
         def models(self) -> Sequence[PretrainedModel.Settings]:
@@ -68,11 +63,9 @@ class MultiDrafter(Drafter):
     def nodes(cls, settings: Settings, gamma: int) -> int:
         return settings.samples * len(settings.paths) * gamma
 
-    def __init__(
-        self, models: Sequence[LanguageModel], samples: int, vocab_size: int, gamma: int, order: str = "fixed"
-    ):
+    def __init__(self, models: Sequence[LanguageModel], samples: int, vocab_size: int, gamma: int):
         """`vocab_size` is the target's V; `gamma` is the usual gamma."""
-        self.models, self.samples, self.order = models, samples, order
+        self.models = models
         greedy = models[0].sampling.greedy  # K samples of an argmax are one
         shape = partial(FixedTree, [1 if greedy else samples], "best" if greedy else "independent")
         self.drafters = [TreeDrafter(model, vocab_size, gamma, shape(stream)) for stream, model in enumerate(models)]
@@ -87,7 +80,7 @@ class MultiDrafter(Drafter):
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "MultiDrafter":
         own = settings.own(context)
         models = [PretrainedModel(model, own, "drafter", target.vocab_size) for model in settings.models()]
-        return cls(models, settings.samples, target.vocab_size, context.gamma, settings.order)
+        return cls(models, settings.samples, target.vocab_size, context.gamma)
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         for drafter in self.drafters:
@@ -96,10 +89,7 @@ class MultiDrafter(Drafter):
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         self.drafts = [drafter.propose(state, gamma) for drafter in self.drafters]
-        draft = join_drafts(self.drafts)
-        if self.order == "fixed" or draft.is_chain:
-            return draft
-        return shuffled(draft, node_bits(state.noise[PROPOSAL], state.length, draft.levels, stream=MOST_MODELS))
+        return join_drafts(self.drafts)
 
     def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
         """Each model keeps what its cache holds of the accepted path, and reads the rest before its next draft."""
@@ -138,15 +128,3 @@ def join_drafts(drafts: Sequence[Draft]) -> Draft:
         count=torch.stack([draft.count for draft in drafts]).sum(0),
         repeats=True,
     )
-
-
-def shuffled(draft: Draft, bits: Tensor) -> Draft:
-    """The same tree with the guesses of each depth in a random order, by random bits [B, N] that no guess depends on.
-    Each guess keeps its text and its q. In each row, all guesses of a depth must exist or none."""
-    order = [bits[:, level].argsort(dim=1) + level.start for level in level_slices(draft.levels)]
-    column = torch.cat(order, 1)  # by new column the old one
-    node = F.pad(column.argsort(dim=1) + 1, (1, 0))  # by old node the new one; the root stays
-    old_parent = draft.parents.expand_as(column).gather(1, column)
-    parent = torch.where(old_parent > ROOT, node.gather(1, old_parent.clamp(min=ROOT)), old_parent)
-    probs = None if draft.probs is None else draft.probs.gather(1, column[..., None].expand_as(draft.probs))
-    return dataclasses.replace(draft, tokens=draft.tokens.gather(1, column), parent=parent, probs=probs)

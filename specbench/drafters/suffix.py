@@ -1,8 +1,6 @@
 """SuffixDecoding (2411.04975): copies the likeliest continuation of the text's last tokens, by counts of the text so
 far and, if asked for, of past outputs."""
 
-import heapq
-import math
 from collections import abc
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +10,14 @@ from pydantic import Field
 from specbench.decoding.draft import Draft
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
-from specbench.decoding.token_tree import ROOT
 from specbench.drafters.base import Drafter
-from specbench.drafters.lookup_base import Guess, point_mass_chain, point_mass_tree
-from specbench.drafters.tree_shapes import MOST_NODES
+from specbench.drafters.lookup_base import point_mass_chain
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.policies.base import GammaPolicy
 from specbench.settings import BaseSettings
+
+Guess = tuple[list[int], list[float]]  # tokens, and for each the probability of the path to it
 
 
 class SuffixAutomaton:
@@ -111,11 +109,11 @@ class SuffixAutomaton:
                 state, size = self.next[state][token], size + 1
         return state, size
 
-    def guess(self, state: int, size: int, limits: abc.Sequence[int], min_prob: float, deepest: int = 0) -> Guess:
+    def guess(self, state: int, size: int, limits: abc.Sequence[int], min_prob: float) -> Guess:
         """The continuation with the largest score, the sum of its probabilities, after the last m of `size` tokens, for
         any m; of equal scores that of the longest m. After m tokens it has at most limits[m], numbers that rise and
-        then fall. With `deepest` it is a tree of at most so many levels."""
-        found: Guess = [], [], []
+        then fall."""
+        found: Guess = [], []
         score, length, link = 0.0, self.length, self.link
         while state > 0:
             above = link[state]
@@ -125,8 +123,7 @@ class SuffixAutomaton:
                 size -= 1
                 limit = limits[size]
             if limit > score:  # no probability is above 1
-                depth = min(deepest, self.depth - size)
-                own = self._spread(state, limit, min_prob, depth) if deepest else self._walk(state, limit, min_prob)
+                own = self._walk(state, limit, min_prob)
                 if (total := sum(own[1])) > score:
                     found, score = own, total
             state = above
@@ -147,25 +144,7 @@ class SuffixAutomaton:
             tokens.append(token)
             probs.append(prob)
             token = best[state]
-        return tokens, probs, []
-
-    def _spread(self, state: int, limit: int, min_prob: float, deepest: int) -> Guess:
-        """As `_walk`, the `limit` likeliest continuations of at most `deepest` tokens; of equal ones that of the most
-        frequent next token first."""
-        found: list[tuple[int, float, int]] = []
-        waiting: list[tuple[float, bool, int, int, int, int]] = []
-        prob, depth, node = 1.0, 0, ROOT
-        while len(found) < limit:
-            for token, after in self.next[state].items() if depth < deepest else ():
-                own = prob * self.count[after] / self.count[state]
-                if own >= min_prob:
-                    heapq.heappush(waiting, (-own, token != self.best[state], node, token, after, depth + 1))
-            if not waiting:
-                break
-            minus, _, parent, token, state, depth = heapq.heappop(waiting)
-            found.append((token, -minus, parent))
-            prob, node = -minus, len(found)
-        return [token for token, *_ in found], [prob for _, prob, _ in found], [parent for *_, parent in found]
+        return tokens, probs
 
 
 @dataclass
@@ -186,9 +165,8 @@ class _Request:
 
 class SuffixDrafter(Drafter):
     """Guesses the most frequent continuation of the text's last m tokens, for the m with the largest sum of
-    probabilities; a guess has at most factor * m + offset tokens. q is a point mass on each. With `nodes`, a guess is a
-    tree of continuations, with at most so many nodes. With `past`, the outputs of finished requests of the run are
-    searched too: at least the last `past` of them, and at most twice as many."""
+    probabilities; a guess has at most factor * m + offset tokens. q is a point mass on each. With `past`, the outputs
+    of finished requests of the run are searched too: at least the last `past` of them, and at most twice as many."""
 
     class Settings(BaseSettings):
         depth: int = Field(ge=2, le=1000)
@@ -196,30 +174,17 @@ class SuffixDrafter(Drafter):
         offset: float = Field(ge=0, le=1000)
         min_prob: float = Field(ge=0, le=1)
         past: int = Field(ge=0, le=10**6)
-        nodes: int | None = Field(default=None, ge=1, le=MOST_NODES)
-
-    @classmethod
-    def branches(cls, settings: Any) -> bool:
-        return settings.nodes is not None
-
-    @classmethod
-    def nodes(cls, settings: Any, gamma: int) -> int:
-        return max(gamma, settings.nodes or 0)
 
     @classmethod
     def point_masses(cls, settings: Any) -> bool:
         return True
 
-    def __init__(
-        self, depth: int, factor: float, offset: float, min_prob: float, past: int, gamma: int, nodes: int | None = None
-    ):
+    def __init__(self, depth: int, factor: float, offset: float, min_prob: float, past: int, gamma: int):
         """`gamma` is the most levels of any round. The choice among continuations does not depend on the round's own
         gamma: after the same text the first guess is the same."""
         self.depth, self.min_prob, self.keep = depth, min_prob, past
-        self.trees, self.reads_text = nodes is not None, not past  # past outputs: it depends on the requests before
-        self.most, self.deepest = nodes or gamma, 0 if nodes is None else gamma
-        room = max(1, math.ceil(self.most / max(1, gamma)))  # guesses of a level
-        self.limits = [min(self.most, int(factor * m + offset), room * (depth - m)) for m in range(depth + 1)]
+        self.reads_text = not past  # past outputs: it depends on the requests before
+        self.limits = [min(gamma, int(factor * m + offset), depth - m) for m in range(depth + 1)]
         self.requests: dict[int, _Request] = {}
         self.outputs: list[list[int]] = []
         self.past = SuffixAutomaton(depth)
@@ -233,11 +198,7 @@ class SuffixDrafter(Drafter):
             self._remember(self.requests.pop(min(self.requests)))
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
-        rows = [self.guess(state, row) if g else ([], [], []) for row, g in enumerate(gamma)]
-        if self.trees:
-            levels = (self.most,) * self.steps(gamma) if self.widths else None
-            return point_mass_tree(rows, state, gamma, levels)
-        return point_mass_chain([tokens[:g] for (tokens, *_), g in zip(rows, gamma, strict=True)], state)
+        return point_mass_chain([self.guess(state, row)[0][:g] if g else [] for row, g in enumerate(gamma)], state)
 
     def guess(self, state: State, row: int) -> Guess:
         """The tokens that may follow a row's committed text, with their probabilities."""
@@ -248,11 +209,11 @@ class SuffixDrafter(Drafter):
         known.text, new = text, text[len(known.read) :]
         known.read += new
         known.own.extend(new)
-        found = known.own.guess(known.own.end, known.own.size, self.limits, self.min_prob, self.deepest)
+        found = known.own.guess(known.own.end, known.own.size, self.limits, self.min_prob)
         if not self.outputs:
             return found
         at = self.past.match(known.read[-self.depth :])
-        past = self.past.guess(*at, self.limits, self.min_prob, self.deepest)
+        past = self.past.guess(*at, self.limits, self.min_prob)
         return past if sum(past[1]) > sum(found[1]) else found
 
     def _open(self, row: int, sequence: Sequence, kept: bool) -> _Request:

@@ -10,19 +10,26 @@ from matplotlib.figure import Figure
 from specbench import theory
 from specbench.paper.published import PRINTED
 from specbench.report.files import Run
+from specbench.report.tables import flat
 
 ALPHAS = np.linspace(0, 0.999, 200)
 MOST_GAMMA = 25  # of Figure 3
 THEORY, MEASURED, OTHER = "#4c72b0", "#c44e52", "#777777"
-PHASES = ("draft", "verify", "accept", "host")
+STAGES = ("draft", "verify", "accept", "host")
 
 
 def figure(name: str, runs: Sequence[Run]) -> Figure:
     """The figure of a table or figure of the paper."""
     shown, axes = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
-    draw = {"figure1": rounds_in_time, "figure2": expected_tokens, "figure3": best_gamma, "figure4": operations}
-    draw |= {"table1": operations, "figure5": rounds_in_time}
-    draw.get(name, predictions(name))(axes, runs)
+    own = {
+        "table1": operations,
+        "figure1": rounds_in_time,
+        "figure2": expected_tokens,
+        "figure3": best_gamma,
+        "figure4": operations,
+        "figure5": rounds_in_time,
+    }
+    own.get(name, predictions(name))(axes, runs)
     axes.grid(alpha=0.3)
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
@@ -31,15 +38,10 @@ def figure(name: str, runs: Sequence[Run]) -> Figure:
     return shown
 
 
-def points(runs: Sequence[Run], name: str, *path: str) -> tuple[list[float], list[float]]:
+def points(runs: Sequence[Run], name: str) -> tuple[list[float], list[float]]:
     """alpha and another number of the runs that have both."""
-    found = []
-    for run in runs:
-        value: Any = run.results[name]
-        for key in path:
-            value = value[key]
-        if run.results["alpha"]["mean"] is not None and value is not None:
-            found.append((run.results["alpha"]["mean"], value))
+    numbers = [flat(run.results) for run in runs]
+    found = [(own["alpha/mean"], own[name]) for own in numbers if "alpha/mean" in own and name in own]
     return [alpha for alpha, _ in found], [value for _, value in found]
 
 
@@ -49,7 +51,7 @@ def expected_tokens(axes: Any, runs: Sequence[Run]) -> None:
         curve = [theory.expected_tokens(alpha, gamma) for alpha in ALPHAS]
         axes.plot(ALPHAS, curve, color=THEORY, linewidth=1, label="equation 1")
         axes.annotate(f"gamma {gamma}", (1, curve[-1]), fontsize=8, va="center")
-    axes.plot(*points(runs, "block_efficiency", "mean"), "o", color=MEASURED, label="measured")
+    axes.plot(*points(runs, "block_efficiency/mean"), "o", color=MEASURED, label="measured")
     axes.set(xlabel="alpha", ylabel="tokens a round", xlim=(-0.03, 1.2))
 
 
@@ -78,14 +80,14 @@ def operations(axes: Any, runs: Sequence[Run]) -> None:
         axes.plot(ALPHAS, speedup, color=THEORY, linewidth=1, label="speedup, c = 0")
         axes.plot(ALPHAS, factor, "--", color=OTHER, linewidth=1, label="operations, c_hat = 0")
         axes.annotate(f"gamma {gamma}", (1, speedup[-1]), fontsize=8, va="center")
-    axes.plot(*points(runs, "speedup", "measured"), "o", color=MEASURED, label="speedup, measured")
+    axes.plot(*points(runs, "speedup/measured"), "o", color=MEASURED, label="speedup, measured")
     axes.plot(*points(runs, "operations_factor"), "s", color=OTHER, label="operations of the runs")
     axes.set(xlabel="alpha", ylabel="times plain decoding's", xlim=(-0.05, 1.2))
 
 
 def rounds_in_time(axes: Any, runs: Sequence[Run]) -> None:
-    """Figures 1 and 5: the first rounds of a text in time, by phase, with plain decoding's steps below them."""
-    colours = dict(zip(PHASES, ("#55a868", THEORY, "#8172b2", "#bbbbbb"), strict=True))
+    """Figures 1 and 5: the first rounds of a text in time, by stage, with plain decoding's steps below them."""
+    colours = dict(zip(STAGES, ("#55a868", THEORY, "#8172b2", "#bbbbbb"), strict=True))
     labels: list[str] = []
     for run in runs:
         record = next(record for record in run.records if record.speculative and record.baseline)
@@ -93,9 +95,9 @@ def rounds_in_time(axes: Any, runs: Sequence[Run]) -> None:
             assert text is not None
             y, begin = len(labels), 0.0
             for number in range(min(12, len(text.rounds.tokens))):
-                for phase in PHASES:
-                    seconds = 1e3 * getattr(text.rounds, phase)[number]
-                    axes.barh(y, seconds, left=begin, color=colours[phase], label=phase)
+                for stage in STAGES:
+                    seconds = 1e3 * getattr(text.rounds, stage)[number]
+                    axes.barh(y, seconds, left=begin, color=colours[stage], label=stage)
                     begin += seconds
                 axes.text(begin, y + 0.42, str(text.rounds.tokens[number]), fontsize=6, ha="right", va="bottom")
             gamma = run.results["config"]["gamma"]
@@ -110,7 +112,7 @@ def predictions(name: str) -> Any:
     """Speedups by Theorem 3.8: those printed in the table of this name, and ours."""
 
     def draw(axes: Any, runs: Sequence[Run]) -> None:
-        printed = [(e, float(one.text)) for one in PRINTED.get(name, list)() if (e := one.expected()) is not None]
+        printed = [(one.formula, float(one.text)) for one in PRINTED.get(name, list)() if one.formula is not None]
         speedups = [run.results["speedup"] for run in runs]
         ours = [(s["theorem_3_8"], s["measured"]) for s in speedups if s["theorem_3_8"] and s["measured"]]
         most = max((value for pair in (*printed, *ours) for value in pair), default=1.0)

@@ -8,37 +8,12 @@ import pandas as pd
 from specbench import theory
 from specbench.paper.published import PRINTED
 from specbench.report.files import Run
+from specbench.report.tables import Cells, frame, mean, number, ratio, verdict
 
-Cell = Callable[[Mapping[str, Any]], str]  # of results.json
 CALLS = 12  # of a text, in Figure 1
 
 
-def number(path: str, form: str = ".2f", unit: str = "") -> Cell:
-    """A number of results.json, found by its path as "cost/c"."""
-
-    def cell(results: Mapping[str, Any]) -> str:
-        value: Any = results
-        for name in path.split("/"):
-            value = None if value is None else value.get(name)
-        return "-" if value is None else f"{value:{form}}{unit}"
-
-    return cell
-
-
-def estimate(name: str) -> Cell:
-    """A mean and its standard error."""
-
-    def cell(results: Mapping[str, Any]) -> str:
-        found = results[name]
-        if found is None or found["mean"] is None:
-            return "-"
-        error = "" if found["stderr"] is None else f" +- {found['stderr']:.3f}"
-        return f"{found['mean']:.3f}{error}"
-
-    return cell
-
-
-def model(group: str) -> Cell:
+def option(group: str) -> Callable[[Mapping[str, Any]], str]:
     """The option of a group; of a checkpoint that was given by its path, the name of its folder."""
 
     def cell(results: Mapping[str, Any]) -> str:
@@ -49,91 +24,87 @@ def model(group: str) -> Cell:
     return cell
 
 
-def speed(results: Mapping[str, Any]) -> str:
-    """The measured speedup and its 95 % interval."""
-    measured, interval = results["speedup"]["measured"], results["speedup"]["ci95"]
-    if measured is None:
-        return "-"
-    return f"{measured:.2f}x" + ("" if interval is None else f" ({interval[0]:.2f} to {interval[1]:.2f})")
-
-
-def gamma_of(results: Mapping[str, Any]) -> int | None:
-    """gamma of a run whose policy is fixed."""
-    fixed = results["details"]["choices"]["gamma_policy"] == "fixed"
-    return int(results["config"]["gamma"]) if fixed else None
-
-
-def by_formula(formula: Callable[[float, int], float], unit: str = "") -> Cell:
-    """What a formula of alpha and gamma gives for a run."""
+def by_formula(formula: Callable[[float, int], float]) -> Callable[[Mapping[str, Any]], str]:
+    """What a formula of alpha and gamma gives for a run whose gamma is fixed."""
 
     def cell(results: Mapping[str, Any]) -> str:
-        alpha, gamma = results["alpha"]["mean"], gamma_of(results)
-        return "-" if alpha is None or gamma is None else f"{formula(alpha, gamma):.2f}{unit}"
+        fixed = results["details"]["choices"]["gamma_policy"] == "fixed"
+        alpha = results["alpha"]["mean"]
+        return number(formula(alpha, int(results["config"]["gamma"]))) if fixed and alpha is not None else "-"
 
     return cell
 
 
-def verdict(results: Mapping[str, Any]) -> str:
-    """passed, failed or unknown."""
-    return {True: "passed", False: "failed", None: "unknown"}[results["lossless"]["passed"]]
+def gamma_of(results: Mapping[str, Any]) -> str:
+    """gamma, or the name of the policy that chooses it."""
+    policy = results["details"]["choices"]["gamma_policy"]
+    return str(results["config"]["gamma"] if policy == "fixed" else policy)
 
 
-KEYS: dict[str, Cell] = {
-    "target": model("target"),
-    "drafter": model("drafter"),
-    "T": number("config/temperature", "g"),
-    "gamma": lambda results: str(gamma_of(results) or results["details"]["choices"]["gamma_policy"]),
+KEYS: Cells = {
+    "target": option("target"),
+    "drafter": option("drafter"),
+    "T": lambda r: f"{r['config']['temperature']:g}",
+    "gamma": gamma_of,
 }
-ALPHA: dict[str, Cell] = {"alpha": estimate("alpha")}
-SPEED: dict[str, Cell] = {
-    "c": number("cost/c", ".3f"),
-    "Theorem 3.8": number("speedup/theorem_3_8", unit="x"),
-    "measured": speed,
-    "lossless": verdict,
+ALPHA: Cells = {"alpha": lambda r: mean(r["alpha"])}
+MEASURED: Cells = {"measured": lambda r: ratio(r["speedup"]["measured"], r["speedup"]["ci95"])}
+SPEED: Cells = {
+    "c": lambda r: number(r["cost"]["c"]),
+    "Theorem 3.8": lambda r: ratio(r["speedup"]["theorem_3_8"], None),
+    **MEASURED,
+    "lossless": lambda r: verdict(r["lossless"]),
 }
-TOKENS: dict[str, Cell] = {
+TOKENS: Cells = {
     "tokens a call, equation 1": by_formula(theory.expected_tokens),
-    "tokens a call, measured": estimate("block_efficiency"),
+    "tokens a call, measured": lambda r: mean(r["block_efficiency"]),
 }
-OPERATIONS: dict[str, Cell] = {"operations, Theorem 3.11": number("operations_factor", unit="x")}
-FREE: dict[str, Cell] = {
-    "operations, c_hat = 0": by_formula(lambda alpha, gamma: theory.operations_factor(alpha, gamma, 0), "x")
-}
-BEAMS: dict[str, Cell] = {
-    "drafter": model("drafter"),
-    "w": number("details/beam/beams", "d"),
-    "u": number("details/beam/drafter_beams", "d"),
-    "gamma": KEYS["gamma"],
-    "levels accepted": estimate("alpha_counted"),
-    "levels a call": estimate("block_efficiency"),
-    "operations": number("details/beam/operations_factor", unit="x"),
-    **SPEED,
-}
-OURS: Mapping[str, Mapping[str, Cell]] = {
-    "table1": {**KEYS, **ALPHA, **FREE, **OPERATIONS, **TOKENS},
+OPERATIONS: Cells = {"operations, Theorem 3.11": lambda r: ratio(r["operations_factor"], None)}
+OURS: Mapping[str, Cells] = {
+    "table1": {
+        **KEYS,
+        **ALPHA,
+        "operations, c_hat = 0": by_formula(lambda alpha, gamma: theory.operations_factor(alpha, gamma, 0)),
+        **OPERATIONS,
+        **TOKENS,
+    },
     "table2": {**KEYS, **ALPHA, **SPEED},
     "table3": {
         **KEYS,
-        "alpha (Cor. 3.6)": estimate("alpha_on_target_text"),
-        "tokens": number("alpha_on_target_text/n", ".0f"),
-        "alpha (tested)": estimate("alpha"),
+        "alpha (Cor. 3.6)": lambda r: mean(r["alpha_on_target_text"]),
+        "tokens": lambda r: str(r["alpha_on_target_text"]["n"]) if r["alpha_on_target_text"] else "-",
+        "alpha (tested)": lambda r: mean(r["alpha"]),
     },
     "table4": {**KEYS, **ALPHA, **SPEED},
-    "table5": {**KEYS, "l": number("config/lenience", "g"), **ALPHA, **SPEED},
+    "table5": {**KEYS, "l": lambda r: f"{r['config']['lenience']:g}", **ALPHA, **SPEED},
     "figure1": {**KEYS, **ALPHA, **TOKENS},
     "figure2": {**KEYS, **ALPHA, **TOKENS},
-    "figure3": {**KEYS, **ALPHA, "c": number("cost/c", ".3f"), "gamma*": number("optimal_gamma", ".0f")},
-    "figure4": {**KEYS, **ALPHA, **OPERATIONS, "measured": speed},
+    "figure3": {
+        **KEYS,
+        **ALPHA,
+        "c": lambda r: number(r["cost"]["c"]),
+        "gamma*": lambda r: number(r["optimal_gamma"]),
+    },
+    "figure4": {**KEYS, **ALPHA, **OPERATIONS, **MEASURED},
     "figure5": {**KEYS, **ALPHA, **TOKENS, **SPEED},
     "appendix_a2": {
-        "verifier": model("verifier"),
+        "verifier": option("verifier"),
         **KEYS,
-        "probability to accept (mean)": estimate("alpha"),
-        "accepted / tested": estimate("alpha_counted"),
+        "probability to accept (mean)": lambda r: mean(r["alpha"]),
+        "accepted / tested": lambda r: mean(r["alpha_counted"]),
         **TOKENS,
-        "measured": speed,
+        **MEASURED,
     },
-    "appendix_a4": BEAMS,
+    "appendix_a4": {
+        "drafter": option("drafter"),
+        "w": lambda r: str(r["details"]["beam"]["beams"]),
+        "u": lambda r: str(r["details"]["beam"]["drafter_beams"]),
+        "gamma": gamma_of,
+        "levels accepted": lambda r: mean(r["alpha_counted"]),
+        "levels a call": lambda r: mean(r["block_efficiency"]),
+        "operations": lambda r: ratio(r["details"]["beam"]["operations_factor"], None),
+        **SPEED,
+    },
 }
 
 
@@ -142,7 +113,7 @@ def page(name: str, runs: Sequence[Run]) -> str:
     parts = [f"# {name}"]
     if name in PRINTED:
         parts += ["Printed, and by the formula:", printed(name).to_markdown(index=False, disable_numparse=True)]
-    ours = pd.DataFrame([{head: cell(run.results) for head, cell in OURS[name].items()} for run in runs])
+    ours = frame([run.results for run in runs], OURS[name])
     parts += ["Ours:", ours.to_markdown(index=False, disable_numparse=True) if runs else "No finished run."]
     if name == "figure1":
         parts += [rounds_of_a_text(run) for run in runs]
@@ -151,14 +122,16 @@ def page(name: str, runs: Sequence[Run]) -> str:
 
 def printed(name: str) -> pd.DataFrame:
     """The printed numbers of a table, with what the formula gives and whether it agrees."""
-    rows = []
-    for claim in PRINTED[name]():
-        expected = claim.expected()
-        formula = "-" if expected is None else f"{expected:.3f}"
-        rows.append(
-            {**claim.where, "what": claim.what, "printed": claim.text, "formula": formula, "": claim.judgement()}
-        )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(
+        {
+            **claim.where,
+            "what": claim.what,
+            "printed": claim.text,
+            "formula": number(claim.formula, 4),
+            "": "-" if claim.formula is None else "agrees" if claim.agrees else "differs",
+        }
+        for claim in PRINTED[name]()
+    )
 
 
 def rounds_of_a_text(run: Run) -> str:
@@ -167,7 +140,7 @@ def rounds_of_a_text(run: Run) -> str:
     record = next(record for record in run.records if record.speculative is not None)
     text, at = record.speculative, 0
     assert text is not None
-    lines = [f"{model('drafter')(run.results)}, ids of (accepted guesses) and [the token after them]:", "```text"]
+    lines = [f"{option('drafter')(run.results)}, ids of (accepted guesses) and [the token after them]:", "```text"]
     for kept, accepted in list(zip(text.rounds.tokens, text.rounds.accepted, strict=True))[:CALLS]:
         new = text.ids[at : at + kept]
         guesses = " ".join(map(str, new[:accepted]))

@@ -1,7 +1,5 @@
 """Lookups by suffix: against a search that counts all occurrences."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -13,11 +11,8 @@ from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
-from specbench.decoding.token_tree import MISSING, ROOT
-from specbench.drafters.lookup_base import point_mass_tree
 from specbench.drafters.suffix import SuffixAutomaton, SuffixDrafter
 from specbench.policies.fixed import FixedGamma
-from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 
@@ -33,7 +28,7 @@ def occurrences(texts, string):
 
 def by_search(texts, text, limits, depth, min_prob):
     """SuffixDecoding's guess after `text`, from its definition: for every m, the most frequent continuation."""
-    best, score = ([], [], []), 0.0
+    best, score = ([], []), 0.0
     for m in range(1, min(depth, len(text)) + 1):
         string, prob, tokens, probs = text[-m:], 1.0, [], []
         while len(tokens) < limits[m]:
@@ -49,7 +44,7 @@ def by_search(texts, text, limits, depth, min_prob):
             probs.append(prob)
             string = [*string, token]
         if sum(probs) >= score and tokens:
-            best, score = (tokens, probs, []), sum(probs)
+            best, score = (tokens, probs), sum(probs)
     return best
 
 
@@ -82,55 +77,6 @@ def test_an_automaton_of_several_texts_guesses_what_a_search_finds(seed):
         assert found == by_search(texts, text, limits, 6, 0.1)
 
 
-def tree_by_search(text, m, limit, deepest, min_prob):
-    """The paths after the last m tokens with their probabilities, the likeliest `limit` of them."""
-    paths, level = {}, {(): 1.0}
-    for _ in range(deepest):
-        after = {}
-        for path, prob in level.items():
-            followed = occurrences([text], [*text[-m:], *path])
-            for token in set(followed) - {None}:
-                if (own := prob * followed.count(token) / len(followed)) >= min_prob:
-                    after[(*path, token)] = own
-        paths |= after
-        level = after
-    return sorted(paths.values(), reverse=True)[:limit], paths
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_tree_has_the_likeliest_continuations(seed):
-    """Of the m with the largest sum, as a search finds them; each guess has the probability of its path."""
-    draws = np.random.default_rng(seed)
-    text, automaton, limits = draws.integers(3, size=50).tolist(), SuffixAutomaton(6), [0, 2, 4, 6, 4, 2, 0]
-    branching = 0
-    for end in range(1, len(text) + 1):
-        automaton.extend(text[end - 1 : end])
-        tokens, probs, parents = automaton.guess(automaton.end, automaton.size, limits, 0.1, 3)
-        texts = [()]
-        for token, above in zip(tokens, parents, strict=True):
-            texts.append((*texts[above], token))
-        found = [tree_by_search(text[:end], m, limits[m], min(3, 6 - m), 0.1) for m in range(1, min(end, 5) + 1)]
-        best = max(sum(likeliest) for likeliest, _ in found)
-        assert sum(probs) == pytest.approx(best) and len(set(texts)) == len(texts)
-        assert not tokens or any(
-            probs == pytest.approx(likeliest) and probs == pytest.approx([paths.get(path, 0) for path in texts[1:]])
-            for likeliest, paths in found
-        )
-        branching += len(set(parents)) < len(parents)
-    assert branching > 5
-
-
-def test_trees_of_rows_are_put_into_one_draft():
-    state = SimpleNamespace(batch_size=3, tokens=torch.zeros(1))
-    guesses = [([5, 6, 7, 8], [], [ROOT, 1, ROOT, 3]), ([9, 9, 9], [], [ROOT, 1, 2]), ([], [], [])]
-    draft = point_mass_tree(guesses, state, [2, 2, 0], None)
-    assert draft.levels == (2, 2) and draft.tokens.tolist() == [[5, 7, 6, 8], [9, 0, 9, 0], [0] * 4]
-    assert draft.parent.tolist() == [[ROOT, ROOT, 1, 2], [ROOT, MISSING, 1, MISSING], [MISSING] * 4]
-    wide = point_mass_tree(guesses, state, [2, 2, 0], (4, 4, 4))
-    assert wide.levels == (4, 4, 4) and wide.most == 4 and wide.steps().tolist() == [2, 2, 0]
-    assert point_mass_tree(guesses, state, [0, 0, 0], None).depth == 0
-
-
 PROMPTS = [[3, 7, 1, 3, 7, 2, 3, 7], [1, 2, 1, 2, 1], [5, 6, 7, 8, 9, 5, 6], [4]]
 
 
@@ -152,15 +98,13 @@ def drafted(kind, tables, prompts, gamma=3):
                 q = [1.0] * len(own) if draft.probs is None else draft.probs[row, :count].square().sum(-1).tolist()
                 seen[row].append((own, [round(x, 4) for x in q]))
 
-    verifier = IterativeVerifier(False) if drafter.trees else SpeculativeVerifier(sampling)
-    decode_speculative(state, target, drafter, FixedGamma(gamma), verifier, Clock(), keep)
+    decode_speculative(state, target, drafter, FixedGamma(gamma), SpeculativeVerifier(sampling), Clock(), keep)
     return seen, state.generated
 
 
-@pytest.mark.parametrize("kind", ["suffix", "suffix_tree"])
-def test_a_batch_drafts_what_its_rows_draft_alone(kind, few_contexts):
-    seen, texts = drafted(kind, few_contexts, PROMPTS)
-    alone = [drafted(kind, few_contexts, [prompt]) for prompt in PROMPTS]
+def test_a_batch_drafts_what_its_rows_draft_alone(few_contexts):
+    seen, texts = drafted("suffix", few_contexts, PROMPTS)
+    alone = [drafted("suffix", few_contexts, [prompt]) for prompt in PROMPTS]
     assert texts == [own[0] for _, own in alone]
     assert seen == [own[0] for own, _ in alone]
     assert sum(len(tokens) for rounds in seen for tokens, _ in rounds) > 10
@@ -214,7 +158,7 @@ def test_past_outputs_are_searched_if_asked_for(past):
     drafter.begin(state)
     assert [output[-1] for output in drafter.outputs] == {0: [], 1: [4, 5], 2: [3, 4, 5]}[past]
     found = drafter.guess(state_of([9, 7, 8]), 0)
-    assert found[:2] == (([5], [1 / max(1, len(drafter.outputs))]) if past else ([], []))
+    assert found == (([5], [1 / max(1, len(drafter.outputs))]) if past else ([], []))
 
 
 @pytest.mark.slow

@@ -6,31 +6,30 @@ import pytest
 import yaml
 from records import facts, records
 
-from specbench import theory
 from specbench.measure.results import results
 from specbench.paper.callback import write
-from specbench.paper.published import PRINTED, TABLE_3, TABLE_4, Printed, rows_of
+from specbench.paper.published import PRINTED, TABLE_3, TABLE_4, rows_of
 from specbench.paper.tables import OURS
 from specbench.report import files, page
 
 EXPERIMENTS = Path(__file__).parents[2] / "conf" / "experiment"
 
 
-def judged(name):
-    return {(one.text, one.judgement()) for one in PRINTED[name]() if one.judgement() not in ("agrees", "-")}
+def differing(name):
+    return {one.text for one in PRINTED[name]() if one.formula is not None and not one.agrees}
 
 
 def test_what_is_printed_and_not_the_formulas():
     """Worked out by hand: (1 - .56^4) / (.44 * 1.33) = 1.541 and so on."""
-    assert judged("table1") == set()
-    assert judged("table4") == {("2.4", "rounding"), ("2.0", "rounding"), ("1.6", "rounding")}
-    [found] = [one.expected() for one in PRINTED["table4"]() if one.text == "1.6"]
+    assert differing("table1") == set()
+    assert differing("table4") == {"2.4", "2.0", "1.6"}
+    [found] = [one.formula for one in PRINTED["table4"]() if one.text == "1.6"]
     assert found == pytest.approx((1 - 0.56**4) / (0.44 * 1.33)) and round(found, 2) == 1.54
-    assert judged("table5") == {("2.5", "differs"), ("3.1", "differs"), ("3.6", "differs")}
+    assert differing("table5") == {"2.5", "3.1", "3.6"}
 
 
 def test_the_best_gamma_of_table_5_is_found():
-    speeds = [one.expected() for one in PRINTED["table5"]() if "best gamma" in one.where["M_q"]]
+    speeds = [one.formula for one in PRINTED["table5"]() if "best gamma" in one.where["M_q"]]
     by_hand = [
         max((1 - a ** (g + 1)) / ((1 - a) * (0.015 * g + 1)) for g in range(60)) for a in (0.62, 0.71, 0.76, 0.84)
     ]
@@ -41,15 +40,6 @@ def test_tables_that_share_numbers_have_the_same():
     alphas = {(row["M_p"], row["M_q"], t): row[f"T={t}"] for row in rows_of(TABLE_3) for t in "01"}
     for row in rows_of(TABLE_4):
         assert alphas[f"T5-XXL({row['task']})", row["M_q"], row["T"]] == row["alpha"]
-
-
-@pytest.mark.parametrize(
-    "alpha, text, judgement", [("0.62", "2.6", "differs"), ("0.66", "2.57", "agrees"), ("0.655", "2.547", "rounding")]
-)
-def test_a_number_is_judged_by_the_rounding_of_its_inputs(alpha, text, judgement):
-    """At gamma 4: 2.37, 2.57, and between 2.546 and 2.549 for alphas that round to .655."""
-    printed = Printed({}, "tokens", text, theory.expected_tokens, {"alpha": alpha, "gamma": "4"})
-    assert printed.judgement() == judgement
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +68,3 @@ def test_every_table_and_figure_is_written(name, folder):
     )
     assert f"{alpha:.3f}" in text and column in text and "| stdlib" in text
     assert (folder / f"{name}.png").stat().st_size > 5000
-
-
-def test_the_whole_paper_names_every_table_and_figure():
-    callback = yaml.safe_load((EXPERIMENTS / "paper.yaml").read_text())["hydra"]["callbacks"]["paper"]
-    assert sorted([*callback["names"], *callback["others"]]) == sorted(OURS)
