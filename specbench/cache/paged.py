@@ -122,9 +122,6 @@ class PagedCache(SlotCache):
         self._cut(row, 0)
         self.promised[row] = 0
 
-    def reopen(self) -> None:
-        super().clear()
-
     def clear(self) -> None:
         super().clear()
         for block in list(self.blocks.prefix_of):

@@ -30,7 +30,6 @@ class SlotCache(Component, Cache):
     """Keys and values of `rows` rows, `capacity` columns each; a column is a position."""
 
     fixed_shapes: ClassVar[bool] = True  # whether its tensors keep their shapes, which compiled code needs
-    in_place: ClassVar[bool] = False  # whether every column of a row has its place at once, so that none is handed out
 
     def __init__(self, rows: int, columns: int):
         Cache.__init__(self, layers=[])  # a subclass may have other caches of transformers as bases
@@ -178,10 +177,6 @@ class SlotCache(Component, Cache):
     def point_before(self, row: int, length: int) -> int:
         """The largest length up to `length` to which `truncate` can cut a row."""
         return length
-
-    def reopen(self) -> None:
-        """As `clear`, but a backend may let a request with a prompt that is still there find it (`admit`)."""
-        self.clear()
 
     def clear(self) -> None:
         """Frees all rows, and forgets their content."""

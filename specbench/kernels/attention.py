@@ -88,6 +88,41 @@ def merge(partial, weight, out, inside, real, made, E: tl.constexpr, SPLITS: tl.
     tl.store(out, (sums / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def add_tile(most, total, sums, score, seen, v, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
+    """Adds a tile of columns to what rows have read: the largest score [BM], and relative to it the sums of weights
+    [BM] and of weighted values [BM, BE]. score [BM, BN] in base 2, of which seen [BM, BN] count; v [BN, BE]."""
+    score = tl.where(seen, score, float("-inf"))
+    highest = tl.maximum(most, tl.max(score, 1))
+    level = tl.where(highest == float("-inf"), 0.0, highest)  # a row that sees none of the columns so far
+    shrink, p = tl.exp2(most - level), tl.exp2(score - level[:, None])
+    total = total * shrink + tl.sum(p, 1)
+    p = p.to(v.dtype)
+    if WIDEN:
+        p, v = p.to(tl.float32), v.to(tl.float32)
+    return highest, total, sums * shrink[:, None] + tl.dot(p, v, input_precision=PRECISION)
+
+
+@triton.jit
+def store(
+    mean, power, out, partial, weight, counter, place, e, real, split, made, E: tl.constexpr, SPLITS: tl.constexpr
+):  # fmt: skip
+    """Stores the results mean [BM, BE] of a split with the logarithms of their weights power [BM]; the last program to
+    finish merges those of all. place [BM] is where each query row stands in [b, N, H]."""
+    inside = real[:, None] & (e < E)[None, :]
+    at_out = out + place[:, None] * E + e[None, :]
+    if SPLITS == 1:
+        tl.store(at_out, mean.to(out.dtype.element_ty), mask=inside)
+    else:
+        at, at_weight = partial + (place * SPLITS)[:, None] * E + e[None, :], weight + place * SPLITS
+        tl.store(at + split * E, mean, mask=inside, cache_modifier=".cg")
+        tl.store(at_weight + split, power, mask=real, cache_modifier=".cg")
+        tl.debug_barrier()  # all of this program is stored before it counts itself
+        if tl.atomic_add(counter, 1) == made - 1:
+            merge(at, at_weight, at_out, inside, real, made, E, SPLITS)
+            tl.store(counter, 0)
+
+
 @triton.jit(do_not_specialize=VARY)
 def attend_split(
     q, keys, values, table, first, sees, depth, out, partial, weight, finished,
@@ -117,59 +152,37 @@ def attend_split(
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     at_q = q + row.to(tl.int64) * q_row + n * q_token + query_head * q_head
     x = tl.load(at_q[:, None] + d[None, :], mask=real[:, None] & (d < D)[None, :], other=0.0)  # [BM, BD]
-    if WIDEN:
-        x = x.to(tl.float32)
+    x = x.to(tl.float32) if WIDEN else x
     own = tl.maximum(start + n, 0)  # [BM], column of each query row's token
     place = own
     if TREE and WINDOW:
         place = start + N - M + tl.load(depth + row * depth_row + n, mask=real, other=0)
 
     most = tl.full([BM], float("-inf"), tl.float32)
-    total = tl.zeros([BM], tl.float32)
-    sums = tl.zeros([BM, BE], tl.float32)
+    total, sums = tl.zeros([BM], tl.float32), tl.zeros([BM, BE], tl.float32)
     for i in range(begin, stop):
         column = i * BN + tl.arange(0, BN)
         there = column < end
         at_k = stored_at(table, row, table_row, column, there, block, keys, k_block, head, k_head, k_column, ONE_BLOCK)
         k = tl.load(at_k[None, :] + d[:, None], mask=there[None, :] & (d < D)[:, None], other=0.0)  # [BD, BN]
-        if WIDEN:
-            k = k.to(tl.float32)
+        k = k.to(tl.float32) if WIDEN else k
         score = tl.dot(x, k, input_precision=PRECISION) * scale  # [BM, BN]
         seen = sees_columns(
             column, there, own, place, real, n, row, start, sees, sees_row, sees_token, N, M, TREE, WINDOW
         )
-        score = tl.where(seen, score, float("-inf"))
-        highest = tl.maximum(most, tl.max(score, 1))
-        level = tl.where(highest == float("-inf"), 0.0, highest)  # a row that sees none of the columns so far
-        shrink, p = tl.exp2(most - level), tl.exp2(score - level[:, None])
         at_v = stored_at(
             table, row, table_row, column, there, block, values, v_block, head, v_head, v_column, ONE_BLOCK
         )
         v = tl.load(at_v[:, None] + e[None, :], mask=there[:, None] & (e < E)[None, :], other=0.0)  # [BN, BE]
-        total = total * shrink + tl.sum(p, 1)
-        p = p.to(v.dtype)
-        if WIDEN:
-            p, v = p.to(tl.float32), v.to(tl.float32)
-        sums = sums * shrink[:, None] + tl.dot(p, v, input_precision=PRECISION)
-        most = highest
+        most, total, sums = add_tile(most, total, sums, score, seen, v, PRECISION, WIDEN)
 
     total = tl.where(most == float("-inf"), 1.0, total)  # a row that sees nothing has no weight
-    mean = sums / total[:, None]
     place_of = (row.to(tl.int64) * N + n) * (heads * G) + query_head  # [BM], in [b, N, H]
-    inside = real[:, None] & (e < E)[None, :]
-    if SPLITS == 1:
-        tl.store(out + place_of[:, None] * E + e[None, :], mean.to(out.dtype.element_ty), mask=inside)
-    else:
-        place_of *= SPLITS
-        at = partial + place_of[:, None] * E + e[None, :]
-        tl.store(at + split * E, mean, mask=inside, cache_modifier=".cg")
-        tl.store(weight + place_of + split, most + tl.log2(total), mask=real, cache_modifier=".cg")
-        tl.debug_barrier()  # all of this program is stored before it counts itself
-        counter = finished + tl.program_id(2) * heads + head
-        if tl.atomic_add(counter, 1) == made - 1:
-            at_out = out + (place_of // SPLITS)[:, None] * E + e[None, :]
-            merge(at, weight + place_of, at_out, inside, real, made, E, SPLITS)
-            tl.store(counter, 0)
+    counter = finished + tl.program_id(2) * heads + head
+    store(
+        sums / total[:, None], most + tl.log2(total), out, partial, weight, counter, place_of, e, real, split, made, E,
+        SPLITS,
+    )  # fmt: skip
 
 
 def tile_shape(rows: int, widest: int, dtype: torch.dtype, tree: bool) -> tuple[int, int, int]:

@@ -173,15 +173,8 @@ class CachedModel(Component):
     # -- Rows of the cache ----------------------------------------------------------------------
 
     def allocate(self, rows: int, columns: int) -> None:
-        """Makes an empty cache of at least `columns` positions for each of `rows` rows."""
-        self._open(rows, columns, again=False)
-
-    def reopen(self, rows: int, columns: int) -> None:
-        """As `allocate`, but prompts that the cache still holds need not be read once more (`admit`)."""
-        self._open(rows, columns, again=True)
-
-    def _open(self, rows: int, columns: int, again: bool) -> None:
-        """A present cache that fits is emptied and used again, at the same addresses."""
+        """Makes an empty cache of at least `columns` positions for each of `rows` rows. A present cache that fits is
+        emptied and used again, at the same addresses."""
         cache = vars(self).get("cache")
         if cache is None or cache.rows != rows or cache.capacity < columns or not cache.fixed_shapes:
             cache = None
@@ -189,8 +182,6 @@ class CachedModel(Component):
             made = self.new_cache(rows, self.executor.columns(columns))
             made.contiguous = self.decoder.contiguous
             self.cache = made if self.recurrence is None else self.recurrence.cache(made)
-        elif again:
-            cache.reopen()
         else:
             cache.clear()
         self.cached = [0] * rows

@@ -82,7 +82,7 @@ class Session:
         )
         reader = target.hidden_reader
         target.hidden_reader = reader if speculative else None  # plain decoding keeps no hidden states for a drafter
-        (target.reopen if warm_up else target.allocate)(parts.root.batch_size, columns)
+        target.allocate(parts.root.batch_size, columns)
 
         def record(*of_round: Any) -> None:
             with target.executor.timed(lambda: None):  # what recording launches is no part of decoding

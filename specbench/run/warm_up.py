@@ -37,7 +37,7 @@ def warm_up(session: Session, batch: Batch) -> None:
     lengths = executor.lengths(batch.columns) if fixed else []
     lengths += [length for model in (parts.target, *parts.drafter.models) for length in model.kernel_lengths]
     gammas = [*reversed(parts.policy.widths)] if fixed else [parts.policy.largest]
-    for length in dict.fromkeys(max(1, min(length, end - 1)) for length in lengths or [len(first)]):
+    for length in dict.fromkeys(max(1, min(length, end - 1)) for length in lengths or [min(len(first), TOKENS)]):
         prompt = (first * length)[:length]
         with going_on(f"warm-up at {length} tokens"):
             for verifier in parts.verifier.levels:
