@@ -26,7 +26,7 @@ from specbench.models.flops import per_token, stored
 from specbench.models.generation import not_applied, suppressed_by
 from specbench.models.hidden_states import HiddenReader
 from specbench.models.positions import CausalCall
-from specbench.models.sizes import context_of, stops_of
+from specbench.models.sizes import context_of, first_of, stops_of
 from specbench.models.vocabulary import VocabMap
 from specbench.settings import Component
 
@@ -166,9 +166,10 @@ class CachedModel(Component):
         """Lengths of prompts with which all kernels of attention run once; empty without the Triton kernel."""
         if not self.kernel:
             return []
-        from specbench.models.kernel_attention import lengths_of_kernels
+        from specbench.kernels.attention import lengths_of_variants
 
-        return lengths_of_kernels(self)
+        heads = self.config.num_attention_heads
+        return lengths_of_variants(heads, first_of(self.config, "num_key_value_heads") or heads)
 
     # -- Rows of the cache ----------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.models.sizes import first_of
 
@@ -39,28 +39,15 @@ def per_token(module: PreTrainedModel) -> tuple[int, int]:
     """Multiply-adds with the weights of a module in a forward of one token (Definition 3.10), and bytes of weights that
     this process reads for it. An embedding that is not also the output matrix is looked up, not multiplied; experts
     that the token is not routed to are not read. Of an encoder-decoder only the decoder runs in a step."""
-    if module.config.is_encoder_decoder:
-        return _of_decoder(module)
-    head: Any = module.get_output_embeddings()
-    embedding: Any = module.get_input_embeddings()
-    weights = stored(module)
-    numbers, held = idle_experts(module)
-    if all(weight is not embedding.weight for weight in head.parameters()):
-        numbers += embedding.weight.numel()
-        held += embedding.weight.nbytes
-    return round(weights.numbers - numbers), round(weights.bytes - held)
-
-
-def _of_decoder(module: Any) -> tuple[int, int]:
-    """`per_token` of a module with an encoder."""
-    head, decoder = module.get_output_embeddings(), module.get_decoder()
-    heads = [id(weight) for weight in head.parameters()]
-    crossing = (part for path, part in decoder.named_modules() if path.rpartition(".")[2] in CROSS_ATTENTION)
+    stock: Any = module
+    head = stock.get_output_embeddings()
+    used = nn.ModuleList([stock.get_decoder(), head]) if module.config.is_encoder_decoder else module
+    outputs = [id(weight) for weight in head.parameters()]
+    crossing = [part for path, part in used.named_modules() if path.rpartition(".")[2] in CROSS_ATTENTION]
     idle = [child for part in crossing for name, child in part.named_children() if name in INPUT_SIDE]
-    tables = [part for part in decoder.modules() if isinstance(part, nn.Embedding)]
-    idle += [part for part in tables if id(part.weight) not in heads]
-    used, unused = stored(nn.ModuleList([decoder, head])), stored(nn.ModuleList(idle))
-    return used.numbers - unused.numbers, used.bytes - unused.bytes
+    idle += [part for part in used.modules() if isinstance(part, nn.Embedding) and id(part.weight) not in outputs]
+    whole, unused, experts = stored(used), stored(nn.ModuleList(idle)), idle_experts(used, module.config)
+    return round(whole.numbers - unused.numbers - experts[0]), round(whole.bytes - unused.bytes - experts[1])
 
 
 def expert_layers(module: nn.Module) -> list[nn.Module]:
@@ -68,20 +55,18 @@ def expert_layers(module: nn.Module) -> list[nn.Module]:
     return [child for child in module.modules() if count_of(child) > 1]
 
 
-def count_of(child: Any) -> int:
+def count_of(child: nn.Module) -> int:
     """How many experts a module holds, 0 if it holds none."""
-    count = getattr(child, "num_experts", None)
+    count = vars(child).get("num_experts")
     stacked = [p for p in child.parameters(recurse=False) if p.dim() == 3 and p.shape[0] == count]
     return int(count) if isinstance(count, int) and stacked else 0
 
 
-def idle_experts(module: Any) -> tuple[float, float]:
+def idle_experts(module: nn.Module, config: PretrainedConfig) -> tuple[float, float]:
     """Weights, and their bytes, of the routed experts that a forward of one token does not use."""
-    chosen = first_of(module.config.get_text_config(), *CHOSEN)
+    chosen = first_of(config.get_text_config(), *CHOSEN)
     numbers = held = 0.0
-    if chosen is None:
-        return numbers, held
-    for layer in expert_layers(module):
+    for layer in expert_layers(module) if chosen is not None else ():
         share = max(0.0, 1 - chosen / count_of(layer))
         numbers += share * sum(p.numel() for p in layer.parameters(recurse=False))
         held += share * sum(p.nbytes for p in layer.parameters(recurse=False))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -45,54 +46,36 @@ def watched(
 
 
 @contextmanager
-def head_inputs(module: PreTrainedModel, select: Callable[[Tensor], Tensor] | None = None) -> Iterator[list[Tensor]]:
-    """Yields a list to which each forward inside this context appends the inputs [B, N, H] of the model's output
-    matrix: its last hidden states. With `select` the matrix multiplies only what it returns of them, [B, K, H]."""
-    found: list[Tensor] = []
-
-    def note(given: Tensor) -> Tensor:
-        found.append(given)
-        return given if select is None else select(given)
-
-    with watched(module.get_output_embeddings(), note):
-        yield found
-
-
-@contextmanager
 def hidden_states(
     module: PreTrainedModel, layers: Sequence[int], select: Callable[[Tensor], Tensor] | None = None
 ) -> Iterator[list[Tensor]]:
-    """As `head_inputs`, but each forward appends the hidden states [B, N, A * H] in front of each of A `layers`, joined
-    in this order. Layer 0 reads the embeddings; the number of all layers stands for what the last one returns, before
-    the model's last norm. Without layers it is `head_inputs`."""
-    if not layers:
-        with head_inputs(module, select) as found:
-            yield found
-        return
+    """Yields a list to which each forward inside this context appends the hidden states [B, N, A * H] in front of each
+    of A `layers`, joined in this order. Layer 0 reads the embeddings; the number of all layers stands for what the last
+    one returns, before the model's last norm. Without layers it is the inputs [B, N, H] of the output matrix, behind
+    that norm. With `select` the matrix multiplies only what it returns of these, [B, K, H]."""
     held: dict[int, Tensor] = {}
-    joined: list[Tensor] = []
+    found: list[Tensor] = []
+    parts = list(decoder_layers(module)) if layers else []
 
     def join(last: Tensor) -> Tensor:  # the output matrix is called behind all layers
-        joined.append(torch.cat([held[layer].to(last.device) for layer in layers], -1))
+        found.append(torch.cat([held[layer].to(last.device) for layer in layers], -1) if layers else last)
         return last if select is None else select(last)
 
-    def before(layer: int) -> Callable[[Tensor], Tensor]:
-        def note(given: Tensor) -> Tensor:
-            held[layer] = given
-            return given
-
-        return note
+    def before(layer: int, given: Tensor) -> Tensor:
+        held[layer] = given
+        return given
 
     def after(result: Any) -> None:
         held[len(parts)] = result[0] if isinstance(result, tuple) else result
 
-    parts = decoder_layers(module)
-    with ExitStack() as hooks, head_inputs(module, join):
+    with ExitStack() as hooks:
         for layer, part in enumerate(parts):
-            ends = after if layer == len(parts) - 1 and len(parts) in layers else None
-            if layer in layers or ends is not None:
-                hooks.enter_context(watched(part, before(layer) if layer in layers else None, ends))
-        yield joined
+            first = partial(before, layer) if layer in layers else None
+            last = after if layer + 1 == len(parts) and len(parts) in layers else None
+            if first or last:
+                hooks.enter_context(watched(part, first, last))
+        hooks.enter_context(watched(module.get_output_embeddings(), join))
+        yield found
 
 
 def decoder_layers(module: PreTrainedModel) -> nn.ModuleList:

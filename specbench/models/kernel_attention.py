@@ -134,14 +134,6 @@ def refusal(module: Any, device: torch.device) -> str | None:
     return next((f"{name} {reason}" for reason, holds in reasons.items() if holds), None)
 
 
-def lengths_of_kernels(model: Any) -> list[int]:
-    """Lengths of prompts that between them run all kernels that any prompt would."""
-    from specbench.kernels.attention import lengths_of_variants
-
-    heads = model.config.num_attention_heads
-    return lengths_of_variants(heads, first_of(model.config, "num_key_value_heads") or heads)
-
-
 def kept(attention: str, name: str, reason: str | None) -> bool:
     """Whether no reason stands against the kernel; warns otherwise. Raises ConfigError if it must be used."""
     if reason is not None:

@@ -94,11 +94,6 @@ class LanguageModel(CachedModel):
             self.read_row(text, 0, first, min(first + READ_CHUNK, begin - 1), keep_logits=1)
         self.cache.keep(every=False)  # several texts may follow
 
-    def read_text(self, text: Tensor, begin: int, end: int) -> Tensor:
-        """Logits [1, end - begin, V] that predict the tokens begin .. end - 1 of a text [1, T]. The tokens before them,
-        begin - 1 .. end - 2, are read through row 0, which must hold all earlier ones."""
-        return self.read_row(text, 0, begin - 1, end - 1)
-
     # -- Scoring drafts -------------------------------------------------------------------------
 
     def score(self, state: State, draft: Draft, keep_hidden: bool = False) -> Scores:

@@ -40,7 +40,7 @@ from specbench.settings import BaseSettings
 # Of a shape, which transformers reads but has no field for.
 OTHER_NAMES = ("rope_theta", "rope_scaling", "decoder_start_token_id", "tie_word_embeddings")
 ATTENTION = ("sdpa", "eager")  # where transformers has no SDPA for an architecture, it takes its eager attention
-OUTSIDE = ("cpu", "disk", "meta")  # where layers are put that no GPU has room for
+OUTSIDE = ("cpu", "meta")  # where weights are that no GPU has room for; on a disk they are "meta" too
 
 
 class PretrainedModel(LanguageModel):
@@ -205,12 +205,10 @@ def _read_weights(
 
 def _refuse_offloaded(module: PreTrainedModel, key: str) -> None:
     """Raises ConfigError if layers are not on a GPU: each step would wait for their weights to be copied."""
-    places = {str(place) for place in (getattr(module, "hf_device_map", None) or {}).values()}
-    places |= {weight.device.type for weight in module.parameters()}
-    if outside := sorted(places.intersection(OUTSIDE)):
+    if any(weight.device.type in OUTSIDE for weight in module.parameters()):
         raise ConfigError(
-            f"{key} does not fit the GPUs that are visible: device_map=auto puts layers on {' and '.join(outside)}, "
-            "where every step would wait for them; give more GPUs, or choose a smaller model"
+            f"{key} does not fit the GPUs that are visible: device_map=auto puts layers where every step would "
+            "wait for them; give more GPUs, or choose a smaller model"
         )
 
 

@@ -160,15 +160,12 @@ class Recurrence:
         """Has a model read tokens begins[b] .. ends[b] - 1 of each row b, `chunk` at a time if possible. Nothing is
         padded: rows are read together as far as all of them go."""
         left = {row: (begin, end) for row, (begin, end) in enumerate(zip(begins, ends, strict=True)) if begin < end}
-        prompts: dict[int, list[int]] = {}  # rows by the length of what they begin with
         for row, (begin, end) in list(left.items()):
-            if begin == 0:
-                prompts.setdefault(end, []).append(row)
+            if begin == 0:  # a prompt, each by itself
+                size = end if self.one_by_one else chunk
+                for first in range(0, end, size):
+                    model.read(state, row, first, min(first + size, end))
                 del left[row]
-        for end, rows in prompts.items():
-            size = end if self.one_by_one else chunk
-            for first in range(0, end, size):
-                _read(model, state, dict.fromkeys(rows, first), min(size, end - first))
         while left:
             count = min(chunk, *(end - begin for begin, end in left.values()))
             _read(model, state, {row: begin for row, (begin, _) in left.items()}, count)
@@ -197,10 +194,9 @@ class Recurrence:
 
 def _read(model: Any, state: State, begins: Mapping[int, int], count: int) -> None:
     """Has a recurrent model read `count` committed tokens of several rows from begins[row] on. All rows of the batch
-    take part in a forward of several, so prompts of a minority are read each by itself."""
+    take part in a forward of several."""
     starts = [begins.get(row, length) for row, length in enumerate(model.cached)]
-    alone = len(begins) == 1 or (0 in begins.values() and 2 * len(begins) <= len(starts))
-    if alone or max(starts) + count > state.tokens.shape[1]:
+    if len(begins) == 1 or max(starts) + count > state.tokens.shape[1]:
         for row, begin in begins.items():
             model.read(state, row, begin, begin + count)
         return

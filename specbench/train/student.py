@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from specbench.models.hidden_states import head_inputs
+from specbench.models.hidden_states import hidden_states
 from specbench.settings import BaseSettings, Component
 
 BEST = 10  # tokens of each guess whose accuracy is measured
@@ -93,7 +93,7 @@ def overlap(p: Tensor, q: Tensor) -> Tensor:
 
 def head_input(module: Any, tokens: Tensor) -> Tensor:
     """The last hidden states [B, T, H] of a causal model on tokens [B, T]: the inputs of its output matrix."""
-    with head_inputs(module) as found:
+    with hidden_states(module, ()) as found:
         module(input_ids=tokens)
     return found[0]
 

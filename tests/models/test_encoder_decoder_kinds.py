@@ -98,7 +98,9 @@ def test_a_batch_is_its_singles_and_a_model_accepts_its_own_guesses(kind):
         stock = stock_logits(target, text, begin, INPUTS[row])
         target.allocate(1, 32)
         target.open_text(text, begin, text.shape[1], INPUTS[row])
-        torch.testing.assert_close(target.read_text(text, begin, text.shape[1])[0], stock, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            target.read_row(text, 0, begin - 1, text.shape[1] - 1)[0], stock, atol=1e-4, rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize("kind", [k if k == "m2m_100" else pytest.param(k, marks=pytest.mark.slow) for k in RUNS])
@@ -124,7 +126,7 @@ def test_padding_in_a_text_has_no_position_as_in_generate():
     assert model.encoder.positions.no_position == 0
     model.allocate(1, 16)
     model.open_text(text, 1, 8, INPUTS[0])
-    ours = model.read_text(text, 1, 8)[0]
+    ours = model.read_row(text, 0, 0, 7)[0]
     name = cache_argument(module.forward)
     kept = {"encoder_outputs": module.get_encoder()(input_ids=torch.tensor([INPUTS[0]])), name: None}
     stepwise = []

@@ -22,7 +22,7 @@ def test_the_experts_of_every_layer_are_found(kind):
     module = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(SIZES | SHAPES[kind]))).eval()
     layers = expert_layers(module)
     assert len(layers) == (1 if "first_k_dense_replace" in SHAPES[kind] else 2)
-    assert {count_of(layer) for layer in layers} == {8} and idle_experts(module)[0] > 0
+    assert {count_of(layer) for layer in layers} == {8} and idle_experts(module, module.config)[0] > 0
 
 
 def test_only_the_weights_of_chosen_experts_are_read():
@@ -30,5 +30,5 @@ def test_only_the_weights_of_chosen_experts_are_read():
         module = AutoModelForCausalLM.from_config(AutoConfig.for_model("olmoe", **SIZES, num_experts=8))
         dense = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SIZES))
     each = sum(p.numel() for p in module.model.layers[0].mlp.experts.parameters()) // 8
-    assert idle_experts(module) == (2 * 6 * each, 2 * 6 * each * 4)
-    assert idle_experts(dense) == (0, 0) and not expert_layers(dense)
+    assert idle_experts(module, module.config) == (2 * 6 * each, 2 * 6 * each * 4)
+    assert idle_experts(dense, dense.config) == (0, 0) and not expert_layers(dense)
