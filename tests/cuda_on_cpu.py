@@ -13,16 +13,13 @@ would refuse, or silently make slow, is refused or noted:
   holds them;
 - NumPy gets no tensor of the device;
 - a value, or a copy, that the host waits for is noted in `device.waits`. Copies from pinned memory with `non_blocking`
-  are not waited for;
-- a copy to the host with `non_blocking` holds wild numbers until the host has waited for an event that was recorded
-  after it, or for all that the device was given.
+  are not waited for.
 """
 
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -90,25 +87,14 @@ class Device(TorchDispatchMode):
         self.any_shapes = any_shapes
         self.waits: list[Wait] = []
         self.pinned: dict[int, Tensor] = {}  # by address; kept, so that no other tensor gets the address
-        self.sent: list[tuple[Tensor, Tensor]] = []  # copies to the host that were not waited for, and their values
-        self.arrived = 0  # how many of them have arrived
 
     @classmethod
     def is_infra_mode(cls) -> bool:
         return True
 
-    def wait(self, what: str, copies: int | None = None) -> None:
-        """Notes a wait of the host, for the first `copies` copies or for all that the device was given."""
+    def wait(self, what: str) -> None:
+        """Notes a wait of the host."""
         self.waits.append(Wait(place(), what))
-        upto = len(self.sent) if copies is None else copies
-        for copy, values in self.sent[self.arrived : upto]:
-            copy.copy_(values)
-        self.arrived = max(self.arrived, upto)
-
-    def send(self, copy: Tensor) -> None:
-        """Hides the values of a copy until it arrives."""
-        self.sent.append((copy, copy.clone()))
-        copy.fill_(-999)
 
     def pin(self, tensor: Tensor) -> Tensor:
         """The same tensor on the CPU, in what counts as pinned memory from now on."""
@@ -127,17 +113,14 @@ class Device(TorchDispatchMode):
         on_cuda = bool(ours) if wanted is None else torch.device(wanted).type == "cuda"
         if not ours and not on_cuda:
             return func(*args, **kwargs)
-        late = func is aten._to_copy.default and not on_cuda and kwargs.get("non_blocking")
-        if func in COPIES and not late:
+        if func in COPIES:
             self._copy(func, tensors, on_cuda, kwargs)
-        elif not late:
+        else:
             self.check(func, self._without_indices(func, args, tensors))
             self._values(func, args)
         if wanted is not None:
             kwargs["device"] = CPU
         result = func(*inner(args), **inner(kwargs))
-        if late:
-            self.send(result)
         return outer(result, ours) if on_cuda else result
 
     def _copy(self, func: Any, tensors: list[Tensor], to_cuda: bool, kwargs: Any) -> None:
@@ -261,7 +244,7 @@ def cuda_on_cpu(any_shapes: bool = False) -> Iterator[Device]:
     with ExitStack() as stack:
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") makes a CPU tensor, and copies it
         stack.callback(torch._C._set_only_lift_cpu_tensors, before)
-        stack.enter_context(mock.patch.object(torch.cuda, "Event", partial(Event, device)))
+        stack.enter_context(mock.patch.object(torch.cuda, "Event", Event))
         stack.enter_context(mock.patch.object(torch.cuda, "current_stream", lambda *_: None))
         stack.enter_context(mock.patch.object(torch.cuda, "synchronize", lambda *_: device.wait("synchronize")))
         stack.enter_context(torch.inference_mode(False))  # there, operations would arrive before they are taken apart
@@ -306,18 +289,13 @@ def to_cuda(module: Module) -> Module:
 
 
 class Event:
-    """Stands in for `torch.cuda.Event`, as far as the clock and copies to the host need it."""
+    """Stands in for `torch.cuda.Event`, as far as the clock needs it."""
 
-    def __init__(self, device: Device, enable_timing: bool = False):
-        self.device, self.at, self.copies = device, 0.0, 0
+    def __init__(self, enable_timing: bool = False):
+        self.at = 0.0
 
     def record(self, stream: Any = None) -> None:
-        """Notes the time, and what the device was given until now."""
-        self.at, self.copies = time.perf_counter(), len(self.device.sent)
-
-    def synchronize(self) -> None:
-        """Waits for what the device was given before `record`."""
-        self.device.wait("event", self.copies)
+        self.at = time.perf_counter()
 
     def elapsed_time(self, end: "Event") -> float:
         """Milliseconds from this event to `end`."""

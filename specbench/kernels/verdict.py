@@ -31,9 +31,9 @@ def triton_verdict(
     keys, runners = bits.new_empty(2, B, S), bits.new_empty(2, B, S, dtype=torch.int32)
     if B:
         groups = triton.cdiv(B, R)
-        laws = (p.contiguous(), p if q is None else q.contiguous())
+        distributions = (p.contiguous(), p if q is None else q.contiguous())
         rows = (guesses.contiguous(), limits.contiguous(), bits.contiguous(), count.contiguous())
-        _run[(groups, S)](*laws, *rows, n, keys, runners, B, N, V, S, q is None, R, C, places)
+        _run[(groups, S)](*distributions, *rows, n, keys, runners, B, N, V, S, q is None, R, C, places)
         splits = triton.next_power_of_2(S)
         _decide[(groups,)](rows[0], n, *keys, *runners, tokens, B, N, S, R, splits, places)
     return tokens, n

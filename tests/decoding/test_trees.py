@@ -94,54 +94,6 @@ def test_block_and_rejection_are_the_oracles(rule, point_mass):
             assert verdict.tokens[row, : n + 1].tolist() == [*x[row, :n].tolist(), t]
 
 
-def mean_accepted(rule, p, draft, lasting):
-    """E[n] [B] of a rule over its uniforms, by bisection of the largest r_i at which guess i stands. With `lasting`
-    it stands only if all before it do, as in Algorithm 1; else n is the last guess that stands, as in a block."""
-    B, N = draft.tokens.shape
-    bits, thresholds = torch.zeros(B, N + 1, dtype=torch.long), []
-    for i in range(N):
-        low, high = torch.zeros(B, dtype=torch.double), torch.ones(B, dtype=torch.double)
-        for _ in range(40):
-            r = torch.full((B, N), 1.0, dtype=torch.double)
-            r[:, :i] = 0.0 if lasting else 1.0
-            r[:, i] = (low + high) / 2
-            stands = rule(p, draft, r, bits).accepted >= i + 1
-            low, high = torch.where(stands, r[:, i], low), torch.where(stands, high, r[:, i])
-        thresholds.append(low)
-    h = torch.stack(thresholds, 1)
-    if lasting:
-        return h.cumprod(1).sum(1)
-    later_fail = (1 - h).flip(1).cumprod(1).flip(1)
-    return sum((i + 1) * h[:, i] * (later_fail[:, i + 1] if i + 1 < N else 1.0) for i in range(N))
-
-
-def test_a_block_keeps_at_least_as_much_as_algorithm_1():
-    """Exactly: all drafts of three tokens of three, of 20 pairs of chains. Rejection sampling keeps less: the negative
-    control."""
-    N, tokens, pairs = 3, 3, 20
-    generator = torch.Generator().manual_seed(6)
-    P, Q = (torch.randn(pairs, tokens, tokens, generator=generator).double().softmax(-1) for _ in range(2))
-    x = torch.cartesian_prod(*[torch.arange(tokens)] * N).repeat(pairs, 1)  # [20 * 27, 3]
-    pair = torch.arange(pairs).repeat_interleave(tokens**N)
-    before = torch.cat([torch.zeros_like(x[:, :1]), x], 1)
-    p, q = P[pair[:, None], before], Q[pair[:, None], before[:, :N]]
-    draft = Draft.chain(x, q, torch.full((len(x),), N))
-    weight = q.gather(-1, x[..., None])[..., 0].prod(1)
-    assert torch.allclose(weight.view(pairs, -1).sum(1), torch.ones(pairs, dtype=torch.double))
-    rules = ((block_verification, False), (speculative_sampling, True), (rejection_sampling, True))
-    block, one_by_one, rejection = (
-        (weight * mean_accepted(rule, p, draft, lasting)).view(pairs, -1).sum(1) for rule, lasting in rules
-    )
-    beta, reached, expected = torch.minimum(P, Q).sum(-1), torch.zeros(pairs, tokens, dtype=torch.double), 0.0
-    reached[:, 0] = 1.0  # the mass of accepted texts by their last token
-    for _ in range(N):
-        expected = expected + (reached * beta).sum(1)
-        reached = torch.einsum("pa,pab->pb", reached, torch.minimum(P, Q))
-    assert torch.allclose(one_by_one, expected, atol=1e-9)  # Theorem 3.5
-    assert (block >= one_by_one - 1e-9).all() and (block - one_by_one).mean() > 0.02
-    assert (rejection < one_by_one).all()
-
-
 @pytest.mark.parametrize("parent", [(0, 1, 0), (2, 0), (0, -1)])
 def test_nodes_that_are_not_in_order_are_refused(parent):
     with pytest.raises(ValueError, match="tree"):

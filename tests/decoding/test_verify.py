@@ -1,4 +1,4 @@
-"""The verifier against the oracle: exactly with injected noise, and in law."""
+"""The verifier against the oracle: exactly with injected noise, and in distribution."""
 
 import numpy as np
 import pytest
@@ -32,15 +32,13 @@ def test_equals_the_oracle_with_injected_noise(lenience, point_mass):
     verdict = speculative_sampling(p, Draft.chain(x, None if point_mass else q, count), r, bits, lenience)
     for row in range(rows):
         g = int(count[row])
-        laws = np.eye(V, dtype=np.float32)[x[row, :g].numpy()].reshape(g, V) if point_mass else q[row, :g].numpy()
-        n, t = reference.accept(
-            p[row, : g + 1].numpy(), laws, x[row, :g].tolist(), r[row].numpy(), times[row], lenience
-        )
+        qs = np.eye(V, dtype=np.float32)[x[row, :g].numpy()].reshape(g, V) if point_mass else q[row, :g].numpy()
+        n, t = reference.accept(p[row, : g + 1].numpy(), qs, x[row, :g].tolist(), r[row].numpy(), times[row], lenience)
         assert verdict.accepted[row] == n
         assert verdict.tokens[row, : n + 1].tolist() == [*x[row, :n].tolist(), t]
 
 
-LAWS = {  # of a guess x, from p [V] and q [V]
+RULES = {  # of a guess x, from p [V] and q [V]
     "sum min(p, q)": lambda p, q, x: np.minimum(p, q).sum(),
     "sum min(p / l, q)": lambda p, q, x: np.minimum(p / 0.5, q).sum(),
     "sum p q": lambda p, q, x: (p * q).sum(),
@@ -57,7 +55,7 @@ LAWS = {  # of a guess x, from p [V] and q [V]
     MatchVerifier(greedy=False), BlockVerifier(greedy=False), RejectionVerifier(greedy=False),
     SpeculativeVerifier(Sampling(temperature=0)), MatchVerifier(greedy=True),
 ], ids=lambda verifier: f"{type(verifier).__name__} {verifier.rule} {verifier.greedy}")  # fmt: skip
-def test_the_law_of_acceptance_in_words_is_beta(verifier, points):
+def test_the_rule_of_acceptance_in_words_is_beta(verifier, points):
     if points and verifier.needs_q:
         pytest.skip("refuses point masses")
     p, q, noise = (
@@ -72,15 +70,15 @@ def test_the_law_of_acceptance_in_words_is_beta(verifier, points):
     verdict = Verdict(torch.cat([x, x], 1), torch.zeros(ROWS, dtype=torch.long))
     words = verifier.acceptance_rule(PromptLookup if points else ModelDrafter, None)
     rows = zip(p[:, 0].double().numpy(), q[:, 0].double().numpy(), x[:, 0].tolist(), strict=True)
-    expected = [LAWS[words](*row) for row in rows]
+    expected = [RULES[words](*row) for row in rows]
     assert np.allclose(verifier.beta(p, draft, verdict)[:, 0].numpy(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("lenience", only((0.5, 0.1), [1.0, 0.5, 0.3, 0.1]))
-def test_lenience_bounds_the_output_law(lenience):
+def test_lenience_bounds_the_output_distribution(lenience):
     """s(x) <= p(x) / l for every token, exactly; and the verifier draws from that s."""
     p, q = (random_distributions((500,), seed).double() for seed in (7, 8))
-    p, q = ((law / law.sum(-1, keepdim=True)).numpy() for law in (p, q))
+    p, q = ((x / x.sum(-1, keepdim=True)).numpy() for x in (p, q))
     for p_row, q_row in zip(p, q, strict=True):
         s = reference.output_law(p_row, q_row, lenience)
         assert np.isclose(s.sum(), 1)
@@ -100,7 +98,7 @@ def first_tokens(p, q, lenience, trials=200_000):
     return torch.bincount(verdict.tokens[:, 0], minlength=V).numpy()
 
 
-def test_the_law_test_can_fail():
+def test_the_test_of_the_distribution_can_fail():
     """Negative control: lenience .9 is a bias that 200,000 trials must see."""
     p, q = random_distributions((1,), 7)[0], random_distributions((1,), 8)[0]
     assert chi_square_fits(first_tokens(p, q, 1.0), p.double().numpy())

@@ -5,9 +5,8 @@ from collections import Counter
 import pytest
 import torch
 from cuda_on_cpu import DataDependentShapeError, MixedDevicesError, answer_for_a_machine, cuda_on_cpu
-from fake_cuda import fake_cuda, on_cuda, read_index, write_index
+from fake_cuda import read_index, write_index
 from small_runs import parts_of
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench.decoding.sequence import Sequence
 from specbench.run.session import Session
@@ -70,7 +69,7 @@ def test_a_planted_fault_is_found(planted, error, match, monkeypatch):
     """Negative controls: a value for the host, a tensor of the host, a shape that depends on values."""
     monkeypatch.setattr(SpeculativeVerifier, "accept", planted)
     if error is None:
-        assert any(match in told for told in unlike_the_table(monkeypatch, "executor=eager"))
+        assert any(match in wait for wait in unlike_the_table(monkeypatch, "executor=eager"))
     else:
         with pytest.raises(error, match=match):
             unlike_the_table(monkeypatch, "executor=eager")
@@ -102,15 +101,3 @@ def test_an_index_without_the_guard_is_that_of_torch(index):
     write_index(ours, index, 7)
     theirs[index] = 7
     assert torch.equal(ours, theirs)
-
-
-def test_a_model_of_any_size_runs_on_tensors_without_values():
-    config = LlamaConfig(hidden_size=3072, num_hidden_layers=1, num_attention_heads=24, num_key_value_heads=8)
-    with torch.inference_mode(False), fake_cuda():
-        model = on_cuda(LlamaForCausalLM, config)
-        logits = model(input_ids=torch.zeros(1, 6, dtype=torch.long, device="cuda")).logits
-        assert (logits.shape, logits.dtype, logits.device.type) == ((1, 6, 32000), torch.bfloat16, "cuda")
-        with pytest.raises(Exception, match="_local_scalar_dense"):
-            logits.sum().item()
-        with pytest.raises(Exception, match=r"two (different )?devices"):
-            logits + torch.ones(32000)

