@@ -4,12 +4,11 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from specbench.data.json_lines import need_file
+from specbench.data.files import TEXT, need_file, read_text
 from specbench.data.prompts import Prompt, StoredData
 from specbench.data.sources import place_of
 from specbench.data.template import check_template, fill
-from specbench.data.text_file import TEXT, read_text
-from specbench.errors import ConfigError, shown
+from specbench.errors import ConfigError
 from specbench.settings import BaseSettings
 
 
@@ -26,7 +25,7 @@ class ParallelData(StoredData):
         def check(self, prefix: str) -> None:
             for key in ("path", "reference"):
                 need_file(place_of(getattr(self, key)), f"{prefix}{key}", TEXT)
-            check_template(self.template, f"{prefix}template")
+            check_template(self.template, f"{prefix}template", ("source", "reference"))
 
     def prompts(self) -> Iterator[Prompt]:
         s = self.settings
@@ -36,21 +35,13 @@ class ParallelData(StoredData):
                 f"data.reference={s.reference} has {len(references)} lines, and data.path={s.path} {len(sources)}: "
                 "they must be aligned, line by line"
             )
-        for number, (source, reference) in enumerate(zip(sources, references, strict=True), 1):
-            if source and reference:
-                yield Prompt(str(number), (filled(s.template or "{source}", source, reference),))
+        for number, pair in enumerate(zip(sources, references, strict=True), 1):
+            if all(pair):
+                fields = dict(zip(("source", "reference"), pair, strict=True))
+                yield Prompt(str(number), (fill(s.template or "{source}", fields.__getitem__),))
 
 
 def lines_of(path: str, key: str) -> list[str]:
     """The lines of a text file, stripped; only line feeds end one, as in the tools that made the files. Raises
     ConfigError."""
     return [line.strip() for line in read_text(place_of(path), key).removesuffix("\n").split("\n")]
-
-
-def filled(template: str, source: str, reference: str) -> str:
-    """The prompt of two aligned lines. Raises ConfigError for a field that they have not."""
-    try:
-        return fill(template, {"source": source, "reference": reference}.__getitem__)
-    except KeyError as error:
-        name = shown(error.args[0])
-        raise ConfigError(f"data.template has {{{name}}}: it must be {{source}} or {{reference}}") from error

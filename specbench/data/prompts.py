@@ -3,6 +3,7 @@
 import functools
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,11 +46,6 @@ class Request:
         """The number of tokens of the prompt, whichever side of a model reads it."""
         return len(self.tokens if self.encoder_input is None else self.encoder_input)
 
-    @property
-    def columns(self) -> int:
-        """The number of positions of it whose keys and values a step reads."""
-        return len(self.tokens) + len(self.encoder_input or ())
-
 
 class Data(Component, ABC):
     """A source of prompts; `limit` is the largest number of prompts to take, None for all: the first ones or, if the
@@ -89,8 +85,8 @@ def load(data: Data) -> list[Prompt]:
             break
         names = {prompt.id, *map(prompt.request_id, range(len(prompt.turns)))}
         if names & known:
-            raise ConfigError(f"data has two prompts, or turns, with the id {shown(min(names & known))}: each must "
-                              "have its own")  # fmt: skip
+            twice = shown(min(names & known))
+            raise ConfigError(f"data has two prompts, or turns, with the id {twice}: each must have its own")
         known |= names
         found.append(prompt)
     if not found:
@@ -104,12 +100,14 @@ def load(data: Data) -> list[Prompt]:
 
 def stratify(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
     """At most `limit` prompts, in their order: the first of each category, then the second of each, and so on."""
-    numbers: dict[str, list[int]] = {}  # by category, in the order in which they begin
-    for number, prompt in enumerate(prompts):
-        numbers.setdefault(prompt.category, []).append(number)
-    ranked = sorted((rank, place, number) for place, own in enumerate(numbers.values())
-                    for rank, number in enumerate(own))  # fmt: skip
-    return [prompts[number] for number in sorted(number for *_, number in ranked[:limit])]
+    count: Counter[str] = Counter()  # by category
+    ranks = []  # of each prompt in its own category
+    for prompt in prompts:
+        ranks.append(count[prompt.category])
+        count[prompt.category] += 1
+    places = [*count]  # categories in the order in which they begin
+    chosen = sorted(range(len(prompts)), key=lambda i: (ranks[i], places.index(prompts[i].category)))[:limit]
+    return [prompts[i] for i in sorted(chosen)]
 
 
 @functools.cache  # once for all ways of a comparison

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from specbench.data.json_lines import need_file, read_json_lines
+from specbench.data.files import need_file, read_json_lines
 from specbench.data.prompts import Prompt, StoredData
 from specbench.data.template import check_template, fill
 from specbench.errors import ConfigError, first_line, shown, visible

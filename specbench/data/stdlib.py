@@ -7,7 +7,7 @@ import ast
 import hashlib
 import re
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -26,34 +26,30 @@ def functions(text: str) -> Iterator[int]:
 
 
 def documentation(text: str) -> Iterator[int]:
-    """Numbers of the middle lines of documentation strings of at least eight lines, counted from 0."""
-    for node in nodes_of(text):
+    """Numbers of the middle lines of documentation strings of at least eight lines, counted from 0; none of the
+    library's files that are broken on purpose."""
+    try:
+        nodes = [*ast.walk(ast.parse(text))]
+    except SyntaxError:
+        return
+    for node in nodes:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(node):
             begin, end = node.body[0].lineno, node.body[0].end_lineno or 0
             if end - begin >= 8:
                 yield (begin + end) // 2 - 1
 
 
-def nodes_of(text: str, kinds: tuple[type, ...] = (ast.AST,)) -> list[Any]:
-    """The nodes of these kinds in a module's syntax tree; none of the library's files that are broken on purpose."""
-    try:
-        return [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
-    except SyntaxError:
-        return []
-
-
-ENDS = {"python": functions, "prose": documentation, "copied": functions}
+ENDS = {"python": functions, "prose": documentation}
 
 
 class StdlibData(Data):
     """`count` prompts of 24 lines. Those of kind python end with the first line of a function, those of kind prose
-    inside a documentation string; mixed alternates them. Those of kind copied are what follows from the first line of a
-    function on, and then its first two lines again: what comes is likely a copy."""
+    inside a documentation string; mixed alternates them."""
 
     class Settings(BaseSettings):
         limit: int | None = Field(ge=1, le=10**9)
         count: int = Field(ge=1, le=10**9)
-        kind: Literal["python", "prose", "copied", "mixed"]
+        kind: Literal["python", "prose", "mixed"]
 
     def __init__(self, limit: int | None, count: int, kind: str):
         self.limit, self.count, self.kind = limit, count, kind
@@ -80,8 +76,5 @@ def take(kind: str) -> list[Prompt]:
         for rank, (digest, name) in enumerate(hashed):
             # No line break at the end: the tokenizer joins it with the indentation that follows.
             before = lines[names[name] + 1 - LINES_BEFORE : names[name] + 1]
-            if kind == "copied":
-                passage = lines[names[name] : names[name] + LINES_BEFORE - 3]
-                before = [*passage, "", *passage[:2]]
             found.append((rank, digest, Prompt(name, ("\n".join(before),), kind)))
     return [prompt for _, _, prompt in sorted(found, key=lambda entry: entry[:2])]

@@ -10,8 +10,9 @@ SYNTAX = re.compile(r"[.\[\]!:{}]")  # what str.format would read as an attribut
 LARGEST_TEMPLATE = 100_000  # characters
 
 
-def check_template(template: str | None, key: str) -> None:
-    """Raises ConfigError unless every brace of the template belongs to `{field}`, `{{` or `}}`. None is no template."""
+def check_template(template: str | None, key: str, known: tuple[str, ...] = ()) -> None:
+    """Raises ConfigError unless every brace of the template belongs to `{field}`, `{{` or `}}`, and every field is one
+    of those that are `known`, if any are. None is no template."""
     if template is None:
         return
     named = f"{key}={shown(template)} is not allowed"
@@ -26,6 +27,8 @@ def check_template(template: str | None, key: str) -> None:
     for _, name, form, conversion in fields:
         if form or conversion or not str(name).strip() or str(name).isdigit() or SYNTAX.search(str(name)):
             raise ConfigError(f"{named}: {{{shown(name)}}} must be the name of a field alone, as in {{question}}")
+        if known and name not in known:
+            raise ConfigError(f"{named}: {{{name}}} must be one of {', '.join(f'{{{each}}}' for each in known)}")
 
 
 def fill(template: str, field: Callable[[str], str]) -> str:

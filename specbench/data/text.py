@@ -5,10 +5,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from specbench.data.json_lines import need_file
+from specbench.data.files import TEXT, need_file, read_text
 from specbench.data.prompts import Prompt, StoredData
 from specbench.data.records import label_of
-from specbench.data.text_file import TEXT, read_text
 from specbench.errors import ConfigError
 from specbench.settings import BaseSettings
 

@@ -7,9 +7,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from specbench.data.files import read_text
 from specbench.data.sources import place_of
 from specbench.data.stdlib_corpus import read_modules
-from specbench.data.text_file import read_text
 from specbench.decoding.sampling import Sampling
 from specbench.drafters.lookup_base import CountDrafter
 from specbench.drafters.sampling_overrides import OwnSampling

@@ -1,4 +1,4 @@
-"""What lossy decoding costs: the distance of its output distribution from the target's, and repetition in its texts."""
+"""What lossy decoding costs: the distance of its output distribution from the target's."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,9 +8,7 @@ from torch import Tensor
 
 from specbench.decoding.verify import output_distribution
 from specbench.measure.intervals import Estimate
-from specbench.measure.latency import METHODS, text_of
 from specbench.measure.record import Record
-from specbench.measure.rounds import finished
 
 NUMBERS = ("tv", "kl", "bound")
 
@@ -35,27 +33,8 @@ def drift_of_steps(p: Tensor, q: Tensor, lenience: float, greedy: bool) -> Tenso
 
 
 def drift(records: Sequence[Record], means: Mapping[str, Estimate]) -> dict[str, Any]:
-    """The `means` of total variation and KL over tested positions, the largest bound, and repetition in both texts."""
+    """The `means` of total variation and KL over tested positions, and the largest bound."""
     own = [record.drift for record in records if record.drift]
     found: dict[str, Any] = {name: {"mean": e.value, "ci95": e.ci95} for name, e in means.items()}
     found["bound"] = max((sums["bound"] for sums in own), default=None)
-    for method in METHODS:
-        texts = [text_of(record, method).ids for record in finished(records)]
-        found[method] = {"repetition": repetition(texts), "distinct_2": distinct(texts)}
     return found
-
-
-def repetition(texts: Sequence[Sequence[int]], n: int = 4) -> float:
-    """The share of n-grams that occurred earlier in the same text."""
-    repeated = total = 0
-    for text in texts:
-        grams = list(zip(*(text[i:] for i in range(n)), strict=False))
-        repeated += len(grams) - len(set(grams))
-        total += len(grams)
-    return repeated / total if total else 0.0
-
-
-def distinct(texts: Sequence[Sequence[int]], n: int = 2) -> float:
-    """The number of different n-grams over the number of n-grams, all texts together (distinct-n)."""
-    grams = [gram for text in texts for gram in zip(*(text[i:] for i in range(n)), strict=False)]
-    return len(set(grams)) / len(grams) if grams else 0.0

@@ -1,7 +1,7 @@
-"""What requests wait for: the first token, each later one, and a row if requests arrive over time; and goodput."""
+"""What requests wait for: the first token, each later one, and a row if requests arrive over time."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,17 +49,25 @@ def text_of(record: Record, method: str) -> Text:
 def counted(records: Sequence[Record], rows: int) -> list[Record]:
     """The finished records whose waits count. Where requests arrive over time, the first ones of each group, one for
     every row, find nothing to wait for and are left out, unless there are no others."""
+    found: list[Record] = []
+    for group in by_group(finished(records)):
+        arrived = [record for record in group if _times(record, "speculative")]
+        arrived.sort(key=lambda record: _times(record, "speculative")["arrived"])
+        found += arrived[rows:] or group
+    return found
+
+
+def by_group(records: Sequence[Record]) -> list[list[Record]]:
+    """The records that were decoded together."""
     groups: dict[tuple[int, int], list[Record]] = defaultdict(list)
-    for record in finished(records):
+    for record in records:
         groups[record.process, record.group].append(record)
-    return [record for group in groups.values() for record in (_warm(group, rows) or group)]
+    return [*groups.values()]
 
 
-def _warm(group: Sequence[Record], rows: int) -> list[Record]:
-    """The records of a group without those that came first; all if they were there at once."""
-    if any(text_of(record, method).times is None for record in group for method in METHODS):
-        return list(group)
-    return sorted(group, key=lambda record: (text_of(record, "speculative").times or {})["arrived"])[rows:]
+def _times(record: Record, method: str) -> dict[str, float]:
+    """When a request arrived, was admitted and so on; empty if it was there at once."""
+    return text_of(record, method).times or {}
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
@@ -69,32 +77,17 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
     return {f"p{share}": float(np.percentile(known, share)) if len(known) else None for share in PERCENTILES}
 
 
-def served(records: Sequence[Record], rows: int, limits: Mapping[str, Any]) -> dict[str, Any]:
-    """Of requests that arrive over time, by method: percentiles of the wait for a row, tokens per second from the first
-    arrival to the last token, and goodput, the share and the tokens per second of requests within the `limits`
-    slo_first_token and slo_per_token in seconds (0: no limit). Empty if all requests were there at once."""
+def served(records: Sequence[Record], rows: int) -> dict[str, Any]:
+    """Of requests that arrive over time, by method: percentiles of the wait for a row, and tokens per second from the
+    first arrival to the last token, all groups together. Empty if all requests were there at once."""
     own = counted(records, rows)
-    if not own or any(text_of(record, method).times is None for record in own for method in METHODS):
+    if not own or not all(_times(record, method) for record in own for method in METHODS):
         return {}
-    return {method: _served(own, method, limits) for method in METHODS}
-
-
-def _served(records: Sequence[Record], method: str, limits: Mapping[str, Any]) -> dict[str, Any]:
-    waits = [waits_of(record, method) for record in records]
-    first, later = (float(limits.get(f"slo_{name}") or np.inf) for name in ("first_token", "per_token"))
-    within = [wait["first_token"] <= first and not wait["per_token"] > later for wait in waits]
-    tokens = np.array([len(text_of(record, method).ids) for record in records], float)
-    seconds = _duration(records, method)
-    return {
-        "queue": percentiles([wait["queue"] for wait in waits]),
-        "tokens_per_second": float(tokens.sum()) / seconds,
-        "goodput": {"share": float(np.mean(within)), "tokens_per_second": float(tokens[within].sum()) / seconds},
-    }
-
-
-def _duration(records: Sequence[Record], method: str) -> float:
-    """Seconds from the first arrival to the last token, all groups together."""
-    groups: dict[tuple[int, int], list[dict[str, float]]] = defaultdict(list)
-    for record in records:
-        groups[record.process, record.group].append(text_of(record, method).times or {})
-    return sum(max(t["finished"] for t in own) - min(t["arrived"] for t in own) for own in groups.values())
+    found = {}
+    for method in METHODS:
+        groups = [[_times(record, method) for record in group] for group in by_group(own)]
+        seconds = sum(max(t["finished"] for t in group) - min(t["arrived"] for t in group) for group in groups)
+        tokens = sum(len(text_of(record, method).ids) for record in own)
+        queue = percentiles([waits_of(record, method)["queue"] for record in own])
+        found[method] = {"queue": queue, "tokens_per_second": tokens / seconds}
+    return found

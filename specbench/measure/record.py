@@ -4,7 +4,7 @@ A request is one turn of a prompt. Lists of `Rounds` have one entry per round; a
 """
 
 import json
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Self
@@ -131,27 +131,11 @@ def append(file: IO[str], record: Record) -> None:
 
 def read(path: Path) -> list[Record]:
     """The records of a file; none if it does not exist. A line that a kill cut is dropped."""
-    return [record for _, record in _lines(path) if record is not None]
-
-
-def drop_cut_lines(path: Path) -> None:
-    """Rewrites a file without the lines that `read` drops, so that more can be appended to it."""
-    lines = _lines(path)
-    if any(record is None for _, record in lines):
-        kept = path.with_name(path.name + ".part")
-        kept.write_text("".join(line for line, record in lines if record is not None), encoding="utf-8")
-        kept.replace(path)
-
-
-def _lines(path: Path) -> Sequence[tuple[str, Record | None]]:
-    """Each line of a file with its record, None if the line was cut."""
-    if not path.is_file():
-        return []
-    found: list[tuple[str, Record | None]] = []
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-        for line in file:
-            try:
-                found.append((line, Record.of_line(line) if line.endswith("\n") else None))
-            except (ValueError, KeyError, TypeError):
-                found.append((line, None))
+    found: list[Record] = []
+    if path.is_file():
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            for line in file:
+                with suppress(ValueError, KeyError, TypeError):
+                    if line.endswith("\n"):
+                        found.append(Record.of_line(line))
     return found

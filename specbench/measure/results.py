@@ -48,7 +48,7 @@ schema: dict[str, str] = {
     "latency": "seconds to the first token and per later token, p50, p90 and p99, of both methods",
     "counts": "prompts (requests), rounds, tokens, drafted, tested, accepted, recovered, bonus, failed",
     "notes": "sentences that a reader of the numbers must know",
-    "details": "what the numbers were made from and by: facts, choices, overrides, verdict, drift, seconds, ...",
+    "details": "what the numbers were made from and by: facts, choices, overrides, verdict, drift, ...",
 }
 
 
@@ -212,18 +212,13 @@ def _details(records: Sequence[Record], run: _Run) -> dict[str, Any]:
         "facts": dataclasses.asdict(facts),
         "choices": facts.choices,
         "overrides": facts.overrides,
-        "gamma": facts.gamma,
-        "batch_size": facts.batch_size,
-        "acceptance_rule": facts.acceptance_rule,
-        "seconds": facts.seconds,
         "clusters": len({*run.times}),
         "processes": len({*run.frame["process"]}),
-        "too_long": facts.too_long,
         "prefill_seconds": total["prefill_seconds"] / total["requests"],
         "plain_prefill_seconds": total["plain_prefill_seconds"] / total["requests"],
         "plain_tokens": round(total["plain_tokens"]),
         "recording": recording if math.isfinite(recording) else None,
         "pace_drift": pace_drift(records),
         "drift": drift(records, run.of_tokens(formulas.drifts)) if "drift positions" in total else None,
-        "served": served(records, facts.batch_size, facts.config.get("workload") or {}),
+        "served": served(records, facts.batch_size),
     }

@@ -30,15 +30,10 @@ def rounds_frame(records: Sequence[Record]) -> pd.DataFrame:
     parts = []
     for record in records:
         for method, text in (("speculative", record.speculative), ("baseline", record.baseline)):
-            if text is None:
-                continue
-            part = pd.DataFrame({name: pd.Series(column) for name, column in vars(text.rounds).items()})
-            part.insert(0, "position", part["tokens"].cumsum() - part["tokens"])
-            part.insert(0, "round", np.arange(len(part)))
-            part.insert(0, "method", method)
-            for name in reversed(NAMES):
-                part.insert(0, name, getattr(record, name))
-            parts.append(part)
+            if text is not None:
+                own = {name: getattr(record, name) for name in NAMES} | {"method": method}
+                own |= {"round": np.arange(len(text.rounds)), "position": positions(text.rounds).astype(int)}
+                parts.append(pd.DataFrame(own | {name: pd.Series(c) for name, c in vars(text.rounds).items()}))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*NAMES, *vars(Rounds())])
 
 
@@ -87,7 +82,7 @@ def sums_of(record: Record) -> dict[str, float]:
     ours, plain = record.speculative, record.baseline
     assert ours is not None and plain is not None
     found = {"requests": 1.0, **_of_text(ours), **{PLAIN + name: value for name, value in _of_text(plain).items()}}
-    columns = record.prompt_tokens + (record.encoder_tokens or 0) + _positions(plain.rounds)
+    columns = record.prompt_tokens + (record.encoder_tokens or 0) + positions(plain.rounds)
     found["plain_columns"] = float(columns.sum())  # of keys and values that the steps of plain decoding read
     for accepted in ours.rounds.accepted:
         found[f"{ACCEPTED_OF}{accepted}"] = found.get(f"{ACCEPTED_OF}{accepted}", 0) + 1
@@ -127,7 +122,7 @@ def _of_text(text: Text) -> dict[str, float]:
     }
 
 
-def _positions(rounds: Rounds) -> Floats:
+def positions(rounds: Rounds) -> Floats:
     """The position of the first token of each round among the new ones: [rounds]."""
     tokens = np.array(rounds.tokens, float)
     return np.asarray(tokens.cumsum() - tokens)

@@ -85,11 +85,6 @@ SHARES: Floats = np.array([one.share for one in ALTERNATIVES]) / sum(one.share f
 LIMITS: Floats = -np.log(LEVEL * SHARES)  # of the log ratio of each alternative alone
 
 
-def of_kind(kind: str) -> list[int]:
-    """The numbers of the alternatives to a kind of draw."""
-    return [i for i, one in enumerate(ALTERNATIVES) if one.kind == kind]
-
-
 def token_ratios(change: Change, p: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
     """log(alternative / p) [k, V] of every token, 0 where p is 0, and the alternative [k, V], from p [k, V] and what
     else it depends on [k, V]."""
@@ -114,8 +109,10 @@ def sums_of(kind: str, drawn: Tensor, p: Tensor, *more: Tensor) -> Floats:
     """The sums of draws of a kind: tokens drawn [k] from p [k, V], or events that happened [k] bool, which they do with
     probability p [k]; `more` is what else the alternatives depend on."""
     found, ratios = no_sums(), token_ratios if p.dim() == 2 else event_ratios
-    for i in of_kind(kind) if len(drawn) else ():
-        logs, other = ratios(ALTERNATIVES[i].change, p, *more)
+    for i, one in enumerate(ALTERNATIVES):
+        if one.kind != kind or not len(drawn):
+            continue
+        logs, other = ratios(one.change, p, *more)
         first, second = (other * logs).sum(-1), (other * logs**2).sum(-1)
         parts = (logs.gather(1, drawn[:, None].long()), first, second - first**2)
         found[i] = [float(part.double().sum()) for part in parts]

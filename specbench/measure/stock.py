@@ -1,10 +1,15 @@
 """What the stock modules of transformers say of a finished text, and how far rounding may move it.
 
-Written apart from `decoding/sampling.py`, so that an error there is seen. n new tokens of a text, V vocabulary.
+Their distributions are made by the logits processors of transformers, so that an error of `decoding/sampling.py` is
+seen. n new tokens of a text, V vocabulary.
 """
+
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specbench.decoding.sampling import Sampling
 
@@ -42,38 +47,46 @@ def _penalty(sampling: Sampling) -> float:
 def distance(logits: Tensor, decoder: Tensor, dtype: torch.dtype, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """[n]: the total variation between the decoder's distribution [n, V] and that of the stock module's penalised
     logits [n, V], and the largest that rounding explains: a move of all logits by at most d changes p by at most
-    tanh d. Under top-k and top-p both are compared on the decoder's tokens; the total variation is 1 if rounding does
-    not explain why these passed."""
-    temperature = sampling.temperature or 1.0  # at temperature 0 the softmax before the argmax is compared
-    scores, slack = logits.double() / temperature, tolerance(logits, dtype, sampling) / temperature
-    limit = ((TYPICAL_16_BIT if dtype in ROUNDINGS else 1.0) * slack).tanh()
-    if sampling.greedy or (not 0 < sampling.top_k < scores.shape[-1] and sampling.top_p == 1):
-        return (decoder.double() - scores.softmax(-1)).abs().sum(-1) / 2, limit
-    theirs = decoder > 0
+    tanh d. Both are compared on the decoder's tokens; the total variation is 1 if rounding does not explain why these
+    passed top-k and top-p. At temperature 0 the softmax before the argmax is compared."""
+    if sampling.greedy:
+        sampling = Sampling()
+    slack = tolerance(logits, dtype, sampling) / sampling.temperature
+    scores = warped(logits, Sampling(sampling.temperature))
     surely, possibly = passing(scores, slack[:, None], sampling)
+    theirs = decoder > 0
     own = scores.masked_fill(~theirs, -torch.inf).softmax(-1)
     surely = surely & (scores.softmax(-1) > UNDERFLOW)
     explained = ~((surely & ~theirs) | (theirs & ~possibly)).any(-1)
+    limit = ((TYPICAL_16_BIT if dtype in ROUNDINGS else 1.0) * slack).tanh()
     return torch.where(explained, (decoder.double() - own).abs().sum(-1) / 2, 1.0), limit
 
 
 def passing(scores: Tensor, slack: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """[n, V] bool: which tokens pass top-k and top-p whatever rounding does, and which may pass, from scores [n, V]
-    that may move against each other by slack [n, 1]."""
-    top_k = min(sampling.top_k or scores.shape[-1], scores.shape[-1])
-    edge = scores.topk(top_k, -1).values[:, -1:]
-    surely, possibly = scores > edge + 2 * slack, (scores >= edge - 2 * slack) & (scores > -torch.inf)
-    if top_k == scores.shape[-1]:
-        surely = possibly
+    after the temperature that may move against each other by slack [n, 1]. A token passes surely if it stays likelier
+    than all that are excluded from the smallest set, and may pass if it can reach the largest set."""
+    possible, top_k = scores > -torch.inf, sampling.top_k
+    truncation = replace(sampling, temperature=1.0)
+    smallest, largest = (warped(scores, truncation, sign * slack.tanh()) > -torch.inf for sign in (-1, 1))
+    best_excluded = scores.masked_fill(smallest, -torch.inf).amax(-1, keepdim=True)
+    if 0 < top_k < scores.shape[-1]:  # of tokens that tie for the last place rounding may exclude any
+        best_excluded = best_excluded.maximum(scores.topk(top_k + 1, -1).values[:, -1:])
+    last_included = scores.masked_fill(~largest, torch.inf).amin(-1, keepdim=True)
+    return possible & (scores > best_excluded + 2 * slack), possible & (scores >= last_included - 2 * slack)
+
+
+def warped(logits: Tensor, sampling: Sampling, more_mass: Tensor | None = None) -> Tensor:
+    """Scores [n, V] in float64 of penalised logits [n, V] after temperature, top-k and top-p, by transformers' own
+    processors in the order of generate(); -inf where a token is excluded. `more_mass` [n, 1] is added to top-p."""
+    scores, no_text = logits.double(), torch.empty(0, dtype=torch.long)
+    if sampling.temperature != 1:
+        scores = TemperatureLogitsWarper(float(sampling.temperature))(no_text, scores)
+    if sampling.top_k:
+        scores = TopKLogitsWarper(sampling.top_k)(no_text, scores)
     if sampling.top_p < 1:
-        p = scores.masked_fill(scores < edge, -torch.inf).softmax(-1)
-        ordered, index = scores.sort(-1, descending=True)
-        mass = torch.cat([torch.zeros_like(slack), p.gather(-1, index).cumsum(-1)], -1)  # [n, V + 1]
-        # Mass of the tokens that are likelier for certain, and of those that may be, without the token itself.
-        least = mass.gather(-1, torch.searchsorted(-ordered, -scores - 2 * slack))
-        most = mass.gather(-1, torch.searchsorted(-ordered, -scores + 2 * slack, right=True)) - p
-        moved = slack.tanh()
-        best = scores == scores.amax(-1, keepdim=True)
-        surely = surely & ((most + moved < sampling.top_p) | (best & (ordered[:, :1] - ordered[:, 1:2] > 2 * slack)))
-        possibly = possibly & (least - moved < sampling.top_p)
-    return surely, possibly
+        top_p: Any = TopPLogitsWarper(sampling.top_p)
+        if more_mass is not None:
+            top_p.top_p = sampling.top_p + more_mass
+        scores = top_p(no_text, scores)
+    return scores

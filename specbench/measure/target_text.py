@@ -18,7 +18,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.decoding.verify import dense, output_distribution
-from specbench.measure.intervals import Estimate, estimates
+from specbench.measure.intervals import Estimate, Sums, estimates
 from specbench.models.reference_forward import eager_attention, penalised, readable, stock_scores
 
 CHUNK = 64  # positions that are standardised at a time
@@ -91,15 +91,6 @@ def asked(drafter: Any, text: Tensor, begin: int, vocab_size: int, encoder_input
 
 
 @dataclasses.dataclass(frozen=True)
-class ScoredText:
-    """The tokens of a text, of which those from `begin` on are scored."""
-
-    id: str
-    tokens: abc.Sequence[int]
-    begin: int
-
-
-@dataclasses.dataclass(frozen=True)
 class TeacherForced:
     """Means of beta over texts, with texts as clusters. `shifted` compares q with p of the next position, and
     `unmasked` lets the drafter see the text that it guesses, None if it has a recurrent state, which no mask opens: a
@@ -115,41 +106,43 @@ class TeacherForced:
     seconds: float
 
 
-def read_alpha(target: Any, drafter: Any, texts: Iterable[ScoredText]) -> TeacherForced:
-    """beta at each position of the texts from `begin` on by the stock modules of two `LanguageModel`s, and the two
-    controls: no cache, no executor and no loop of ours takes part. Raises ValueError if no text can be scored."""
+def read_alpha(target: Any, drafter: Any, texts: Iterable[tuple[abc.Sequence[int], int]]) -> TeacherForced:
+    """beta at each position of texts, each given with the position that it is scored from, by the stock modules of two
+    `LanguageModel`s, and the two controls: no cache, no executor and no loop of ours takes part. Raises ValueError if
+    no text can be scored."""
     clock, rows = time.perf_counter(), []
     with torch.inference_mode():
-        for each in texts:
-            text = readable(each.tokens[: each.begin], each.tokens[each.begin :], target.device)
-            if text.shape[1] - each.begin < 2:  # the shifted control needs a next position
+        for tokens, begin in texts:
+            text = readable(tokens[:begin], tokens[begin:], target.device)
+            if text.shape[1] - begin < 2:  # the shifted control needs a next position
                 continue
-            p, q = (stock_scores(model, text, each.begin) for model in (target, drafter))
+            p, q = (distribution(stock_scores(model, text, begin), model.sampling) for model in (target, drafter))
             pairs = {"alpha": (p, q), "shifted": (p.roll(-1, 0), q)}
             if drafter.recurrence is None:
-                pairs["unmasked"] = (p, _without_mask(drafter, text, each.begin))
-            rows.append({"positions": float(len(p))})
-            for name, (one, other) in pairs.items():
-                both = distribution(one, target.sampling), distribution(other, drafter.sampling)
-                rows[-1][name] = float(torch.minimum(*both).sum())
+                pairs["unmasked"] = (p, distribution(_without_mask(drafter, text, begin), drafter.sampling))
+            sums = {name: float(torch.minimum(*pair).sum()) for name, pair in pairs.items()}
+            rows.append({"positions": float(len(p)), **sums})
     if not rows:
         raise ValueError("no text can be scored: each needs two tokens at least, behind a prompt that fits")
-    return _summary(rows, time.perf_counter() - clock)
-
-
-def _summary(rows: abc.Sequence[dict[str, float]], seconds: float) -> TeacherForced:
-    """The means over texts, from the sums of each."""
     columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    names, clusters = [name for name in columns if name != "positions"], range(len(rows))
-    found = estimates(columns, clusters, lambda s: {name: s[name] / s["positions"] for name in names}, log=False)
-    controls = [name for name in names if name != "alpha"]
-    differences = estimates(
-        columns, clusters, lambda s: {name: (s[name] - s["alpha"]) / s["positions"] for name in controls}, log=False
-    ).values()
-    known = [(each.value or 0.0, each.stderr) for each in differences]
-    sound = None if any(e is None for _, e in known) else all(abs(value) > CLEAR * (e or 0.0) for value, e in known)
-    positions = round(columns["positions"].sum())
-    return TeacherForced(found["alpha"], found["shifted"], found.get("unmasked"), sound, positions, len(rows), seconds)
+    controls = [name for name in ("shifted", "unmasked") if name in columns]
+
+    def means(s: Sums) -> dict[str, Any]:
+        sums = {**s, **{f"{name} from alpha": s[name] - s["alpha"] for name in controls}}
+        return {name: total / s["positions"] for name, total in sums.items()}
+
+    found = estimates(columns, range(len(rows)), means, log=False)
+    away = [found[f"{name} from alpha"] for name in controls]
+    known = [abs(each.value or 0.0) > CLEAR * each.stderr for each in away if each.stderr is not None]
+    return TeacherForced(
+        found["alpha"],
+        found["shifted"],
+        found.get("unmasked"),
+        all(known) if len(known) == len(away) else None,
+        round(columns["positions"].sum()),
+        len(rows),
+        time.perf_counter() - clock,
+    )
 
 
 def _without_mask(model: Any, text: Tensor, begin: int) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from specbench.decoding.sampling import Sampling
 from specbench.measure import sequential
 from specbench.measure.intervals import Floats
 from specbench.measure.record import Facts, Record
@@ -38,6 +39,7 @@ def unread(reason: str, error: bool = False) -> dict[str, Any]:
 def read_text(
     target: Any,
     drafter: Any,
+    sampling: Sampling,
     prompt: Sequence[int],
     ids: Sequence[int],
     plain: Sequence[int],
@@ -46,51 +48,55 @@ def read_text(
     ended: bool = True,
 ) -> dict[str, Any]:
     """What goes to `Record.verdict`: the new tokens `ids` after a prompt under the stock modules of target and drafter,
-    beside `plain` decoding's. `ended` says that the text ends at the first stop or at its limit."""
+    beside `plain` decoding's. `sampling` is the configuration's, by which the target's own is judged. `ended` says that
+    the text ends at the first stop or at its limit."""
     try:
         text = readable(prompt, ids, target.device)
-        logits = stock_scores(target, text, len(prompt), encoder_input)
+        logits = stock_scores(target, text, len(prompt), encoder_input, sampling)
         found: dict[str, Any] = {"tokens": len(logits), "ended": ended, "tested": len(draws.at), "rule": draws.rule}
-        found |= {"p": compared(logits, draws.target, target), "q_unread": why_not(drafter, target)}
+        found |= {"p": compared(logits, draws.target, target.dtype, sampling), "q_unread": why_not(drafter, target)}
         own = None
         if not found["q_unread"] and len(prompt) < drafter.context:
             own = stock_scores(drafter.models[0], text[:, : drafter.context], len(prompt), encoder_input)
             found["q"] = _drafter(own, draws, drafter.models[0])
-        if target.sampling.greedy:
-            return found | _equality(logits, ids, target, plain)
+        if sampling.greedy:
+            return found | _equality(logits, ids, plain, target.dtype, sampling)
         sums, impossible = draw_sums(draws, text[0, len(prompt) :], own)
         return found | {"sums": sums.tolist(), "impossible": impossible}
     except (MemoryError, RuntimeError) as error:  # the run goes on
         return unread(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", error=True)
 
 
-def compared(logits: Tensor, kept: Sequence[tuple[int, Tensor]], model: Any) -> dict[str, Any]:
+def compared(
+    logits: Tensor, kept: Sequence[tuple[int, Tensor]], dtype: torch.dtype, sampling: Sampling
+) -> dict[str, Any]:
     """Of the positions whose distribution was kept: the sums of its total variation from the stock module's, by
     penalised logits [n, V], and of what rounding explains; and how many go beyond that."""
     sums = {"positions": 0, "tv": 0.0, "limit": 0.0, "beyond": 0}
     for begin, decoder in kept:
         stock = logits[begin : begin + len(decoder)]
-        tv, limit = distance(stock, decoder[: len(stock)], model.dtype, model.sampling)
+        tv, limit = distance(stock, decoder[: len(stock)], dtype, sampling)
         more = (len(tv), float(tv.sum()), float(limit.sum()), int((~(tv <= limit)).sum()))  # also if not finite
         sums = {name: sums[name] + own for name, own in zip(sums, more, strict=True)}
     return sums
-
-
-def short_of(logits: Tensor, tokens: Tensor, model: Any) -> tuple[Tensor, Tensor]:
-    """By how much the logits of tokens [n] are below the largest of logits [n, V], and whether rounding explains it."""
-    short = logits.amax(-1).double() - logits.gather(1, tokens[:, None])[:, 0].double()
-    return short, short <= tie(logits, model.dtype, model.sampling)  # false if one is not a number
 
 
 def _drafter(logits: Tensor, draws: Draws, model: Any) -> dict[str, Any]:
     """How far q is from that of the drafter's stock module, by its penalised logits [n, V]; at temperature 0 how many
     guesses are not its likeliest token."""
     if not model.sampling.greedy:
-        return compared(logits, draws.drafter, model)
+        return compared(logits, draws.drafter, model.dtype, model.sampling)
     known = [k for k, at in enumerate(draws.at) if at < len(logits)]
-    guesses = torch.tensor([draws.guess[k] for k in known], dtype=torch.long, device=logits.device)
-    _, right = short_of(logits[[draws.at[k] for k in known]], guesses, model)
+    guesses = [draws.guess[k] for k in known]
+    _, right = short_of(logits[[draws.at[k] for k in known]], guesses, model.dtype, model.sampling)
     return {"positions": len(known), "beyond": int((~right).sum())}
+
+
+def short_of(logits: Tensor, tokens: Sequence[int], dtype: torch.dtype, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """By how much the logits of n tokens are below the largest of logits [n, V], and whether rounding explains it."""
+    own = logits.gather(1, torch.tensor([*tokens], dtype=torch.long, device=logits.device)[:, None])[:, 0]
+    short = logits.amax(-1).double() - own.double()
+    return short, short <= tie(logits, dtype, sampling)  # false if one is not a number
 
 
 def why_not(drafter: Any, target: Any) -> str:
@@ -102,18 +108,19 @@ def why_not(drafter: Any, target: Any) -> str:
     return "" if reads and not drafter.only_likeliest else "this drafter's q cannot be read from a finished text"
 
 
-def _equality(logits: Tensor, ids: Sequence[int], model: Any, plain: Sequence[int]) -> dict[str, Any]:
+def _equality(
+    logits: Tensor, ids: Sequence[int], plain: Sequence[int], dtype: torch.dtype, sampling: Sampling
+) -> dict[str, Any]:
     """At temperature 0, from logits [n, V]: how many of the tokens `ids` do not have the largest logit, how many are
     ties, and what the first difference from plain decoding's text is: none (""), a "tie", a "bug", or "unknown" where
     it was not read."""
     n, end = len(logits), min(len(ids), len(plain))
-    short, right = short_of(logits, torch.tensor(ids[:n], device=logits.device), model)
+    short, right = short_of(logits, ids[:n], dtype, sampling)
     kind, place = "", next((i for i in range(end) if ids[i] != plain[i]), end)
     if place < max(len(ids), len(plain)):
         kind = "bug" if place == end else "unknown"  # a bug: one of them has ended, with the same tokens
     if place < min(n, end):
-        here = logits[place, None].expand(2, -1)
-        both = short_of(here, torch.tensor([ids[place], plain[place]], device=logits.device), model)[1]
+        both = short_of(logits[place, None].expand(2, -1), [ids[place], plain[place]], dtype, sampling)[1]
         kind = "tie" if both.all() else "bug"
     return {"wrong": int((~right).sum()), "ties": int((right & (short > 0)).sum()), "divergence": kind}
 
@@ -138,26 +145,32 @@ def draw_sums(draws: Draws, tokens: Tensor, own: Tensor | None = None) -> tuple[
     q[point] = F.one_hot(guess[point], p.shape[-1]).to(q.dtype)
     ids, both, free = torch.arange(p.shape[-1], device=p.device), has_p & (drawn | point) & tested, has_p & ~tested
     favoured = q[both] > MARGIN * p[both]
-    likely = (p[both] * favoured).sum(-1).clamp(max=1)
     behind = free & both.roll(1)  # a bonus token stands behind a guess
     behind[:1] = False
-    sums = sums + sums_of("favoured", favoured.gather(1, tokens[both, None])[:, 0], likely)
-    sums = sums + sums_of("bonus", tokens[free], p[free])
-    sums = sums + sums_of("bonus ids", tokens[free], p[free], ids.expand_as(p)[free])
-    sums = sums + sums_of("behind", tokens[behind], p[behind], q.roll(1, 0)[behind])
+    guessed = drawn & tested
+    parts = [
+        sums,
+        sums_of("favoured", favoured.gather(1, tokens[both, None])[:, 0], (p[both] * favoured).sum(-1).clamp(max=1)),
+        sums_of("bonus", tokens[free], p[free]),
+        sums_of("bonus ids", tokens[free], p[free], ids.expand_as(p)[free]),
+        sums_of("behind", tokens[behind], p[behind], q.roll(1, 0)[behind]),
+        sums_of("guess", guess[guessed], q[guessed]),
+    ]
     if own is not None:
         read, m = free[: len(own)], len(own)
-        sums = sums + sums_of("own", tokens[:m][read], p[:m][read], own[read].double().softmax(-1))
-    sums = sums + sums_of("guess", guess[drawn & tested], q[drawn & tested])
-    impossible += _zero(p[has_p], tokens[has_p]) + _zero(q[drawn & tested], guess[drawn & tested])
+        parts.append(sums_of("own", tokens[:m][read], p[:m][read], own[read].double().softmax(-1)))
+    impossible += _zero(p[has_p], tokens[has_p]) + _zero(q[guessed], guess[guessed])
     if draws.rule is not None:
         lost = both & ~stands
         without = F.one_hot(guess[lost], p.shape[-1]).to(q.dtype) if draws.rule == "p" else q[lost]
         rest, recovered = residual(p[lost], without), tokens[lost]
-        sums = sums + sums_of("recovered", recovered, rest) + sums_of("after", recovered, rest, q[lost])
-        sums = sums + sums_of("recovered ids", recovered, rest, ids.expand_as(rest))
+        parts += [
+            sums_of("recovered", recovered, rest),
+            sums_of("after", recovered, rest, q[lost]),
+            sums_of("recovered ids", recovered, rest, ids.expand_as(rest)),
+        ]
         impossible += _zero(rest, recovered)
-    return sums, impossible
+    return sum(parts[1:], parts[0]), impossible
 
 
 def _acceptance(draws: Draws, known: Sequence[int], stands: Tensor) -> tuple[Floats, int]:
@@ -199,7 +212,6 @@ def judge(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
     details |= {name: _pooled(readings, name) for name in ("p", "q")}
     details["q_unread"] = next((reading["q_unread"] for reading in readings if reading["q_unread"]), "")
     notes = [OTHER_Q] if details["q"] and not details["q"]["within"] else []
-    fault = _fault(readings, details)
     if not readings:
         passed, reason = None, next((reading["unread"] for reading in every), "no text was read again")
     elif facts.greedy:
@@ -208,23 +220,20 @@ def judge(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
         sums = sum((np.array(reading["sums"]) for reading in readings), sequential.no_sums())
         detectable = sequential.found_by(sums)
         passed, reason = _judge_draws(readings, sums, detectable, details)
+    failed = [reading["unread"] for reading in every if reading.get("error")]
     if passed and not sum(reading["tested"] for reading in readings):
         passed, reason = None, "no guess was tested, only plain steps were made"
-    elif passed and (failed := [reading["unread"] for reading in every if reading.get("error")]):
+    elif passed and failed:
         passed, reason = None, f"a text could not be read again: {failed[0]}"
     if not facts.expected_lossless:
         passed, reason = None, facts.lossy_reason or reason
-    passed, reason = (False, fault) if fault else (passed, reason)
-    return {"expected": facts.expected_lossless, "passed": passed, "reason": reason, "detectable": detectable,
-            "details": details, "notes": notes}  # fmt: skip
-
-
-def _fault(readings: Sequence[dict[str, Any]], details: dict[str, Any]) -> str:
-    """What no setting explains, in words; empty if there is nothing."""
+    # What no setting explains, also not one that is lossy by choice.
     if details["p"] and not details["p"]["within"]:
-        return "the decoder's p is not that of the stock module"
-    ended = sum(not reading["ended"] for reading in readings)
-    return f"{ended} texts do not end at the first stop or at their limit" if ended else ""
+        passed, reason = False, "the decoder's p is not that of the stock module under the configuration's settings"
+    elif ended := sum(not reading["ended"] for reading in readings):
+        passed, reason = False, f"{ended} texts do not end at the first stop or at their limit"
+    verdict = {"expected": facts.expected_lossless, "passed": passed, "reason": reason, "detectable": detectable}
+    return verdict | {"details": details, "notes": notes}
 
 
 def _pooled(readings: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | None:

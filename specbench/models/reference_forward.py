@@ -32,12 +32,18 @@ def readable(prompt: Sequence[int], new: Sequence[int], device: torch.device) ->
     return torch.tensor([[*prompt, *new][:LONGEST]], device=device)
 
 
-def stock_scores(model: LanguageModel, text: Tensor, begin: int, encoder_input: Sequence[int] | None = None) -> Tensor:
+def stock_scores(
+    model: LanguageModel,
+    text: Tensor,
+    begin: int,
+    encoder_input: Sequence[int] | None = None,
+    sampling: Sampling | None = None,
+) -> Tensor:
     """Logits [T - begin, V] of the target's tokens from `begin` on of a text [1, T], by the stock module of target or
-    drafter, after the repetition penalty."""
+    drafter, after the repetition penalty of `sampling`, by default the model's own."""
     read = encoder_input if model.encoder is not None else None
     own = stock_logits(model, model.vocabulary.read(text), begin, read)
-    return penalised(model.vocabulary.fit(own.float()), text, begin, model.sampling)
+    return penalised(model.vocabulary.fit(own.float()), text, begin, sampling or model.sampling)
 
 
 def penalised(logits: Tensor, text: Tensor, begin: int, sampling: Sampling) -> Tensor:

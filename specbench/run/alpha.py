@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from specbench.errors import ConfigError, answering
 
 if TYPE_CHECKING:
-    from specbench.measure.target_text import ScoredText, TeacherForced
+    from specbench.measure.target_text import TeacherForced
     from specbench.report.files import Run
 
 FILE = "alpha.json"
@@ -76,25 +76,21 @@ def refuse_no_models(parts: Any) -> None:
         raise ConfigError(f"target.path={parts.target.name} has an encoder: specbench.alpha reads decoders alone")
 
 
-def of_run(run: "Run", parts: Any) -> "Iterator[ScoredText]":
+def of_run(run: "Run", parts: Any) -> "Iterator[tuple[Sequence[int], int]]":
     """What a run has decoded, behind its prompts; prompts of several turns are left out. Raises ConfigError."""
-    from specbench.measure.target_text import ScoredText
-
     prompts = {request.id: request.tokens for request in parts.rendered.values()}
     texts = {record.id: record.speculative.ids for record in run.records if record.speculative is not None}
     if not prompts.keys() & texts.keys():
         raise ConfigError(f"{run.folder} has no text of a prompt of one turn: give a run that has")
     for name, ids in texts.items():
         if name in prompts:
-            yield ScoredText(name, [*prompts[name], *ids], len(prompts[name]))
+            yield [*prompts[name], *ids], len(prompts[name])
 
 
-def of_prompts(parts: Any) -> "Iterator[ScoredText]":
+def of_prompts(parts: Any) -> "Iterator[tuple[Sequence[int], int]]":
     """The prompts themselves, scored from their second token on."""
-    from specbench.measure.target_text import ScoredText
-
     for request in parts.rendered.values():
-        yield ScoredText(request.id, request.tokens, 1)
+        yield request.tokens, 1
 
 
 def show(found: "TeacherForced", run: "Run | None") -> None:

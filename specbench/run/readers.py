@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from specbench.data.prompts import Request
+from specbench.decoding.sampling import Sampling
 from specbench.errors import first_line
 from specbench.measure.record import Record
 from specbench.measure.target_text import read_target_text
@@ -34,17 +35,18 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
             )
         except (RuntimeError, MemoryError) as error:
             log.warning("no betas along the text of %s: %s", request.id, first_line(error))
+    root = parts.root
+    sampling = Sampling(root.temperature, root.top_k, root.top_p, root.repetition_penalty)  # the configuration's own
     if not parts.verifier.judged:
         record.verdict = unread(parts.verifier.note or "its verifier is not judged")
-    elif tokens_read(method.records.values()) >= parts.root.verdict_tokens and (
-        not parts.target.sampling.greedy or new == baseline
-    ):
-        record.verdict = unread(f"more than verdict_tokens={parts.root.verdict_tokens} tokens")
+    elif tokens_read(method.records.values()) >= root.verdict_tokens and (not sampling.greedy or new == baseline):
+        record.verdict = unread(f"more than verdict_tokens={root.verdict_tokens} tokens")
     else:
         stops, decode = parts.target.stop_tokens, parts.target.tokenizer.decode
         record.verdict = read_text(
             parts.target,
             parts.drafter,
+            sampling,
             request.tokens,
             new,
             baseline,

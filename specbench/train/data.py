@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench.data.files import read_text
 from specbench.data.stdlib_corpus import read_modules
-from specbench.data.text_file import read_text
 from specbench.errors import ConfigError
 
 HELD_OUT_ROWS = 64

@@ -136,7 +136,7 @@ def test_aligned_text(tmp_path):
     assert [(p.id, p.turns[0]) for p in prompts_of(*words)] == [("1", "one"), ("3", "three\u2028still three")]
     told = prompts_of(*words, "data.template='English: {source} German:'")
     assert told[0].turns == ("English: one German:",)
-    with pytest.raises(ConfigError, match=r"must be .source. or .reference."):
+    with pytest.raises(ConfigError, match=r"must be one of .source., .reference."):
         prompts_of(*words, "data.template='{text}'")
     reference.write_text("eins\n")
     with pytest.raises(ConfigError, match="has 1 lines, and data"):

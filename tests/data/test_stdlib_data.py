@@ -35,10 +35,3 @@ def test_mixed_is_one_of_each_in_turn():
     assert mixed[::2] == python and mixed[1::2] == prose
     assert [p.category for p in mixed[:4]] == ["python", "prose", "python", "prose"]
     assert len({p.id for p in mixed}) == 40 and prompts("mixed") == mixed
-
-
-def test_what_is_to_be_copied_stands_in_the_prompt():
-    for prompt in prompts("copied"):
-        passage, _, again = prompt.turns[0].rpartition("\n\n")
-        assert SIGNATURE.match(again.splitlines()[0]) and passage.startswith(again) and passage != again
-        assert is_held_out(prompt.id.rsplit(":", 1)[0])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from records import facts, plainly, record, records, text_of
 
-from specbench.measure.record import Record, append, drop_cut_lines, read
+from specbench.measure.record import Record, append, read
 from specbench.measure.results import facts_of, pace_drift, results, schema
 from specbench.measure.rounds import clusters_of_times, prompts_frame, rounds_frame
 
@@ -135,19 +135,15 @@ def test_a_text_whose_seconds_are_not_its_rounds_breaks_the_product() -> None:
 
 def test_a_killed_run_gives_the_results_of_an_unbroken_one(tmp_path: Path) -> None:
     made, whole, broken = records(6), tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
-    for path, part in ((whole, made), (broken, made[:4])):
-        with path.open("w", encoding="utf-8") as file:
-            for own in part:
-                append(file, own)
+    whole.write_text("".join(own.line() + "\n" for own in made))
     cut = made[4].line()
-    broken.write_text(broken.read_text() + cut[: len(cut) // 2])  # killed while the fifth was written
-    known = {own.id for own in read(broken)}
-    assert known == {own.id for own in made[:4]}
-    drop_cut_lines(broken)
+    broken.write_text("".join(own.line() + "\n" for own in made[:4]) + cut[: len(cut) // 2])  # in the fifth
+    kept = read(broken)
+    assert kept == made[:4]
+    broken.write_text("".join(own.line() + "\n" for own in kept))
     with broken.open("a", encoding="utf-8") as file:
-        for own in made:
-            if own.id not in known:
-                append(file, own)
+        for own in made[4:]:
+            append(file, own)
     assert results(read(broken), facts()) == results(read(whole), facts())
     assert rounds_frame(read(broken)).equals(rounds_frame(read(whole)))
 

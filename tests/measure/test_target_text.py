@@ -10,7 +10,7 @@ from torch.nn.functional import one_hot
 
 from specbench.decoding.sampling import Sampling
 from specbench.measure import target_text
-from specbench.measure.target_text import ScoredText, read_alpha, read_target_text
+from specbench.measure.target_text import read_alpha, read_target_text
 from specbench.models.reference_forward import stock_scores
 
 PROMPT, NEW = [3, 7, 1, 4], [2, 9, 5, 5, 1, 0, 8]
@@ -78,11 +78,11 @@ def test_the_controls_differ_from_alpha(sees: bool, tables: Any, monkeypatch: An
 
     monkeypatch.setattr(target_text, "_without_mask", without_mask)
     rng = np.random.default_rng(0)
-    texts = [ScoredText(str(i), [*PROMPT, *rng.integers(0, V, 40).tolist()], len(PROMPT)) for i in range(12)]
+    texts = [([*PROMPT, *rng.integers(0, V, 40).tolist()], len(PROMPT)) for _ in range(12)]
     found = read_alpha(target, drafter, texts)
     assert found.texts == 12 and found.positions == 480 and found.sound is sees
     assert found.alpha.value is not None and found.shifted.value is not None and found.alpha.stderr
     assert found.alpha.value > found.shifted.value + 3 * found.alpha.stderr
     assert read_alpha(target, drafter, texts[:1]).sound is None
     with pytest.raises(ValueError, match="no text"):
-        read_alpha(target, drafter, [ScoredText("x", [1, 2], 1)])
+        read_alpha(target, drafter, [([1, 2], 1)])

@@ -73,7 +73,7 @@ def read_as(target: Any, drafter: Any, prompt: list[int], new: list[int], plain:
     made = record("p", 4, 2, 0.5, np.random.default_rng(0))
     assert made.speculative and made.baseline
     made.speculative.ids, made.baseline.ids = list(new), list(plain)
-    made.verdict = read_text(target, drafter, prompt, new, plain, draws)
+    made.verdict = read_text(target, drafter, target.sampling, prompt, new, plain, draws)
     return made
 
 

@@ -28,7 +28,7 @@ from specbench.decoding.timer import Clock
 from specbench.drafters.model import ModelDrafter
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
-from specbench.measure.target_text import ScoredText, read_alpha
+from specbench.measure.target_text import read_alpha
 from specbench.models import recurrent
 from specbench.models.agreement import reads_trees
 from specbench.models.language_model import LanguageModel
@@ -240,7 +240,7 @@ def test_alpha_by_teacher_forcing_has_no_control_without_a_mask(folders):
     """A state sees no later token, whatever the mask is: that control is left out, and the other one decides."""
     parts = parts_of("target=model", "drafter=model", f"target.path={folders['qwen3_next']}",
                      f"drafter.path={folders['mamba']}", "executor=eager")  # fmt: skip
-    texts = [ScoredText(request.id, request.tokens, 1) for request in parts.rendered.values()]
+    texts = [(request.tokens, 1) for request in parts.rendered.values()]
     found = read_alpha(parts.target, parts.drafter.models[0], texts)
     assert found.positions and found.unmasked is None and found.shifted.value is not None
 

@@ -8,7 +8,6 @@ from records import facts, records
 from stored import put, stored
 
 from specbench.errors import ConfigError
-from specbench.measure import record as record_module
 from specbench.measure.results import results
 from specbench.report import files, page
 
@@ -106,10 +105,6 @@ def test_a_line_that_a_kill_cut_is_dropped(tmp_path):
     path = put(tmp_path, records()) / files.RECORDS
     path.write_bytes(path.read_bytes()[:-100])
     assert [record.id for record in files.Run(tmp_path, {}).records] == [record.id for record in records()[:-1]]
-    record_module.drop_cut_lines(path)
-    with path.open("a", encoding="utf-8") as file:
-        record_module.append(file, records()[-1])
-    assert [record.id for record in files.Run(tmp_path, {}).records] == [record.id for record in records()]
 
 
 def test_processes_inside_a_run_are_no_runs_of_their_own(tmp_path):

@@ -1,4 +1,4 @@
-"""Files of JSON objects, one a line, plain or gzipped."""
+"""Files that a run reads: text, and JSON objects, one a line, plain or gzipped."""
 
 import gzip
 import json
@@ -10,6 +10,7 @@ from typing import Any
 from specbench.errors import ConfigError, first_line, shown
 
 LINES = "a file of JSON objects, one a line (.jsonl or .jsonl.gz)"
+TEXT = "a text file in UTF-8"
 
 
 def need_file(path: str, key: str, what: str = LINES) -> None:
@@ -24,6 +25,19 @@ def need_file(path: str, key: str, what: str = LINES) -> None:
         reason = f"cannot be read ({first_line(error)})"
     if reason:
         raise ConfigError(f"{key}={shown(path)} {reason}: it must be {what}")
+
+
+def read_text(path: str, key: str) -> str:
+    """The text of a file that the setting `key` names, without a byte order mark. Raises ConfigError if it is blank."""
+    need_file(path, key, TEXT)
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            text = file.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{key}={path} is not UTF-8 (byte {error.start + 1}): it must be {TEXT}") from error
+    if not text.strip():
+        raise ConfigError(f"{key}={path} is blank: it must be {TEXT}")
+    return text
 
 
 def read_json_lines(path: str, key: str = "data.path") -> Iterator[tuple[int, dict[str, Any]]]:
