@@ -26,6 +26,7 @@ HIDDEN = re.compile(
 SHOWN = 160  # characters of a value in a sentence
 LONGEST_SENTENCE = 2000  # characters
 MOST_CAUSES = 5
+MOST_LISTED = 12  # names in a sentence
 
 
 def visible(text: str, layout: bool = False) -> str:
@@ -103,12 +104,16 @@ class IncompleteError(Exception):
 
 
 def unknown(name: str, available: Iterable[str], kind: str, elsewhere: Sequence[str] = ()) -> ConfigError:
-    """The error "X is not a KIND. Did you mean Y? Available: ...". Y are those that X is the end of, `elsewhere`, if
-    there are any, else the closest of those available."""
+    """The error "X is not a KIND. Did you mean Y?", with what there is or, if that is much, where it is listed. Y are
+    those that X is the end of, `elsewhere`, if there are any, else the closest three of those available."""
     available = sorted(available)
-    close = elsewhere or difflib.get_close_matches(name[:SHOWN], available, n=1)
-    hint = f" Did you mean {' or '.join(close)}?" if close else ""
-    return ConfigError(f"{shown(name)} is not a {kind}.{hint} Available: {', '.join(available) or 'none'}.")
+    close = list(elsewhere) or difflib.get_close_matches(name[:SHOWN], available, n=3, cutoff=0.75)
+    hint = f" Did you mean {', '.join(close)}?" if close else ""
+    if len(available) > MOST_LISTED:
+        listed = f"python -m specbench --help lists all {len(available)}."
+    else:
+        listed = f"Available: {', '.join(available) or 'none'}."
+    return ConfigError(f"{shown(name)} is not a {kind}.{hint} {listed}")
 
 
 def comes_from(function: Callable[..., Any], error: BaseException) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import constants
 from huggingface_hub.utils._validators import validate_repo_id
 from torch import Tensor, nn
 from transformers.utils.hub import cached_file
@@ -20,6 +21,7 @@ from specbench.data.sources import place_of
 from specbench.errors import ConfigError, shown
 from specbench.executors.machine import cache_dir, out_of_memory
 from specbench.models.flops import plain_parts
+from specbench.models.hub import hub_answers
 
 LONGEST_REASON = 240  # characters of a library's message
 INDEX = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}
@@ -45,7 +47,10 @@ def local_path(path: str) -> Path:
 def source_of(path: str) -> str:
     """What the libraries are given: the folder if there is one, else the hub id."""
     folder = local_path(path)
-    return str(folder) if folder.is_dir() else path
+    if folder.is_dir():
+        return str(folder)
+    hub_answers()
+    return path
 
 
 def check_path(key: str, path: str, revision: str | None = None, must: str = MODEL) -> None:
@@ -89,6 +94,8 @@ def reading(key: str, path: str, what: str, advice: str | None = None) -> Iterat
             advice = f"{role}.trust_remote_code=true runs its own code, if you trust its authors"
         elif advice is None and local_path(path).is_dir():
             advice = f"repair the files in that folder, or give another {key}"
+        elif advice is None and not hub_answers():
+            advice = f"connect to {constants.ENDPOINT}, or download it elsewhere and give {key}=FOLDER"
         elif advice is None:
             advice = (
                 "log in with `hf auth login` to an account that has been granted access, or download the model and "

@@ -21,7 +21,7 @@ REFUSED = {  # overrides: what the sentence holds
     "drafter=ngram --gama=4": "gama is not a setting (settings are given without --, as gamma=4). Did you mean gamma?",
     "report outputs/run --format csv": "of its own: python -m specbench.report outputs/run --format csv",
     "drafter=ngram drafter.windw=3": "Did you mean drafter.window?",
-    "drafter=lama1b": "Did you mean drafter=llama1b? Available: drafter=bigram",
+    "drafter=lama1b": "Did you mean drafter=llama1b, drafter=llama8b, drafter=gemma3_1b? python",
     "drafters=ngram": "drafters is not a setting. Did you mean drafter?",
     "+drafter.depth=3": "drafter.depth is not a setting",
     "gamma=2.5": "gamma=2.5 is not allowed: it must be an integer >= 0",

@@ -35,6 +35,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2S
 from specbench.config.build import build
 from specbench.config.check import check
 from specbench.errors import ConfigError
+from specbench.models import hub
 from specbench.models.random_weights import random_module
 
 BERT = dict(SIZES, model_type="bert")
@@ -205,3 +206,21 @@ def test_random_weights_have_the_spread_that_transformers_gives_them(model_type)
 def test_weights_that_overflow_in_the_run_s_dtype_are_refused(changed):
     sentence = refusal("target=model", "drafter=random", "dtype=float16", target=changed(put(NORM, 3, 1e5)))
     assert f"not finite in float16, in {NORM}: use dtype=float32" in sentence
+
+
+def test_a_hub_that_does_not_answer_is_said_at_once(monkeypatch, tmp_path):
+    """Its own library would try again for half a minute; another port of this machine answers nobody."""
+    monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "getproxies", dict)
+    hub.hub_answers.cache_clear()
+    for given in ("./a/b", str(tmp_path), "a/b/c", "shipped:target"):
+        hub.refuse_unreachable("target", given)
+    with pytest.raises(ConfigError, match="meta-llama/none is not on this machine"):
+        hub.refuse_unreachable("target", "meta-llama/none")
+    assert hub.constants.HF_HUB_OFFLINE
+    monkeypatch.setattr(hub, "getproxies", lambda: {"https": "proxy"})
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    hub.hub_answers.cache_clear()
+    hub.refuse_unreachable("target", "meta-llama/none")  # the control
+    hub.hub_answers.cache_clear()

@@ -85,7 +85,7 @@ def test_an_interrupted_comparison_goes_on(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(("words", "told"), [
     (["drafter=ngram"], "is one method"),
     (["drafter=ngram,random", "repeats=2"], "repeats is not possible"),
-    (["drafter=ngram,randon"], "Did you mean drafter=random?"),
+    (["drafter=ngram,randon"], "Did you mean drafter=random"),
     ([".", "gamma=2"], "gamma=2 is no folder"),
     ([".", "--also", "gamma=2"], "--also cannot apply"),
     (["."], "has no finished run"),
