@@ -1,34 +1,30 @@
 """The numbers of a run by category of prompts and by place in the draft."""
 
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from specbench.measure import formulas
-from specbench.measure.intervals import Estimate, Floats, Sums, estimates
-from specbench.measure.rounds import ACCEPTED_OF, BETA_AT, TESTED_AT, clusters_of_prompts, clusters_of_times, columns_of
+from specbench.measure.intervals import Estimate, Sums
+from specbench.measure.rounds import ACCEPTED_OF, BETA_AT, TESTED_AT, Sample
 
 
 def by_category(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The numbers of each category of a `prompts_frame`, in order of names; empty if the data name none."""
     if not frame["category"].astype(bool).any():
         return []
-    return [{"category": name} | numbers_of(own) for name, own in frame.groupby("category", sort=True)]
+    return [{"category": name} | _numbers(Sample(own)) for name, own in frame.groupby("category", sort=True)]
 
 
-def numbers_of(frame: pd.DataFrame) -> dict[str, Any]:
+def _numbers(sample: Sample) -> dict[str, Any]:
     """The numbers of some requests."""
-    columns, prompts, times = columns_of(frame), clusters_of_prompts(frame), clusters_of_times(frame)
-    alpha = estimates(columns, prompts, formulas.acceptance, log=False)["alpha"]
-    efficiency = estimates(columns, prompts, formulas.block_efficiency)["block_efficiency"]
-    speedup = estimates(columns, times, formulas.speedups)["measured"]
-    rates = formulas.tokens_per_second({name: column.sum() for name, column in columns.items()})
+    total, speedup = sample.total, sample.of_times(formulas.speedups)["measured"]
+    efficiency = sample.of_tokens(formulas.block_efficiency)["block_efficiency"]
+    rates = formulas.tokens_per_second(total)
     return {
-        "prompts": len(frame),
-        "tokens": round(columns["tokens"].sum()),
-        "alpha": mean_of(alpha, columns["tested"].sum()),
+        "prompts": len(sample.frame),
+        "tokens": round(total["tokens"]),
+        "alpha": mean_of(sample.of_tokens(formulas.acceptance)["alpha"], total["tested"]),
         "block_efficiency": {"mean": efficiency.value, "stderr": efficiency.stderr},
         "speedup": {"measured": speedup.value, "ci95": speedup.ci95},
         **{name: float(rates[name]) for name in ("speculative_tokens_per_second", "baseline_tokens_per_second")},
@@ -40,31 +36,20 @@ def mean_of(estimate: Estimate, n: float) -> dict[str, Any]:
     return {"mean": estimate.value, "stderr": estimate.stderr, "n": round(n)}
 
 
-def acceptance(frame: pd.DataFrame) -> dict[str, Any]:
+def acceptance(sample: Sample) -> dict[str, Any]:
     """`lengths`: how many rounds accepted 0, 1, .. guesses. `by_place`: the mean of beta at each place of the draft,
     over the rounds that tested it."""
-    columns = columns_of(frame)
-    lengths = numbers_behind(columns, ACCEPTED_OF)
-    places = numbers_behind(columns, TESTED_AT)
-    found = estimates(columns, clusters_of_prompts(frame), _betas(places), log=False)
+    total = sample.total
+    lengths, places = (numbers_behind(total, prefix) for prefix in (ACCEPTED_OF, TESTED_AT))
+    means = sample.of_tokens(
+        lambda s: {str(place): s[f"{BETA_AT}{place}"] / s[f"{TESTED_AT}{place}"] for place in places}
+    )
     return {
-        "lengths": [round(_sum(columns, f"{ACCEPTED_OF}{n}")) for n in range(max(lengths, default=-1) + 1)],
-        "by_place": [
-            {"place": place} | mean_of(found[str(place)], _sum(columns, f"{TESTED_AT}{place}")) for place in places
-        ],
+        "lengths": [round(total.get(f"{ACCEPTED_OF}{n}", 0)) for n in range(max(lengths, default=-1) + 1)],
+        "by_place": [{"place": place} | mean_of(means[str(place)], total[f"{TESTED_AT}{place}"]) for place in places],
     }
 
 
 def numbers_behind(columns: Sums, prefix: str) -> list[int]:
     """The numbers behind a prefix in the names of columns, in order."""
     return sorted(int(name.removeprefix(prefix)) for name in columns if name.startswith(prefix))
-
-
-def _sum(columns: dict[str, Floats], name: str) -> float:
-    """The sum of a column, 0 if it is not there."""
-    return float(columns.get(name, np.zeros(0)).sum())
-
-
-def _betas(places: list[int]) -> Callable[[Sums], dict[str, Any]]:
-    """The formula of beta's mean at each place."""
-    return lambda s: {str(place): s[f"{BETA_AT}{place}"] / s[f"{TESTED_AT}{place}"] for place in places}

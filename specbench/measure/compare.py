@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 
 from specbench.measure import formulas
-from specbench.measure.intervals import FEWEST, Estimate, Floats, Sums, estimates, student_tail
+from specbench.measure.intervals import FEWEST, Estimate, Sums, estimates, student_tail
 from specbench.measure.record import Record
-from specbench.measure.rounds import clusters_of_prompts, clusters_of_times, columns_of, prompts_frame
+from specbench.measure.rounds import Sample, prompts_frame
 
 LEVEL = 0.05  # of all tests of one comparison together
 RANKED_BY: dict[str, Callable[[Sums], Any]] = {
@@ -24,12 +24,13 @@ def compare(runs: Mapping[str, Sequence[Record]], by: str = "tokens_per_second")
     that were decoded in turn, `speedup` of others, between which the machine may have changed. `ratio` and `p_value`
     (by Holm's method, for all pairs together) are against the first row; `rank` is 1 + the number of runs that are
     significantly faster. Raises ValueError if the runs share no request."""
-    frames = shared(runs)
-    clusters = min((clusters_of_times(frame) for frame in frames.values()), key=lambda names: len({*names}))
-    sums = {label: columns_of(frame) for label, frame in frames.items()}
-    speed = {label: float(RANKED_BY[by](_total(columns))) for label, columns in sums.items()}
+    samples = {label: Sample(frame) for label, frame in shared(runs).items()}
+    clusters = min((sample.times for sample in samples.values()), key=lambda names: len({*names}))
+    for sample in samples.values():
+        sample.times = clusters
+    speed = {label: float(RANKED_BY[by](sample.total)) for label, sample in samples.items()}
     order = sorted(speed, key=lambda label: -speed[label])
-    pairs = {(a, b): _ratio(sums[a], sums[b], clusters, by) for a, b in combinations(order, 2)}
+    pairs = {(a, b): _ratio(samples[a], samples[b], by) for a, b in combinations(order, 2)}
     corrected = holm({pair: p for pair, (_, p) in pairs.items() if p is not None})
     rows = []
     for label in order:
@@ -41,7 +42,7 @@ def compare(runs: Mapping[str, Sequence[Record]], by: str = "tokens_per_second")
             inverse = None if ratio.ci95 is None else (1 / ratio.ci95[1], 1 / ratio.ci95[0])
             row |= {"ratio": 1 / ratio.value if ratio.value else None, "ratio_ci95": inverse}
             row["p_value"] = corrected.get((order[0], label))
-        rows.append(row | _numbers(sums[label], clusters_of_prompts(frames[label]), clusters))
+        rows.append(row | _numbers(samples[label]))
     return rows
 
 
@@ -71,22 +72,16 @@ def holm(p_values: Mapping[Any, float]) -> dict[Any, float]:
     return found
 
 
-def _total(columns: Mapping[str, Floats]) -> dict[str, float]:
-    return {name: float(column.sum()) for name, column in columns.items()}
-
-
-def _ratio(
-    first: Mapping[str, Floats], second: Mapping[str, Floats], clusters: Sequence[str], by: str
-) -> tuple[Estimate, float | None]:
-    """What the first run is ranked by over that of the second, from columns [requests] in one order, and the
+def _ratio(first: Sample, second: Sample, by: str) -> tuple[Estimate, float | None]:
+    """What the first run is ranked by over that of the second, both of the same requests in one order, and the
     probability of a ratio so far from 1 if they did not differ; None with too few clusters."""
-    both = {f"{place}{name}": own for place, run in enumerate((first, second)) for name, own in run.items()}
+    both = {f"{place}{name}": own for place, run in enumerate((first, second)) for name, own in run.columns.items()}
 
     def ratio(s: Sums) -> dict[str, Any]:
         one, other = ({name[1:]: value for name, value in s.items() if name[0] == place} for place in "01")
         return {"ratio": RANKED_BY[by](one) / RANKED_BY[by](other)}
 
-    found, count = estimates(both, clusters, ratio)["ratio"], len({*clusters})
+    found, count = estimates(both, first.times, ratio)["ratio"], len({*first.times})
     if found.value is None or found.stderr is None or count < FEWEST:
         return found, None
     if found.stderr == 0:
@@ -94,18 +89,17 @@ def _ratio(
     return found, student_tail(math.log(found.value) * found.value / found.stderr, count - 1)
 
 
-def _numbers(columns: Mapping[str, Floats], prompts: Sequence[str], times: Sequence[str]) -> dict[str, Any]:
+def _numbers(run: Sample) -> dict[str, Any]:
     """The numbers of one run over the shared requests."""
-    speedup = estimates(columns, times, formulas.speedups)["measured"]
-    rate = estimates(columns, times, formulas.tokens_per_second)["speculative_tokens_per_second"]
-    accepted = estimates(columns, prompts, formulas.acceptance, log=False)
-    cost, tokens = formulas.costs(_total(columns)), formulas.block_efficiency(_total(columns))
-    numbers = {name: float(cost[name]) for name in ("c", "v", "o")} | tokens
+    speedup = run.of_times(formulas.speedups)["measured"]
+    rate = run.of_times(formulas.tokens_per_second)["speculative_tokens_per_second"]
+    accepted, cost = run.of_tokens(formulas.acceptance), run.of_times(formulas.costs)
     return {
         "tokens_per_second": rate.value,
         "tokens_per_second_ci95": rate.ci95,
         "speedup": speedup.value,
         "speedup_ci95": speedup.ci95,
         **{name: accepted[name].value for name in ("alpha", "alpha_on_target_text")},
-        **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
+        **{name: cost[name].value for name in ("c", "v", "o")},
+        "block_efficiency": run.of_tokens(formulas.block_efficiency)["block_efficiency"].value,
     }

@@ -76,10 +76,9 @@ def drifts(s: Sums) -> dict[str, Any]:
     return {name: s[f"drift {name}"] / s["drift positions"] for name in ("tv", "kl")}
 
 
-def bandwidth(s: Sums, step_bytes: float, column_bytes: float) -> dict[str, Any]:
+def bandwidth(s: Sums, step_bytes: float, column_bytes: float) -> float:
     """Bytes of weights, keys and values that a step of plain decoding reads, per second of its time."""
-    read = s["plain_calls"] * step_bytes + s["plain_columns"] * column_bytes
-    return {"target_bytes_per_second": read / s["plain_verify_seconds"]}
+    return float((s["plain_calls"] * step_bytes + s["plain_columns"] * column_bytes) / s["plain_verify_seconds"])
 
 
 def accounting(s: Sums, gamma: int | None) -> dict[str, Any]:

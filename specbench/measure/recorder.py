@@ -54,14 +54,6 @@ class Counts(NamedTuple):
 STEPS = ("beta", "guess", "p", "q", *NUMBERS)  # of each step; the last of them only of lossy verifiers
 
 
-class Path(NamedTuple):
-    """A round along the path that was taken through the draft."""
-
-    p: Tensor  # [B, D + 1, V], the target's distribution at each step and after the last
-    draft: Draft  # a chain: the first guess that was tried at each step
-    tested: Tensor  # [B], guesses that were tested, none beyond a stop
-
-
 @dataclass
 class _Call:
     """One round of all rows."""
@@ -110,9 +102,9 @@ class Recorder:
         """Copies of p [B, D + 1, V] and q [B, D, V] along the path; None if there is no room left for them."""
         if self._room <= 0:
             return None, None
-        path = chosen_path(scores.p if scores.logits is None else scores.logits, draft, verdict, kept)
-        p = path.p.clone() if scores.logits is None else path.p.softmax(-1)
-        q = None if path.draft.probs is None else path.draft.probs.clone()
+        p, path, _ = chosen_path(scores.p if scores.logits is None else scores.logits, draft, verdict, kept)
+        p = p.clone() if scores.logits is None else p.softmax(-1)
+        q = None if path.probs is None else path.probs.clone()
         self._room -= p.nbytes + (0 if q is None else q.nbytes)
         return (p, q) if self._room >= 0 else (None, None)
 
@@ -196,11 +188,10 @@ def round_numbers(
 ) -> Tensor:
     """A round as float64 numbers by row [B, len(Counts) + len(STEPS) D]: `Counts`, then each of STEPS for all steps;
     those of the drift only with `drift`, lenience and whether the temperature is 0. p [B, N + 1, V], kept [B]."""
-    beta, path = beta_of(p, draft, verdict).double(), chosen_path(p, draft, verdict, kept)
+    beta, (along, path, tested) = beta_of(p, draft, verdict).double(), chosen_path(p, draft, verdict, kept)
     drafted = draft.exists().sum(1)
-    counts = torch.stack([kept, verdict.accepted, draft.steps(), drafted, path.tested, path.draft.count], 1).double()
-    before, guess = path.p[:, :-1], path.draft.tokens[..., None]
-    q = path.draft.probs
+    counts = torch.stack([kept, verdict.accepted, draft.steps(), drafted, tested, path.count], 1).double()
+    before, guess, q = along[:, :-1], path.tokens[..., None], path.probs
     parts = [
         counts,
         beta,
@@ -209,16 +200,17 @@ def round_numbers(
         torch.ones_like(beta) if q is None else q.gather(-1, guess)[..., 0].double(),
     ]
     if drift is not None:
-        parts += drift_of_steps(before, dense(path.draft, p.shape[-1]), *drift).unbind(-1)
+        parts += drift_of_steps(before, dense(path, p.shape[-1]), *drift).unbind(-1)
     return torch.cat(parts, 1)
 
 
-def chosen_path(p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> Path:
-    """p along the path that was taken, and the first guess of each step as a chain. p [B, N + 1, V], kept [B]."""
+def chosen_path(p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> tuple[Tensor, Draft, Tensor]:
+    """The path that was taken, from p [B, N + 1, V] and kept [B]: p at each step and after the last [B, D + 1, V], the
+    first guess that was tried at each step as a chain, and how many were tested, none beyond a stop [B]."""
     if verdict.path is not None and not draft.is_chain:
         entries, first, judged = accepted_path(draft, verdict)
         rows = torch.arange(len(entries), device=p.device)[:, None]
         q = None if draft.probs is None else draft.probs[rows, first]
         p, draft = p[rows, entries], Draft.chain(draft.tokens.gather(1, first), q, judged)
     tested = torch.minimum(torch.minimum(verdict.accepted + 1, draft.count), kept)
-    return Path(p, draft, tested)
+    return p, draft, tested

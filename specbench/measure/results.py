@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from specbench import theory
 from specbench.measure import breakdown, formulas
 from specbench.measure.drift import drift
-from specbench.measure.intervals import FEWEST, Estimate, Floats, Formula, estimates
+from specbench.measure.intervals import FEWEST, Estimate
 from specbench.measure.latency import latency, served
 from specbench.measure.record import SCHEMA_VERSION, Facts, Record
-from specbench.measure.rounds import clusters_of_prompts, clusters_of_times, columns_of, finished, prompts_frame
+from specbench.measure.rounds import Sample, finished, prompts_frame
 from specbench.measure.verdict import judge
 
 STEADY = 0.15  # relative change of plain decoding's pace over a run above which a note says so
@@ -58,11 +57,11 @@ def results(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
     if not len(frame):
         errors = [record.failed for record in records if record.failed]
         raise RuntimeError(f"every prompt failed, the first with {errors[0]}" if errors else "no prompt was decoded")
-    run = _Run(frame, facts)
+    run = Sample(frame)
     total = run.total
     accepted, cost = run.of_tokens(formulas.acceptance), run.of_times(formulas.costs)
     efficiency = run.of_tokens(formulas.block_efficiency)["block_efficiency"]
-    verdict = judge(records, facts)
+    over_peers, verdict = run.of_times(formulas.speedups_over_peers), judge(records, facts)
     rates = formulas.tokens_per_second(total)
     alpha, c = accepted["alpha"].value, cost["c"].value
     return {
@@ -77,44 +76,29 @@ def results(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
         "draft_acceptance_rate": accepted["draft_acceptance_rate"].value,
         "block_efficiency": {"mean": efficiency.value, "stderr": efficiency.stderr},
         "cost": _values(cost) | {"ci95": _intervals(cost)},
-        "speedup": _speedup(run),
+        "speedup": _speedup(run, facts.gamma),
         "operations_factor": _operations_factor(total, facts, alpha),
         "optimal_gamma": None if alpha is None or c is None else theory.optimal_gamma(alpha, c),
-        "acceptance": breakdown.acceptance(frame),
+        "acceptance": breakdown.acceptance(run),
         "by_category": breakdown.by_category(frame),
         "lossless": {name: verdict[name] for name in ("expected", "passed", "reason", "detectable")},
         "throughput": {name: float(rate) for name, rate in rates.items()},
-        "speedup_over": _speedup_over(run),
-        "bandwidth": _bandwidth(run),
+        "speedup_over": {name: {"measured": e.value, "ci95": e.ci95} for name, e in over_peers.items()},
+        "bandwidth": {
+            "target_bytes_per_second": formulas.bandwidth(total, facts.step_bytes, facts.column_bytes) or None,
+            "measured_peak_bytes_per_second": facts.peak_bytes_per_second or None,
+        },
         "memory": facts.memory,
         "latency": latency(records, facts.batch_size),
         "counts": _counts(records, total),
         "notes": [*facts.notes, *_notes(records, run)],
-        "details": _details(records, run) | {"verdict": verdict["details"]},
+        "details": _details(records, run, facts) | {"verdict": verdict["details"]},
     }
 
 
 def facts_of(stored: dict[str, Any]) -> Facts:
     """The facts that a `results.json` was made with. Raises KeyError if it has none."""
     return Facts(**stored["details"]["facts"])
-
-
-class _Run:
-    """The sums of a run, by request and in all, and their clusters."""
-
-    def __init__(self, frame: pd.DataFrame, facts: Facts):
-        self.frame, self.facts = frame, facts
-        self.columns: dict[str, Floats] = columns_of(frame)
-        self.total = {name: float(column.sum()) for name, column in self.columns.items()}
-        self.prompts, self.times = clusters_of_prompts(frame), clusters_of_times(frame)
-
-    def of_tokens(self, formula: Formula) -> dict[str, Estimate]:
-        """Numbers that follow from tokens alone, with prompts as clusters."""
-        return estimates(self.columns, self.prompts, formula, log=False)
-
-    def of_times(self, formula: Formula) -> dict[str, Estimate]:
-        """Ratios in which there are times, with `clusters_of_times`."""
-        return estimates(self.columns, self.times, formula)
 
 
 def _values(found: dict[str, Estimate]) -> dict[str, float | None]:
@@ -125,9 +109,8 @@ def _intervals(found: dict[str, Estimate]) -> dict[str, Any]:
     return {name: estimate.ci95 for name, estimate in found.items()}
 
 
-def _speedup(run: _Run) -> dict[str, Any]:
+def _speedup(run: Sample, gamma: int | None) -> dict[str, Any]:
     """The speedup, its predictions and the factors between them; none of these if no guess was tested."""
-    gamma = run.facts.gamma
     found = run.of_times(formulas.speedups)
     causes = run.of_times(lambda s: formulas.accounting(s, gamma)) if run.total["tested"] else {}
     if any(estimate.value is None for estimate in causes.values()):
@@ -153,18 +136,6 @@ def _operations_factor(total: dict[str, float], facts: Facts, alpha: float | Non
     return theory.operations_factor(alpha, gamma, facts.c_hat)
 
 
-def _speedup_over(run: _Run) -> dict[str, Any]:
-    found = run.of_times(formulas.speedups_over_peers)
-    return {name: {"measured": estimate.value, "ci95": estimate.ci95} for name, estimate in found.items()}
-
-
-def _bandwidth(run: _Run) -> dict[str, Any]:
-    facts = run.facts
-    read = formulas.bandwidth(run.total, facts.step_bytes, facts.column_bytes)["target_bytes_per_second"]
-    peak = facts.peak_bytes_per_second
-    return {"target_bytes_per_second": read or None, "measured_peak_bytes_per_second": peak or None}
-
-
 def _counts(records: Sequence[Record], total: dict[str, float]) -> dict[str, int]:
     names = ("rounds", "tokens", "tested", "accepted", "recovered", "bonus")
     return {
@@ -185,7 +156,7 @@ def pace_drift(records: Sequence[Record]) -> float | None:
     return float(second / first - 1) if first else None
 
 
-def _notes(records: Sequence[Record], run: _Run) -> list[str]:
+def _notes(records: Sequence[Record], run: Sample) -> list[str]:
     """What the records themselves say that a reader must know."""
     notes = []
     errors = Counter(record.failed for record in records if record.failed)
@@ -205,8 +176,8 @@ def _notes(records: Sequence[Record], run: _Run) -> list[str]:
     return notes
 
 
-def _details(records: Sequence[Record], run: _Run) -> dict[str, Any]:
-    facts, total = run.facts, run.total
+def _details(records: Sequence[Record], run: Sample, facts: Facts) -> dict[str, Any]:
+    total = run.total
     recording = total["record_seconds"] / total["seconds"] if total["seconds"] else math.nan
     return {
         "facts": dataclasses.asdict(facts),

@@ -4,11 +4,12 @@ A call's steps, seconds and itself are split evenly among the rows that it serve
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from specbench.measure.intervals import Floats
+from specbench.measure.intervals import Estimate, Floats, Formula, estimates
 from specbench.measure.record import Record, Rounds, Text
 
 PLAIN = "plain_"  # before the names of plain decoding's sums
@@ -44,37 +45,35 @@ def prompts_frame(records: Sequence[Record]) -> pd.DataFrame:
     return frame.fillna(dict.fromkeys(frame.columns.difference(NAMES), 0.0)) if len(frame) else frame
 
 
-def columns_of(frame: pd.DataFrame) -> dict[str, Floats]:
-    """The sums of a `prompts_frame`, by name: [requests]."""
-    return {name: frame[name].to_numpy(float) for name in frame.columns if name not in NAMES}
+class Sample:
+    """The sums of some requests, a `prompts_frame`: each of them, in all, and which depend on each other."""
+
+    def __init__(self, frame: pd.DataFrame):
+        self.frame = frame
+        self.columns: dict[str, Floats] = {n: frame[n].to_numpy(float) for n in frame.columns if n not in NAMES}
+        self.total = {name: float(column.sum()) for name, column in self.columns.items()}
+        self.times = clusters_of_times(frame)
+
+    def of_tokens(self, formula: Formula) -> dict[str, Estimate]:
+        """Numbers that follow from tokens alone: the turns of a prompt are one cluster, in all processes together."""
+        return estimates(self.columns, self.frame["prompt_id"].astype(str), formula, log=False)
+
+    def of_times(self, formula: Formula) -> dict[str, Estimate]:
+        """Ratios in which there are times, with `clusters_of_times`."""
+        return estimates(self.columns, self.times, formula)
 
 
-def clusters_of_prompts(frame: pd.DataFrame) -> list[str]:
-    """For what follows from tokens: the turns of a prompt are one cluster, in all processes together."""
-    return [str(prompt) for prompt in frame["prompt_id"]]
-
-
-def clusters_of_times(frame: pd.DataFrame) -> list[str]:
+def clusters_of_times(frame: pd.DataFrame) -> "pd.Series[Any]":
     """For times. If several processes decoded the same requests, each process is a cluster: it has a pace of its own.
     Else requests that were decoded together are one, with all turns of their prompts."""
     if frame["id"].duplicated().any():
-        return [str(process) for process in frame["process"]]
-    groups = [f"{process}/{group}" for process, group in zip(frame["process"], frame["group"], strict=True)]
-    return _joined(groups, [str(prompt) for prompt in frame["prompt_id"]])
-
-
-def _joined(groups: Sequence[str], prompts: Sequence[str]) -> list[str]:
-    """A name for each request [requests]: the same for two that share a group or a prompt, or are linked by others."""
-    parent: dict[str, str] = {}
-
-    def root(name: str) -> str:
-        while parent.setdefault(name, name) != name:
-            name = parent[name]
-        return name
-
-    for group, prompt in zip(groups, prompts, strict=True):
-        parent[root(f"group {group}")] = root(f"prompt {prompt}")
-    return [root(f"prompt {prompt}") for prompt in prompts]
+        return frame["process"]
+    names, before = pd.Series(range(len(frame)), index=frame.index), None
+    while before is None or not names.equals(before):  # a turn's group may link prompts whose first turns were apart
+        before = names
+        names = names.groupby([frame["process"], frame["group"]]).transform("min")
+        names = names.groupby(frame["prompt_id"]).transform("min")
+    return names
 
 
 def sums_of(record: Record) -> dict[str, float]:

@@ -15,7 +15,7 @@ from specbench.measure.formulas import speedups
 from specbench.measure.latency import latency, served
 from specbench.measure.record import Record
 from specbench.measure.results import results
-from specbench.measure.rounds import columns_of, prompts_frame
+from specbench.measure.rounds import Sample, prompts_frame
 
 
 def test_a_request_alone_waits_for_its_prompt_and_its_first_round() -> None:
@@ -119,8 +119,7 @@ def test_a_comparison_is_over_the_requests_that_all_have() -> None:
     made = records(8)
     found = rows_of({"all": made, "few": made[2:]})
     assert {row["requests"] for row in found.values()} == {6} and found["all"]["ratio"] == found["few"]["ratio"] == 1
-    sums = {name: column.sum() for name, column in columns_of(prompts_frame(made[2:])).items()}
-    assert found["all"]["speedup"] == pytest.approx(speedups(sums)["measured"])
+    assert found["all"]["speedup"] == pytest.approx(speedups(Sample(prompts_frame(made[2:])).total)["measured"])
     with pytest.raises(ValueError, match="share no request"):
         compare({"a": made[:2], "b": made[2:]})
 

@@ -190,7 +190,7 @@ def test_peers_are_compared_on_the_prompts_that_they_answered() -> None:
 
 def test_processes_are_the_clusters_of_times_and_prompts_of_acceptance() -> None:
     made = [replace(own, process=process) for process in range(4) for own in records(5, seed=process)]
-    assert {*clusters_of_times(prompts_frame(made))} == {"0", "1", "2", "3"}
+    assert {*clusters_of_times(prompts_frame(made))} == {0, 1, 2, 3}
     found = results(made, facts())
     assert found["details"]["processes"] == found["details"]["clusters"] == 4 and found["counts"]["prompts"] == 20
     shards = [replace(own, id=f"{own.id}/{process}", prompt_id=f"{own.id}/{process}", process=process)
