@@ -28,7 +28,7 @@ def speculative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor, lenie
     # Rounding alone can leave nothing of p - q where p = q: then p is what remains.
     residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_next)
     t = draw(residual, _at(bits, n))
-    return verdict(x, n, t)
+    return verdict_of(x, n, t)
 
 
 def greedy_matching(p: Tensor, draft: Draft, lenience: float = 1.0) -> Verdict:
@@ -38,7 +38,7 @@ def greedy_matching(p: Tensor, draft: Draft, lenience: float = 1.0) -> Verdict:
     x = draft.tokens
     n = leading(_at(p[:, :-1], x) >= lenience * p[:, :-1].amax(-1), draft.count)
     t = at_row(p, n).argmax(-1)
-    return verdict(x, n, t)
+    return verdict_of(x, n, t)
 
 
 def block_verification(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verdict:
@@ -61,7 +61,7 @@ def block_verification(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
     stands = (r < h[:, 1:]) & (places[1:] <= draft.count[:, None])
     n = torch.where(stands, places[1:], 0).amax(1) if N else draft.count
     left = torch.where(at_row(left[..., None], n) > 0, at_row(residual, n), at_row(p, n))
-    return verdict(x, n, draw(left, _at(bits, n)))
+    return verdict_of(x, n, draw(left, _at(bits, n)))
 
 
 def rejection_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verdict:
@@ -70,7 +70,7 @@ def rejection_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
     x = draft.tokens
     q = dense(draft, p.shape[-1])
     n = leading(r * _at(q, x) < rejection_rate(p[:, :-1], q) * _at(p[:, :-1], x), draft.count)
-    return verdict(x, n, draw(at_row(p, n), _at(bits, n)))
+    return verdict_of(x, n, draw(at_row(p, n), _at(bits, n)))
 
 
 def rejection_rate(p: Tensor, q: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ def _q_next(draft: Draft, n: Tensor, vocab_size: int) -> Tensor:
     return q * (n < draft.count)[:, None]
 
 
-def verdict(x: Tensor, n: Tensor, t: Tensor) -> Verdict:
+def verdict_of(x: Tensor, n: Tensor, t: Tensor) -> Verdict:
     """The verdict x_1 .. x_n, t from the guesses x [B, N], n [B] and t [B]."""
     tokens = torch.cat([x, t[:, None]], dim=1)
     return Verdict(tokens.scatter_(1, n[:, None], t[:, None]), n)

@@ -126,4 +126,4 @@ def no_guards(entries: Sequence[Any]) -> list[bool]:
 
 def name_of(function: Any) -> str:
     """The name of a function, or of the one that was compiled."""
-    return str(getattr(getattr(function, "function", function), "__qualname__", function))
+    return str((function.function if isinstance(function, CompiledFunction) else function).__qualname__)

@@ -42,7 +42,7 @@ def with_half_weights(module: Module) -> Module:
     scales = {path: scale for path, scale in scales.items() if is_half(layers[path].weight.detach() * scale)}
     if not scales:
         return module
-    if not half_pairs.load(cache_dir() / "kernels" / cpu_features()):
+    if not half_pairs.load_operator(cache_dir() / "kernels" / cpu_features()):
         log.warning("weights are read in 32 bits, which takes longer: no C++ compiler can make half_pairs, see run.log")
         return module
     found = twin_of(module)
@@ -54,16 +54,13 @@ def with_half_weights(module: Module) -> Module:
 
 def may_be_half(path: str, layer: nn.Module) -> bool:
     """Whether a part of a model is a linear layer of a shape that `half_pairs` takes."""
-    if type(layer) is not nn.Linear or not is_plain(layer.weight) or path.rpartition(".")[2] in READ_DIRECTLY:
+    if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter:  # torchao's are of other classes
+        return False
+    if path.rpartition(".")[2] in READ_DIRECTLY:
         return False
     rows, columns = layer.weight.shape
     float32 = layer.weight.dtype == torch.float32 and layer.weight.device.type == "cpu"
     return float32 and rows % half_pairs.PAIR == 0 and columns % half_pairs.LINE == 0 and layer.weight.numel() > 0
-
-
-def is_plain(weight: Tensor) -> bool:
-    """Whether a weight is a parameter, and none that consists of other tensors, as those of torchao do."""
-    return isinstance(weight, nn.Parameter) and not hasattr(weight, "__tensor_flatten__")
 
 
 def is_half(weight: Tensor) -> bool:

@@ -26,7 +26,7 @@ PAIR, LINE = 2, 16  # rows and numbers that the source reads in turn
 _loaded: dict[Path, bool] = {}
 
 
-def load(folder: Path) -> bool:
+def load_operator(folder: Path) -> bool:
     """Makes the operator known to PyTorch: from a library in the folder, compiled there if it is missing. Returns
     whether that was possible. A process asks for one folder."""
     if folder not in _loaded:
@@ -46,11 +46,8 @@ def _load_by(compiler: Sequence[str], folder: Path) -> bool:
 
 def compilers() -> list[list[str]]:
     """Compilers with their arguments, in the order in which they are tried: that of CXX, then those of the machine."""
-    try:
-        given = shlex.split(os.environ.get("CXX", ""))
-    except ValueError:  # a quotation mark without its other one
-        given = []
-    return [command for command in (given, *([name] for name in COMPILERS if shutil.which(name))) if command]
+    given = shlex.split(os.environ.get("CXX", ""))
+    return [*([given] if given else []), *([name] for name in COMPILERS if shutil.which(name))]
 
 
 def compiled(compiler: Sequence[str], folder: Path) -> Path:

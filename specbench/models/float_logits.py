@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from specbench.executors.half_linear import is_plain, twin_of
+from specbench.executors.half_linear import twin_of
 from specbench.models.sizes import HALVES
 
 ROWS = 8192  # of a matrix that are widened at a time
@@ -43,7 +43,7 @@ class FloatLinear(nn.Linear):
 def plain_output(module: PreTrainedModel) -> nn.Linear | None:
     """The output matrix of a module, if it is one plain layer in 16 bits whose calls nothing else changes."""
     output = module.get_output_embeddings()
-    if type(output) is not nn.Linear or not is_plain(output.weight) or output.weight.dtype not in HALVES:
+    if type(output) is not nn.Linear or type(output.weight) is not nn.Parameter or output.weight.dtype not in HALVES:
         return None
     changed = "forward" in vars(output) or output._forward_hooks or output._forward_pre_hooks
     return None if changed else output

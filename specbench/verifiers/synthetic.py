@@ -9,7 +9,7 @@ from torch import Tensor
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import draw
-from specbench.decoding.verify import at_row, leading, verdict
+from specbench.decoding.verify import at_row, leading, verdict_of
 from specbench.settings import BaseSettings
 from specbench.verifiers.base import Verifier
 
@@ -33,7 +33,7 @@ class SyntheticVerifier(Verifier):
         n = leading(noise.r < self.alpha, draft.count)
         p_next = at_row(p, n)
         t = p_next.argmax(-1) if self.greedy else draw(p_next, noise.bits.gather(1, n[:, None]).squeeze(1))
-        return verdict(draft.tokens, n, t)
+        return verdict_of(draft.tokens, n, t)
 
     def acceptance_rule(self, drafter: type[Any], settings: Any) -> str:
         return self.rule
