@@ -12,11 +12,12 @@ from matplotlib.figure import Figure
 from specbench.errors import visible
 from specbench.report.files import Run
 from specbench.report.tables import MEANING
+from specbench.theory import walltime_improvement
 
 INK = "#7a828c"  # of text and axes; a page puts its own colour of text in its place
 THEORY, MEASURED, GAIN, LOSS = "#4c78a8", "#e07b39", "#3f9b6b", "#c8553d"
 LINES = (MEASURED, THEORY, GAIN, "#8a63a8", LOSS, "#b58a1b", "#4aa3a2", INK)
-WIDTH = 5.2  # inches
+WIDTH = 4.6  # inches
 MOST_TICKS = 8  # beyond them matplotlib chooses
 STYLE: Any = {  # matplotlib names each key in its types
     "font.size": 9,
@@ -81,6 +82,27 @@ def draw_interval(axes: Any, value: float | None, ends: Sequence[float] | None, 
         axes.plot(ends or (value, value), (y, y), linewidth=2, color=look["color"])
 
 
+def over_gamma(run: Run) -> Figure | None:
+    """Theorem 3.8's prediction over gamma by the run's alpha and c, and the measurement at the run's own gamma."""
+    speedup, counts = run.results["speedup"], run.results["counts"]
+    alpha, c, gamma = run.results["alpha"]["mean"], run.results["cost"]["c"], run.results["config"]["gamma"]
+    if None in (alpha, c, speedup["measured"], speedup["theorem_3_8"]) or not counts["drafted"]:
+        return None
+    gammas = range(2 * gamma + 3)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
+        axes = figure.subplots()
+        predicted = [walltime_improvement(alpha, number, c) for number in gammas]
+        axes.plot(gammas, predicted, ".--", color=THEORY, label=f"Theorem 3.8 at alpha {alpha:.2f}, c {c:.2f}")
+        axes.plot(gamma, speedup["measured"], "o", color=MEASURED, label="measured, 95 % interval")
+        axes.plot((gamma, gamma), speedup["ci95"] or (speedup["measured"],) * 2, color=MEASURED, linewidth=2)
+        axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
+        axes.set(xlabel="gamma", ylabel="speedup over plain decoding")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        legend(axes, 1)
+    return figure
+
+
 def accounting(run: Run) -> Figure | None:
     """The factors of the speedup as bars from one to the next, from Theorem 3.8's prediction to the measurement."""
     speedup = run.results["speedup"]
@@ -119,7 +141,7 @@ def acceptance(run: Run) -> Figure | None:
     if not found["by_place"]:
         return None
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 2.2), layout="constrained")
+        figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
         left, right = figure.subplots(1, 2)
         places = [entry["place"] for entry in found["by_place"]]
         errors = [1.96 * (entry["stderr"] or 0) for entry in found["by_place"]]

@@ -41,7 +41,8 @@ def run_page(run: Run, records: Sequence[Record]) -> str:
     """The page of one run: the answer, figures, tables, and what was decoded."""
     results = run.results
     drawn = {
-        "From Theorem 3.8 to the measurement": figures.accounting(run),
+        "Measured beside predicted": figures.over_gamma(run),
+        "Where the difference goes": figures.accounting(run),
         "Acceptance": figures.acceptance(run),
     }
     shown = {"By category": tables.by_category([run]), "By method": tables.methods(run)}

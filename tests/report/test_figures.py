@@ -39,6 +39,15 @@ def test_the_bars_of_the_accounting_lead_from_one_to_the_speedup(run):
     assert any(list(own.get_xdata()) == pytest.approx(speedup["ci95"]) for own in axes.lines)
 
 
+def test_the_measurement_stands_beside_the_prediction_over_gamma(run):
+    axes = figures.over_gamma(run).axes[0]
+    gamma, speedup = run.results["config"]["gamma"], run.results["speedup"]
+    assert dict(line(axes, figures.THEORY, "."))[gamma] == pytest.approx(speedup["theorem_3_8"])
+    assert line(axes, figures.MEASURED, "o") == [(gamma, speedup["measured"])]
+    without = run.results | {"alpha": run.results["alpha"] | {"mean": None}}
+    assert figures.over_gamma(Run(run.folder, without)) is None
+
+
 def test_without_a_draft_there_is_no_accounting_and_no_acceptance(run):
     speedup = run.results["speedup"] | {"accounting": []}
     nothing = run.results | {"speedup": speedup, "acceptance": {"lengths": [3], "by_place": []}}

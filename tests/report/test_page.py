@@ -115,7 +115,7 @@ def test_it_has_both_colour_schemes_and_a_phones_width(run):
 
 
 def test_its_figures_are_xml(shown):
-    assert len(shown.figures) == 2
+    assert len(shown.figures) == 3
     for figure in shown.figures:
         xml.dom.minidom.parseString(figure)
 
