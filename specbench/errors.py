@@ -4,10 +4,8 @@ import difflib
 import logging
 import os
 import re
-import shutil
 import signal
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -91,16 +89,22 @@ class Visible:
             yield segment if segment.control else segment._replace(text=visible(segment.text, layout=True))
 
 
-class ConfigError(Exception):
-    """A mistake of the user's: one sentence that names the key, the value and what is allowed."""
+class CommandError(Exception):
+    """Ends a command with one sentence and an exit code, as when prompts or processes have no results."""
+
+    code = 1
 
 
-class VerdictError(Exception):
+class ConfigError(CommandError):
+    """A mistake of the user's: the sentence names the key, the value and what is allowed."""
+
+    code = 2
+
+
+class VerdictError(CommandError):
     """With strict=true: a run is finished and written, but its verdict is not good."""
 
-
-class IncompleteError(Exception):
-    """Some of several processes have no result. What the others have is written."""
+    code = 3
 
 
 def unknown(name: str, available: Iterable[str], kind: str, elsewhere: Sequence[str] = ()) -> ConfigError:
@@ -122,28 +126,24 @@ def comes_from(function: Callable[..., Any], error: BaseException) -> bool:
 
 
 def stop(sentence: str, code: int) -> NoReturn:
-    """Prints one sentence on standard error, wrapped if that is a terminal; ends the program with this code."""
+    """Prints one sentence on standard error; ends the program with this code."""
     line = visible(" ".join(sentence.split()))
     if len(line) > LONGEST_SENTENCE:
         line = f"{line[: LONGEST_SENTENCE // 2]} ... {line[-LONGEST_SENTENCE // 2 :]}"
-    line = f"specbench: {line}"
-    if sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns
-        line = textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
-    print(line, file=sys.stderr)
+    print(f"specbench: {line}", file=sys.stderr)
     sys.exit(code)
 
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """The body of a command: a ConfigError becomes one sentence and exit code 2, and so does a package that cannot be
-    imported. Where what reads the output is gone,
-    as after `| head -1`, the command ends without a word, with the exit code of a program that SIGPIPE ends."""
+    """The body of a command: a CommandError becomes one sentence and its exit code, and a package that cannot be
+    imported one sentence and 2. Where what reads the output is gone, as after `| head -1`, the command ends without a
+    word, with the exit code of a program that SIGPIPE ends."""
     try:
         yield
         sys.stdout.flush()
-    except ConfigError as error:
-        stop(str(error), 2)
+    except CommandError as error:
+        stop(str(error), error.code)
     except ImportError as error:
         if (error.name or "").startswith("specbench"):
             raise

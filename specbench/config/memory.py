@@ -46,7 +46,7 @@ def memory_needed(
 
 def weight_bytes(checked: Checked, context: Context, models: Sequence[ModelSize]) -> int:
     """Bytes of the weights of models that are not loaded yet, and of the drafter's own."""
-    weights = sum(model.weights for model in models)
+    weights: int = sum(model.weights for model in models)
     weights += checked.choices["drafter"].settings.own_bytes()
     if context.device.type == "cpu" and context.dtype == torch.float32:  # linear layers' in 16 bits, beside their own
         weights += sum(model.weights // 2 for model in models if model.halves)
@@ -62,8 +62,8 @@ def activation_bytes(checked: Checked, context: Context, models: Sequence[ModelS
     reading = max(chunk * (model.widest * context.dtype.itemsize + columns) for model in models)
     encoding = max(inputs * (model.widest + model.heads * inputs) * context.dtype.itemsize for model in models)
     scoring = LOGIT_COPIES * root.batch_size * tokens * max(model.vocab_size for model in models) * 4
-    graphs = 2 * scoring if context.executor.captures_graphs else 0
-    return max(reading, encoding, scoring) + graphs
+    graphs: int = 2 * scoring if context.executor.captures_graphs else 0
+    return int(max(reading, encoding, scoring)) + graphs
 
 
 def size(count: int) -> str:

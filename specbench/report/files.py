@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,15 @@ def read_all(folder: Path) -> list[Run]:
     paths = sorted(path for path in every if not every.intersection(path.parents))  # processes of a run are part of it
     if not paths:
         raise ConfigError(f"{folder} has no finished run: no {RESULTS} is in it or below it")
-    runs = [read_run(path) for path in paths]
+    return labelled([read_run(path) for path in paths], [str(path.relative_to(folder)) for path in paths])
+
+
+def labelled(runs: Sequence[Run], places: Sequence[str]) -> list[Run]:
+    """The runs with labels that say in what they differ, or with their places where that leaves two alike."""
     labels = labels_of([run.results["details"]["overrides"] for run in runs])
     if len({*labels}) < len(labels):
-        labels = [str(path.relative_to(folder)) for path in paths]
-    return [Run(run.folder, run.results, label) for run, label in zip(runs, labels, strict=True)]
+        labels = [*places]
+    return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
 
 
 def labels_of(overrides: Sequence[Sequence[str]]) -> list[str]:

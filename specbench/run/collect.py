@@ -7,8 +7,9 @@ from pathlib import Path
 
 from specbench.errors import ConfigError, answering, shown
 from specbench.report import files, terminal
+from specbench.run.jobs import settings
+from specbench.run.pooled import write_pooled
 from specbench.run.run import locked
-from specbench.run.stored import settings, write_pooled
 
 # Settings in which parts of one run may differ: which prompts, and how many processes there were.
 OF_PARTS = ("skip", "take", "order", "repeats")

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from specbench import BEGUN, __version__
 from specbench.config.compose import conf_dir, explain, refuse_no_overrides
-from specbench.errors import ConfigError, IncompleteError, VerdictError, answering, comes_from, first_line, stop
+from specbench.errors import CommandError, ConfigError, VerdictError, answering, comes_from, first_line, stop
 
 if TYPE_CHECKING:
     from specbench.report.files import Run
@@ -48,7 +48,7 @@ def main() -> None:
         refuse_no_overrides(sys.argv[1:], get_args_parser()._option_string_actions)
         try:
             job()
-        except (ConfigError, BrokenPipeError):
+        except (CommandError, BrokenPipeError):
             raise
         except Exception as error:
             if comes_from(run_composed, error):
@@ -67,8 +67,8 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        told = str(error) or "nothing was finished"
-        stop(f"interrupted: {told}; the same command goes on from there", INTERRUPTED)
+        left = str(error) or "nothing was finished"
+        stop(f"interrupted: {left}; the same command goes on from there", INTERRUPTED)
 
 
 def refused_by_hydra(error: Exception) -> NoReturn:
@@ -87,38 +87,27 @@ def job(config: DictConfig) -> None:
     of_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
-        told = run_composed(config, folder, of_sweep)
-    except KeyboardInterrupt:
-        raise
-    except ConfigError as error:
-        keys = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.hydra}
+        said = run_composed(config, folder, of_sweep)
+    except CommandError as error:
         logging.getLogger().error("%s", error)  # in run.log alone
-        if not keys & {"hydra.run.dir", "hydra.run"}:  # else the user has named it
+        keys = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.hydra}
+        if isinstance(error, ConfigError) and not keys & {"hydra.run.dir", "hydra.run"}:  # else the user has named it
             remove_unused(folder)
-        told = answer(str(error), 2, of_sweep)
-    except (VerdictError, IncompleteError) as error:
-        logging.getLogger().error("%s", error)
-        told = answer(str(error), 3 if isinstance(error, VerdictError) else 1, of_sweep)
+        if not of_sweep:
+            stop(str(error), error.code)
+        said = str(error)
     except Exception as error:
         if not of_sweep:
             raise
         log.exception("the job failed")
-        told = f"failed ({first_line(error)}), see {folder / 'run.log'}"
+        said = f"failed ({first_line(error)}), see {folder / 'run.log'}"
     if of_sweep:
-        print(f"{HydraConfig.get().job.override_dirname or 'default'}: {told}", flush=True)
-
-
-def answer(sentence: str, code: int, of_sweep: bool) -> str:
-    """Ends a single run with a sentence and an exit code; of a job of a sweep the sentence is returned."""
-    if not of_sweep:
-        stop(sentence, code)
-    return sentence
+        print(f"{HydraConfig.get().job.override_dirname or 'default'}: {said}", flush=True)
 
 
 def run_composed(config: DictConfig, folder: Path, of_sweep: bool) -> str:
     """Runs the composed configuration and prints its results; as a job of a sweep only if it is not finished, and one
-    line is returned instead. Raises ConfigError, VerdictError with strict=true, IncompleteError if there are no
-    results, or KeyboardInterrupt."""
+    line is returned instead. Raises CommandError, or KeyboardInterrupt."""
     from specbench.models.hub import refuse_unreachable
 
     for role in ("target", "drafter"):
@@ -129,49 +118,39 @@ def run_composed(config: DictConfig, folder: Path, of_sweep: bool) -> str:
 
     checked = check(config, HydraConfig.get().runtime.choices)
     from specbench.report import terminal
-    from specbench.run.jobs import Job
-    from specbench.run.stored import finished
+    from specbench.run.jobs import Job, finished
 
     log.info("%s", shlex.join(sys.argv))
     wanted = Job(folder, checked, list(HydraConfig.get().overrides.task), "job" if of_sweep else "run")
     if of_sweep and not checked.root.force and (before := finished(folder, checked.resolved)) is not None:
         return f"finished before, skipped (force=true redoes it): {terminal.one_line(before.results)}"
-    if of_sweep:
-        from specbench.run.provenance import forget_earlier_runs
-
-        forget_earlier_runs()
     run = decoded(wanted)
-    if run.results["status"] == "interrupted":
-        raise KeyboardInterrupt(f"the numbers of what was finished are in {folder}")
     if not of_sweep:
         terminal.summary(run.results, folder)
-    if checked.root.strict:
-        refuse_verdict(run)
+    refuse_verdict(wanted, run)
     return terminal.one_line(run.results)
 
 
 def decoded(wanted: "Job") -> "Run":
-    """The run of a job, or of its processes with repeats. Raises IncompleteError if it has no results."""
+    """The run of a job, or of its processes with repeats. Raises CommandError if it has no results."""
     if wanted.checked.root.repeats > 1:
         from specbench.run.repeats import run_repeats
 
         gc.enable()
         return run_repeats(wanted)
-    from specbench.run.run import execute
+    from specbench.run.run import execute_one
 
     gc.enable()
-    alone = wanted.kind == "run"
-    place = "" if alone else f"job {HydraConfig.get().job.num + 1}: "
-    [run] = execute([wanted], announce=print if alone else log.info, place=place, begun=BEGUN)
-    if isinstance(run, Exception):
-        raise IncompleteError(f"{first_line(run)}, see {wanted.folder / 'run.log'}") from run
-    return run
+    if wanted.kind == "run":
+        return execute_one(wanted, announce=print, begun=BEGUN)
+    return execute_one(wanted, place=f"job {HydraConfig.get().job.num + 1}: ", begun=BEGUN)
 
 
-def refuse_verdict(run: "Run") -> None:
-    """Raises VerdictError unless the distribution is shown to be the target's, or is another one by choice."""
+def refuse_verdict(job: "Job", run: "Run") -> None:
+    """Raises VerdictError if strict=true, unless the distribution is shown to be the target's, or is another one by
+    choice."""
     lossless = run.results["lossless"]
-    if lossless["expected"] and lossless["passed"] is not True:
+    if job.checked.root.strict and lossless["expected"] and lossless["passed"] is not True:
         word = "failed" if lossless["passed"] is False else "unknown"
         raise VerdictError(f"strict=true: lossless is {word} ({lossless['reason']}), see {run.folder}")
 

@@ -18,7 +18,7 @@ from hydra.core.utils import configure_log
 from omegaconf import DictConfig, open_dict
 
 from specbench.config.compose import compose_sweep, fields, loader
-from specbench.errors import ConfigError, answering, first_line, stop
+from specbench.errors import CommandError, ConfigError, answering, first_line
 from specbench.run.command import interruptible
 from specbench.run.jobs import HOW, alike
 from specbench.run.sweep import jobs_of
@@ -32,21 +32,21 @@ log = logging.getLogger(__name__)
 
 def main(words: list[str] | None = None, preset: Sequence[str] = ()) -> None:
     """Runs the command; `preset` are overrides that the words may replace."""
-    parser = argparse.ArgumentParser(prog="specbench.compare", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="specbench.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("inputs", nargs="*" if preset else "+", help="a sweep, as of -m, or folders of finished runs")
-    parser.add_argument("--also", metavar="OVERRIDES", action="append", default=[],
-                        help='the same with these overrides too, as in "gamma=2,3"')  # fmt: skip
+    more = 'the same with these overrides too, as in "gamma=2,3"'
+    parser.add_argument("--also", metavar="OVERRIDES", action="append", default=[], help=more)
     args = parser.parse_intermixed_args(words)
     with answering(), interruptible():
         folders = [Path(entry) for entry in args.inputs if Path(entry).is_dir()]
         if not folders:
             compare_jobs([*preset, *args.inputs], args.also)
             return
-        missing = [entry for entry in args.inputs if Path(entry) not in folders]
-        if missing or args.also:
-            other = f"{missing[0]} is no folder" if missing else "--also cannot apply to runs that are over"
-            raise ConfigError(f"{other}: give folders of finished runs alone, or overrides alone")
+        if args.also or len(folders) < len(args.inputs):
+            given = " ".join([*args.inputs, *(f"--also {words}" for words in args.also)])
+            raise ConfigError(f"{given} is not possible: give folders of finished runs alone, or overrides alone")
         compare_folders(folders)
 
 
@@ -69,19 +69,17 @@ def compare_jobs(words: Sequence[str], also: Sequence[str]) -> None:
     with open_dict(config):
         config.hydra.runtime.output_dir = str(folder)
     configure_log(config.hydra.job_logging, False)
-    labels = [""] if len(together) == 1 else labels_of_groups(together)
     missing = 0
-    for label, own in zip(labels, together, strict=True):
-        place = folder / fields(label) if label else folder
-        if label:
+    for label, own in zip(labels_of_groups(together), together, strict=True):
+        if len(together) > 1:
             print(f"\n{label}", flush=True)
-        missing += compare_group(place, own)
+        missing += compare_group(folder / fields(label) if len(together) > 1 else folder, own)
     if len(together) > 1:
         from specbench.report.command import write_page
 
         write_page(folder)
     if missing:
-        stop(f"{missing} of {len(jobs)} methods have no results, see run.log in {folder}", 1)
+        raise CommandError(f"{missing} of {len(jobs)} methods have no results, see run.log in {folder}")
 
 
 def jobs_of_comparison(words: Sequence[str], also: Sequence[str]) -> "tuple[DictConfig, Path, list[Job]]":
@@ -107,38 +105,38 @@ def jobs_of_comparison(words: Sequence[str], also: Sequence[str]) -> "tuple[Dict
 
 
 def labels_of_groups(together: "Sequence[Sequence[Job]]") -> list[str]:
-    """What distinguishes groups of jobs: the overrides that all jobs of a group have, and not all groups."""
-    common = [set.intersection(*(set(job.overrides) for job in own)) for own in together]
-    everywhere = set.intersection(*common)
-    found = []
-    for number, (own, shared) in enumerate(zip(together, common, strict=True)):
-        label = ", ".join(word for word in own[0].overrides if word in shared and word not in everywhere)
-        found.append(label if label and label not in found else f"group {number + 1}")
-    return found
+    """What distinguishes groups of jobs: of the overrides that all jobs of a group have, those that not all groups
+    have."""
+    from specbench.report.files import labels_of
+
+    shared = [[word for word in own[0].overrides if all(word in job.overrides for job in own)] for own in together]
+    labels = labels_of(shared)
+    return [label if labels.count(label) == 1 else f"group {number}" for number, label in enumerate(labels, 1)]
 
 
 def compare_group(folder: Path, asked: "Sequence[Job]") -> int:
     """Decodes with jobs that do the same work, in folders below this one, unless all have been decoded in turn before;
     prints and writes the comparison. Returns how many jobs have no results. Raises KeyboardInterrupt after Ctrl-C."""
     from specbench.report.files import Run, labels_of
+    from specbench.run.jobs import finished
     from specbench.run.provenance import forget_earlier_runs
     from specbench.run.run import execute
-    from specbench.run.stored import finished
 
     labels = labels_of([job.overrides for job in asked])
     jobs = [replace(job, folder=folder / fields(label)) for job, label in zip(asked, labels, strict=True)]
     force = any(job.checked.root.force for job in jobs)
-    runs: list[Run | Exception | None] = [finished(job.folder, job.checked.resolved) for job in jobs]
-    if force or not in_turn(runs):
+    known = [before for job in jobs if (before := finished(job.folder, job.checked.resolved)) is not None]
+    found: Sequence[Run | Exception] = known
+    if force or len(known) < len(jobs) or not in_turn(known):
         forget_earlier_runs()
-        runs = [*execute(jobs, announce=print)]
+        found = execute(jobs, announce=print)
     else:
         print("finished before (force=true decodes again)")
-    named = [
-        Run(run.folder, run.results, label) for run, label in zip(runs, labels, strict=True) if isinstance(run, Run)
-    ]
-    for run, label in zip(runs, labels, strict=True):
-        if isinstance(run, Exception):
+    named = []
+    for run, label in zip(found, labels, strict=True):
+        if isinstance(run, Run):
+            named.append(replace(run, label=label))
+        else:
             log.warning("%s has no results: %s", label, first_line(run))
     if named:
         write_comparison(folder, named)
@@ -147,13 +145,9 @@ def compare_group(folder: Path, asked: "Sequence[Job]") -> int:
     return len(jobs) - len(named)
 
 
-def in_turn(runs: "Sequence[Run | Exception | None]") -> bool:
-    """Whether there are all runs, and one process decoded them in turn."""
-    from specbench.report.files import Run
-
-    if not all(isinstance(run, Run) for run in runs):
-        return False
-    return len({run.results["provenance"]["started"] for run in runs if isinstance(run, Run)}) == 1
+def in_turn(runs: "Sequence[Run]") -> bool:
+    """Whether one process decoded all runs in turn."""
+    return len({run.results["provenance"]["started"] for run in runs}) == 1
 
 
 def write_comparison(folder: Path, runs: "Sequence[Run]") -> None:
@@ -184,13 +178,10 @@ def compare_folders(folders: Sequence[Path]) -> None:
     """Compares finished runs, in these folders or below them. Raises ConfigError."""
     from specbench.report import files, tables, terminal
 
-    found = {run.folder: run for folder in folders for run in files.read_all(folder)}
+    found = list({run.folder: run for folder in folders for run in files.read_all(folder)}.values())
     if len(found) < 2:
         raise ConfigError(f"{folders[0]} has one finished run: give several")
-    labels = files.labels_of([run.results["details"]["overrides"] for run in found.values()])
-    if len({*labels}) < len(labels):
-        labels = [str(folder) for folder in found]
-    runs = [files.Run(run.folder, run.results, label) for run, label in zip(found.values(), labels, strict=True)]
+    runs = files.labelled(found, [str(run.folder) for run in found])
     if not in_turn(runs):
         print("The runs were decoded at different times: they are ranked by speedup over their own plain decoding.")
     rows = ranked(runs)

@@ -1,6 +1,5 @@
 """`specbench.evaluate`: a run from Python, with the folder that the command line leaves, and its results."""
 
-import difflib
 import logging
 import re
 import threading
@@ -30,9 +29,7 @@ class Fields(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         if name in self:
             return self[name]
-        close = difflib.get_close_matches(name, self, n=1)
-        hint = f", did you mean {close[0]}?" if close else ""
-        raise AttributeError(f"{name!r} is not in results.json here{hint}: it has {', '.join(self)}")
+        raise AttributeError(f"{name!r} is not in results.json here: it has {', '.join(self)}")
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self]
@@ -68,8 +65,7 @@ def _evaluate(words: Sequence[str]) -> Evaluation:
     from specbench.report import files
     from specbench.run.command import refuse_verdict, remove_unused
     from specbench.run.jobs import Job
-    from specbench.run.provenance import forget_earlier_runs
-    from specbench.run.run import execute
+    from specbench.run.run import execute_one
 
     config = compose(words)
     with explained(words):
@@ -80,20 +76,14 @@ def _evaluate(words: Sequence[str]) -> Evaluation:
     if job.checked.root.repeats > 1:
         raise ConfigError(f"repeats={job.checked.root.repeats} is not possible from Python: use the command line")
     known = folder.exists()
-    forget_earlier_runs()
     try:
         with logged(folder):
-            [run] = execute([job])
+            run = execute_one(job)
     except ConfigError:
         if not known:
             remove_unused(folder)
         raise
-    if isinstance(run, Exception):
-        raise run
-    if run.results["status"] == "interrupted":
-        raise KeyboardInterrupt(f"the numbers of what was finished are in {folder}")
-    if job.checked.root.strict:
-        refuse_verdict(run)
+    refuse_verdict(job, run)
     return Evaluation(files.read_run(folder).results, folder)
 
 
@@ -118,21 +108,17 @@ def logged(folder: Path) -> Iterator[None]:
 def words_of(entries: Sequence[str | Mapping[str, Any]]) -> list[str]:
     """All overrides as the command line has them. Raises ConfigError."""
     words: list[str] = []
-    try:
-        _add_words(words, entries)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"a value is not possible: {first_line(error)}") from error
-    return words
-
-
-def _add_words(words: list[str], entries: Sequence[str | Mapping[str, Any]]) -> None:
     for entry in entries:
-        if isinstance(entry, str) and not entry.startswith("-"):
+        if isinstance(entry, Mapping):
+            try:
+                words += [word for key, value in entry.items() for word in _words(str(key), value)]
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"a value is not possible: {first_line(error)}") from error
+        elif isinstance(entry, str) and not entry.startswith("-"):
             words.append(entry)
-        elif isinstance(entry, Mapping):
-            words += [word for key, value in entry.items() for word in _words(str(key), value)]
         else:
             raise ConfigError(f"{entry!r} is not an override: give a text as in 'drafter=ngram', or a mapping of keys")
+    return words
 
 
 def _words(key: str, value: Any) -> Iterator[str]:
@@ -148,9 +134,11 @@ def spelled(value: Any) -> str:
     """A value in the grammar of Hydra's overrides."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return str(value)
     if isinstance(value, list | tuple):
         return f"[{','.join(map(spelled, value))}]"
     if isinstance(value, bytes | bytearray):
         raise ValueError(f"{value[:80]!r} is bytes and not a text")
-    bare = (isinstance(value, int | float) and not isinstance(value, str)) or BARE.fullmatch(str(value))
-    return str(value) if bare else QuotedString(text=str(value), quote=Quote.single).with_quotes()
+    text = str(value)
+    return text if BARE.fullmatch(text) else QuotedString(text=text, quote=Quote.single).with_quotes()

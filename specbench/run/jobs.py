@@ -1,13 +1,20 @@
-"""Jobs: runs that are checked and not yet executed."""
+"""Jobs, which are runs that are checked and not yet executed, and whether a folder holds a job's run already."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
 
 from specbench.config.scalars import DRAFTING, LABELS
+from specbench.errors import ConfigError
+from specbench.measure.record import Record, read
+from specbench.report import files
+from specbench.report.files import Run
 
-if TYPE_CHECKING:  # it loads torch, and a mistyped key is told before that
+if TYPE_CHECKING:  # it loads torch, and a mistyped key is answered before that
     from specbench.config.check import Checked
 
 # Settings that say how work is done, and not which: methods that differ in others are not compared.
@@ -28,7 +35,35 @@ def alike(jobs: Sequence[Job], but: Sequence[str]) -> list[list[Job]]:
     """Jobs that differ in these settings and labels alone, together, in order."""
     groups: dict[str, list[Job]] = {}
     for job in jobs:
-        settings = sorted(job.checked.resolved.items())
-        kept = {key: value for key, value in settings if key not in (*LABELS, *but)}
-        groups.setdefault(repr(kept), []).append(job)
+        kept = settings(job.checked.resolved, but)
+        groups.setdefault(json.dumps(kept, sort_keys=True), []).append(job)
     return list(groups.values())
+
+
+def settings(config: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
+    """The settings of a configuration that numbers depend on, as JSON has them."""
+    kept = {key: value for key, value in config.items() if key not in (*LABELS, *without)}
+    found: dict[str, Any] = json.loads(json.dumps(kept))
+    return found
+
+
+def finished(folder: Path, config: Mapping[str, Any]) -> Run | None:
+    """The run in a folder if it is complete and has these settings, else None."""
+    try:
+        run = files.read_run(folder)
+    except ConfigError:
+        return None
+    same = settings(run.results["config"]) == settings(config)
+    return run if same and run.results["status"] == "complete" else None
+
+
+def decoded_before(folder: Path, config: Mapping[str, Any]) -> list[Record]:
+    """The records of a run in a folder that was interrupted, if it had these settings; those of a finished run are not
+    taken, since it is to be done again."""
+    path = folder / files.CONFIG
+    if not path.is_file() or finished(folder, config) is not None:
+        return []
+    before: Any = OmegaConf.to_container(OmegaConf.load(path))
+    if not isinstance(before, dict) or settings(before) != settings(config):
+        return []
+    return [record for record in read(folder / files.RECORDS) if not record.failed]

@@ -9,19 +9,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-from specbench.errors import ConfigError, IncompleteError, first_line
+from specbench.errors import CommandError, ConfigError, first_line
 from specbench.report.files import Run
 from specbench.report.loggers import Logger, Opening
-from specbench.run.jobs import Job
+from specbench.run.jobs import Job, finished
+from specbench.run.pooled import write_pooled
 from specbench.run.run import locked
-from specbench.run.stored import finished, write_pooled
 
 log = logging.getLogger(__name__)
 
 
 def run_repeats(job: Job) -> Run:
     """Runs the processes that are not finished, each in a folder of its own, and pools all into the job's folder.
-    Raises ConfigError, IncompleteError if no process has results, or KeyboardInterrupt."""
+    Raises ConfigError, CommandError if no process has results, or KeyboardInterrupt."""
     count = job.checked.root.repeats
     config = job.checked.resolved | {"repeats": 1}
     runs = []
@@ -35,13 +35,13 @@ def run_repeats(job: Job) -> Run:
         if run is not None:
             runs.append(run)
     if not runs:
-        raise IncompleteError(f"no process of {count} has results, see run.log in the folders of {job.folder}")
+        raise CommandError(f"no process of {count} has results, see run.log in the folders of {job.folder}")
     changes = {"overrides": list(job.overrides), "status": "complete" if len(runs) == count else "interrupted"}
     with locked(job.folder):
         pooled = write_pooled(job.folder, runs, job.checked.resolved, **changes)
     show_logger(job, pooled)
     if len(runs) < count:
-        raise IncompleteError(f"{len(runs)} of {count} processes are finished: the same command runs the others again")
+        raise CommandError(f"{len(runs)} of {count} processes are finished: the same command runs the others again")
     return pooled
 
 

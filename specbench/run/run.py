@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from specbench.config.build import Parts, build
 from specbench.config.scalars import DRAFTING
 from specbench.data.prompts import Request
-from specbench.errors import ConfigError, causes, first_line
+from specbench.errors import CommandError, ConfigError, causes, first_line
 from specbench.measure.record import Facts, Record, append, read
 from specbench.measure.results import results
 from specbench.models.language_model import LanguageModel
@@ -26,11 +26,10 @@ from specbench.report import files
 from specbench.report.loggers import Logger, Opening
 from specbench.report.terminal import progress
 from specbench.run.batching import Batch, Requests
-from specbench.run.jobs import Job, alike
-from specbench.run.provenance import bytes_per_second, peak_bytes, provenance
+from specbench.run.jobs import Job, alike, decoded_before
+from specbench.run.provenance import bytes_per_second, forget_earlier_runs, peak_bytes, provenance
 from specbench.run.readers import read_texts
 from specbench.run.session import Decoded, Session
-from specbench.run.stored import decoded_before
 from specbench.run.warm_up import calibrate, warm_up
 
 log = logging.getLogger(__name__)
@@ -110,6 +109,18 @@ def execute(
     if status == "interrupted" and not any(isinstance(run, files.Run) for run in found):
         raise KeyboardInterrupt("before a prompt was finished")
     return found
+
+
+def execute_one(job: Job, **how: Any) -> files.Run:
+    """The run of one job, with the options of `execute`. Raises CommandError if it has no results, and
+    KeyboardInterrupt if it was interrupted."""
+    forget_earlier_runs()
+    [run] = execute([job], **how)
+    if isinstance(run, Exception):
+        raise CommandError(f"{first_line(run)}, see {job.folder / 'run.log'}") from run
+    if run.results["status"] == "interrupted":
+        raise KeyboardInterrupt(f"the numbers of what was finished are in {job.folder}")
+    return run
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from specbench.errors import ConfigError, first_line, stop
+from specbench.errors import ConfigError, VerdictError, first_line, stop
 
 if TYPE_CHECKING:
+    from specbench.report.files import Run
     from specbench.run.jobs import Job
 
 log = logging.getLogger(__name__)
@@ -54,7 +56,7 @@ class Sweep(Callback):
 
 def jobs_of(config: DictConfig, loader: ConfigLoader, folder: Path, kind: str = "job") -> "list[Job]":
     """The checked jobs of a sweep, whose folders are below `folder`. Raises ConfigError if one is not possible."""
-    from specbench.config.check import check, check_early
+    from specbench.config.check import check
     from specbench.config.compose import explained
     from specbench.run.jobs import Job
 
@@ -63,17 +65,12 @@ def jobs_of(config: DictConfig, loader: ConfigLoader, folder: Path, kind: str = 
     with explained([*swept, *given]):
         parsed = OverridesParser.create().parse_overrides([*swept, *given])
         every = BasicSweeper.split_arguments(parsed, None)[0]
-    composed = []
+    jobs = []
     for number, words in enumerate(every):
         with explained(words):
-            composed.append(loader.load_sweep_config(config, list(words)))
-            with open_dict(composed[-1]):
-                composed[-1].hydra.job.id = composed[-1].hydra.job.num = number
-    for words, own in zip(every, composed, strict=True):  # all of them before torch is loaded
-        with named(words, every):
-            check_early(own)
-    jobs = []
-    for words, own in zip(every, composed, strict=True):
+            own = loader.load_sweep_config(config, list(words))
+        with open_dict(own):
+            own.hydra.job.id = own.hydra.job.num = number
         with named(words, every):
             jobs.append(Job(folder / str(own.hydra.sweep.subdir), check(own), list(words), kind))
     return jobs
@@ -94,26 +91,28 @@ def named(words: Sequence[str], every: Sequence[Sequence[str]]) -> Iterator[None
 def summarise(jobs: "Sequence[Job]", folder: Path) -> tuple[str, int]:
     """Prints the table of the finished jobs, and writes summary.csv and the page. Returns a sentence and the exit code:
     1 if a job has no results, 3 if one with strict=true has no good verdict."""
-    from specbench.errors import VerdictError
     from specbench.report import files, page, tables, terminal
-    from specbench.report.files import Run, labels_of
-    from specbench.run.command import refuse_verdict
-    from specbench.run.stored import finished
+    from specbench.run.jobs import finished
 
     found = [finished(job.folder, job.checked.resolved) for job in jobs]
-    labels = labels_of([job.overrides for job in jobs])
-    runs = [Run(run.folder, run.results, label) for run, label in zip(found, labels, strict=True) if run is not None]
+    labels = files.labels_of([job.overrides for job in jobs])
+    runs = [replace(run, label=label) for run, label in zip(found, labels, strict=True) if run is not None]
     if runs:
         terminal.answer(f"{len(runs)} runs", tables.runs_table(runs), folder)
         files.write_text(folder / "summary.csv", tables.sweep_csv(runs).to_csv(index=False))
         files.write_text(folder / files.PAGE, page.sweep_page(runs, folder.name))
     if len(runs) < len(jobs):
         return f"{len(jobs) - len(runs)} of {len(jobs)} jobs have no results, see run.log in their folders", 1
-    bad = 0
-    for job, run in zip(jobs, runs, strict=True):
-        try:
-            if job.checked.root.strict:
-                refuse_verdict(run)
-        except VerdictError:
-            bad += 1
+    bad = sum(not_lossless(job, run) for job, run in zip(jobs, runs, strict=True))
     return (f"strict=true: {bad} of {len(jobs)} jobs are not shown to be lossless", 3) if bad else ("", 0)
+
+
+def not_lossless(job: "Job", run: "Run") -> bool:
+    """Whether a job with strict=true has no good verdict."""
+    from specbench.run.command import refuse_verdict
+
+    try:
+        refuse_verdict(job, run)
+    except VerdictError:
+        return True
+    return False

@@ -86,8 +86,8 @@ def test_an_interrupted_comparison_goes_on(monkeypatch, capsys, tmp_path):
     (["drafter=ngram"], "is one method"),
     (["drafter=ngram,random", "repeats=2"], "repeats is not possible"),
     (["drafter=ngram,randon"], "Did you mean drafter=random"),
-    ([".", "gamma=2"], "gamma=2 is no folder"),
-    ([".", "--also", "gamma=2"], "--also cannot apply"),
+    ([".", "gamma=2"], "gamma=2 is not possible: give folders"),
+    ([".", "--also", "gamma=2"], "--also gamma=2 is not possible: give folders"),
     (["."], "has no finished run"),
 ])  # fmt: skip
 def test_mistakes_are_one_sentence(words, told, monkeypatch, capsys, tmp_path):
