@@ -26,6 +26,9 @@ class TabularMarkov(nn.Module):
     def get_input_embeddings(self) -> nn.Module:
         return TokenNumbers()
 
+    def get_decoder(self) -> nn.Module:
+        return self
+
     def get_output_embeddings(self) -> nn.Module:
         return self.output
 

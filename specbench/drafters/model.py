@@ -18,7 +18,6 @@ from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.load import PretrainedModel
-from specbench.models.shared_cache import BorrowedCache
 from specbench.models.vocabulary import intersection
 from specbench.policies.base import GammaPolicy, Signal
 
@@ -80,7 +79,7 @@ class ModelDrafter(Drafter):
         """`vocab_size` is the target's V; `gamma` is the usual gamma, whose shapes an executor optimises."""
         self.model, self.vocab_size, self.context, self.gamma = model, vocab_size, model.context, gamma
         self.operations_per_token = model.operations_per_token
-        self.models = [] if isinstance(model, BorrowedCache) else [model]
+        self.models = [model] if model.owner is None else []
         self.stop: GammaPolicy | None = None
 
     @classmethod

@@ -12,7 +12,6 @@ from torch import Tensor
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.token_tree import static_tree
 from specbench.errors import ConfigError, first_line
-from specbench.models.encoder_decoder import encoder_words
 from specbench.models.language_model import LanguageModel
 
 TEXT = 8  # tokens, within the shortest context that decodes anything
@@ -115,8 +114,9 @@ def allowed(model: LanguageModel) -> float:
 def plain_logits(module: Any, texts: Tensor, read: abc.Sequence[int]) -> Tensor:
     """Logits [n, T, V] of texts [n, T], each after an encoder's input if there is an encoder, without a cache, as
     transformers computes them."""
-    words = {"input_ids": texts}
     if module.config.is_encoder_decoder:
-        words = encoder_words(module, read, len(texts)) | {"decoder_input_ids": texts}
-    found: Tensor = module(**words, use_cache=False).logits.float()
+        from specbench.models import encoder_decoder
+
+        return encoder_decoder.plain_logits(module, texts, read).float()
+    found: Tensor = module(input_ids=texts, use_cache=False).logits.float()
     return found

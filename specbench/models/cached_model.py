@@ -22,16 +22,16 @@ from specbench.decoding.sequence import Sequence
 from specbench.decoding.token_tree import Tree
 from specbench.executors.base import Executor
 from specbench.models.attention_mask import AttentionMask, TokenPlaces, carries_state, refuse_unknown_kinds
+from specbench.models.causal_call import CausalCall
 from specbench.models.flops import per_token, stored
 from specbench.models.generation import not_applied, suppressed_by
-from specbench.models.hidden_states import HiddenReader
-from specbench.models.positions import CausalCall
 from specbench.models.sizes import context_of, first_of, stops_of
 from specbench.models.vocabulary import VocabMap
 from specbench.settings import Component
 
 if TYPE_CHECKING:
     from specbench.models.encoder_decoder import Encoder
+    from specbench.models.hidden_states import HiddenReader
     from specbench.models.recurrent import Recurrence
 
 
@@ -48,7 +48,9 @@ class CachedModel(Component):
     operations_per_token: float  # multiply-adds with weights: what c_hat compares (Definition 3.10)
     state_bytes: float  # bytes of one row's recurrent state, if it has one
     executor: Executor
+    owner: "CachedModel | None" = None  # the model whose layers and cache it uses, if they are not its own
     encoder: "Encoder | None" = None
+    hidden_reader: "HiddenReader | None" = None
     recurrence: "Recurrence | None" = None
 
     def __init__(
@@ -97,7 +99,6 @@ class CachedModel(Component):
         self.weight_bytes = stored(self.module).bytes
         self.operations_per_token, self.step_bytes = per_token(self.module)
         self.cached: list[int] = []
-        self.hidden_reader: HiddenReader | None = None
         self.feature_layers: tuple[int, ...] = ()  # whose hidden states a drafter reads; see `hidden_states`
 
     # -- What the model is ----------------------------------------------------------------------

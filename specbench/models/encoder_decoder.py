@@ -91,6 +91,24 @@ def encoder_words(module: PreTrainedModel, read: Sequence[int], rows: int = 1) -
     return {"input_ids": torch.tensor([list(read)], device=module.device).expand(rows, -1)}
 
 
+def plain_logits(module: Any, texts: Tensor, read: Sequence[int]) -> Tensor:
+    """Logits [n, T, V] of texts [n, T] after an input, from one forward without a cache. Where padding has no position,
+    transformers counts the tokens behind it otherwise than generate() does, unless they are read in a forward of their
+    own: a single text is cut there."""
+    words = encoder_words(module, read, len(texts))
+    none = Positions(module.get_decoder()).no_position
+    ends = [place + 1 for place, token in enumerate(texts[0].tolist()) if token == none]
+    if not ends:
+        found: Tensor = module(**words, decoder_input_ids=texts, use_cache=False).logits
+        return found
+    kept = {cache_argument(module.forward): EncoderDecoderCache(DynamicCache(), DynamicCache())}
+    states = module.get_encoder()(**words)
+    pieces = (piece for piece in texts.tensor_split(ends, 1) if piece.shape[1])
+    return torch.cat(
+        [module(decoder_input_ids=piece, encoder_outputs=states, use_cache=True, **kept).logits for piece in pieces], 1
+    )
+
+
 def refuse_decoder(module: Any, name: str) -> None:
     """Raises ConfigError if a token's distribution depends on more than text and input, or positions cannot be set by
     row."""

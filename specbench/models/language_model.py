@@ -17,7 +17,6 @@ from specbench.decoding.state import State
 from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_of
 from specbench.decoding.transfers import constant
 from specbench.models.cached_model import CachedModel
-from specbench.models.hidden_states import hidden_states
 from specbench.models.sizes import READ_CHUNK
 
 
@@ -54,6 +53,8 @@ class LanguageModel(CachedModel):
         if self.hidden_reader is None:
             yield 1
             return
+        from specbench.models.hidden_states import hidden_states
+
         with hidden_states(self.module, self.feature_layers, lambda hidden: hidden[:, -1:]) as found:
             yield 0
         self.hidden_reader.take_hidden(row, begin, found[0])
@@ -140,6 +141,8 @@ class LanguageModel(CachedModel):
         x = torch.cat([last, guesses], 1)
         hidden = None
         if layers is not None:
+            from specbench.models.hidden_states import hidden_states
+
             with hidden_states(self.module, layers) as found:
                 logits = self.forward(x, length - 1, visible, tree=tree)
             hidden = torch.cat(found, 1)  # of tokens that were read one by one

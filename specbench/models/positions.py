@@ -7,17 +7,15 @@ b rows, N new tokens, T columns, H hidden, V vocabulary.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
-from specbench.cache.slots import cache_argument
 from specbench.models.attention_mask import TokenPlaces
 from specbench.settings import UNLIMITED_CONTEXT
 
@@ -26,13 +24,10 @@ class Positions:
     """What is exchanged in a decoder for the positions of a forward."""
 
     def __init__(self, decoder: Any):
-        embedding = getattr(decoder, "embed_positions", None)
+        embedding = dict(decoder.named_children()).get("embed_positions")
         self.embedding: Any = embedding if _embeds(embedding) else None
-        self.biased: list[Any] = [
-            part
-            for part in decoder.modules()
-            if getattr(part, "has_relative_attention_bias", False) and hasattr(part, "compute_bias")
-        ]  # T5's first layer, whose bias the others use
+        # T5's first layer, whose bias the others use.
+        self.biased = [part for part in decoder.modules() if vars(part).get("has_relative_attention_bias")]
 
     @property
     def known(self) -> bool:
@@ -68,43 +63,6 @@ class Positions:
                 vars(part).pop(name, None)
 
 
-class CausalCall:
-    """How a causal module without an encoder is called."""
-
-    def __init__(self, stock: PreTrainedModel, module: Any, recurrent: bool):
-        """`module` is the one that is called: `stock` as transformers made it, or what an executor made of it."""
-        accepted = inspect.signature(stock.forward).parameters
-        inner = inspect.signature(_decoder_of(stock).forward).parameters
-        self.cache_name = cache_argument(module.forward)
-        self.skips_logits = "logits_to_keep" in accepted
-        self.takes_positions = "position_ids" in accepted or ("kwargs" in accepted and "position_ids" in inner)
-        # RoBERTa and its kin count a text's positions from the one behind their padding's.
-        parts: Iterable[Any] = stock.modules()
-        padded = (part for part in parts if hasattr(part, "create_position_ids_from_input_ids"))
-        self.first = next((int(part.padding_idx) + 1 for part in padded), 0)
-        # The attention functions of transformers take any strides; attention that a model writes itself may not.
-        self.contiguous = not (isinstance(stock, PreTrainedModel) and stock.is_backend_compatible())
-        self.positions = None if self.takes_positions or recurrent else Positions(_decoder_of(module))
-
-    def logits(
-        self, module: Any, words: dict[str, Tensor], places: TokenPlaces, seen: dict[str, Any], keep_logits: int
-    ) -> Tensor:
-        """Logits [b, N, V] (only the last `keep_logits` if not 0) of new tokens, `words` being their ids or embeddings,
-        as the module computes them. `seen` is the cache, and what says which of its columns they see."""
-        if self.takes_positions:
-            seen["position_ids"] = places.positions + self.first
-        if self.skips_logits:
-            seen["logits_to_keep"] = keep_logits
-        with nullcontext() if self.positions is None else self.positions.at(places):
-            found: Tensor = module(**words, **seen, use_cache=True).logits
-        return found
-
-
-def _decoder_of(module: Any) -> Any:
-    """The part of a module that reads tokens, or the module itself."""
-    return module.get_decoder() if hasattr(module, "get_decoder") else module
-
-
 def _embeds(embedding: Any) -> bool:
     """Whether this is an embedding of positions that can be given: learned, in a table, or computed from them."""
     if isinstance(embedding, nn.Embedding) or _skips_padding(embedding):
@@ -121,7 +79,9 @@ def _table(embedding: Any) -> tuple[Tensor | None, int]:
     """The table [rows, H] of an embedding and the row of position 0; no table if each position is computed."""
     if _skips_padding(embedding):
         return embedding.weight if isinstance(embedding, nn.Embedding) else embedding.weights, embedding.padding_idx + 1
-    return getattr(embedding, "weight", None), getattr(embedding, "offset", 0)
+    if not isinstance(embedding, nn.Embedding):
+        return None, 0
+    return embedding.weight, vars(embedding).get("offset", 0)
 
 
 def _embedded(embedding: Any, positions: Tensor, *given: Any, **others: Any) -> Tensor:

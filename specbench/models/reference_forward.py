@@ -1,26 +1,23 @@
 """A plain forward pass of the stock module: the second source of p, which shares no cache, mask or executor of ours."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.generation.logits_process import (
     RepetitionPenaltyLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
 )
 
-from specbench.cache.slots import cache_argument
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import EncoderInput
-from specbench.models.encoder_decoder import encoder_words
-from specbench.models.float_logits import float_logits
 from specbench.models.generation import generation_config, never_drawn
 from specbench.models.language_model import LanguageModel
-from specbench.models.positions import Positions
+from specbench.models.sizes import HALVES
 
 LONGEST = 4096  # tokens of a text that are read, its prompt included: eager attention holds their square
 
@@ -62,31 +59,16 @@ def stock_logits(
     is one, from one forward without a cache, with the masks and positions that transformers makes itself and its eager
     attention. With `suppressing` tokens that generate() never draws are impossible."""
     module = model.stock_module()
-    if encoder_input is not None:
-        logits = _of_encoder_decoder(module, text, begin, encoder_input)
-    else:
-        kept = {"logits_to_keep": text.shape[1] - begin} if model.decoder.skips_logits else {}
-        with eager_attention(module), float_logits(module):
-            logits = module(input_ids=text[:, :-1], use_cache=False, **kept).logits[0, begin - text.shape[1] :]
-    return _suppressed(module, text, logits, model.start_tokens) if suppressing else logits
+    with eager_attention(module), _unrounded(module):
+        if encoder_input is not None:
+            from specbench.models.encoder_decoder import plain_logits
 
-
-def _of_encoder_decoder(module: Any, text: Tensor, begin: int, encoder_input: EncoderInput) -> Tensor:
-    """`stock_logits` of a module that reads its input again. Where padding has no position, transformers counts the
-    tokens behind it otherwise than generate() does, unless they are read in a forward of their own."""
-    read = encoder_words(module, encoder_input)
-    none = Positions(module.get_decoder()).no_position
-    ends = [place + 1 for place, token in enumerate(text[0, :-1].tolist()) if token == none]
-    with eager_attention(module), float_logits(module):
-        if not ends:
-            found = [module(**read, decoder_input_ids=text[:, :-1], use_cache=False).logits]
+            logits = plain_logits(module, text[:, :-1], encoder_input)
         else:
-            fresh = EncoderDecoderCache(DynamicCache(), DynamicCache())
-            kept = {cache_argument(module.forward): fresh, "use_cache": True}
-            kept["encoder_outputs"] = module.get_encoder()(**read)
-            pieces = (piece for piece in text[:, :-1].tensor_split(ends, 1) if piece.shape[1])
-            found = [module(decoder_input_ids=piece, **kept).logits for piece in pieces]
-    return torch.cat(found, 1)[0, begin - text.shape[1] :]
+            kept = {"logits_to_keep": text.shape[1] - begin} if model.decoder.skips_logits else {}
+            logits = module(input_ids=text[:, :-1], use_cache=False, **kept).logits
+    logits = logits[0, begin - text.shape[1] :]
+    return _suppressed(module, text, logits, model.start_tokens) if suppressing else logits
 
 
 def _suppressed(module: Any, text: Tensor, logits: Tensor, start: Sequence[int] | None) -> Tensor:
@@ -101,6 +83,15 @@ def _suppressed(module: Any, text: Tensor, logits: Tensor, start: Sequence[int] 
         logits = torch.cat([at_first(text[:, :end], logits[i : i + 1]) for i, end in enumerate(ends)])
     never = never_drawn(options)
     return SuppressTokensLogitsProcessor(never, device=device)(text, logits) if never else logits
+
+
+def _unrounded(module: PreTrainedModel) -> AbstractContextManager[None]:
+    """A context in which the module's logits are float32."""
+    if next(module.parameters()).dtype not in HALVES:
+        return nullcontext()
+    from specbench.models.float_logits import float_logits
+
+    return float_logits(module)
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from specbench.models.language_model import LanguageModel
 class BorrowedCache(LanguageModel):
     """A model that uses its owner's layers and cache, and so reads no prompt of its own."""
 
+    owner: LanguageModel
+
     def __init__(self, module: PreTrainedModel, owner: LanguageModel, name: str, sampling: Sampling):
         super().__init__(
             module, owner.tokenizer, name=name, sampling=sampling, new_cache=owner.new_cache, executor=owner.executor,

@@ -1,0 +1,55 @@
+"""How causal models of transformers are called, whichever arguments their forward takes.
+
+b rows, N new tokens, V vocabulary.
+"""
+
+import inspect
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specbench.cache.slots import cache_argument
+from specbench.models.attention_mask import TokenPlaces
+
+if TYPE_CHECKING:
+    from specbench.models.positions import Positions
+
+
+class CausalCall:
+    """How a causal module without an encoder is called."""
+
+    positions: "Positions | None" = None  # what gives its tokens their positions, if it takes none
+
+    def __init__(self, stock: PreTrainedModel, module: Any, recurrent: bool):
+        """`module` is the one that is called: `stock` as transformers made it, or what an executor made of it."""
+        accepted = inspect.signature(stock.forward).parameters
+        inner = inspect.signature(stock.get_decoder().forward).parameters
+        self.cache_name = cache_argument(module.forward)
+        self.skips_logits = "logits_to_keep" in accepted
+        self.takes_positions = "position_ids" in accepted or ("kwargs" in accepted and "position_ids" in inner)
+        # RoBERTa and its kin count a text's positions from the one behind their padding's.
+        parts: Iterable[Any] = stock.modules()
+        padded = (part for part in parts if hasattr(part, "create_position_ids_from_input_ids"))
+        self.first = next((int(part.padding_idx) + 1 for part in padded), 0)
+        # The attention functions of transformers take any strides; attention that a model writes itself may not.
+        self.contiguous = not (isinstance(stock, PreTrainedModel) and stock.is_backend_compatible())
+        if not self.takes_positions and not recurrent:
+            from specbench.models.positions import Positions
+
+            self.positions = Positions(module.get_decoder())
+
+    def logits(
+        self, module: Any, words: dict[str, Tensor], places: TokenPlaces, seen: dict[str, Any], keep_logits: int
+    ) -> Tensor:
+        """Logits [b, N, V] (only the last `keep_logits` if not 0) of new tokens, `words` being their ids or embeddings,
+        as the module computes them. `seen` is the cache, and what says which of its columns they see."""
+        if self.takes_positions:
+            seen["position_ids"] = places.positions + self.first
+        if self.skips_logits:
+            seen["logits_to_keep"] = keep_logits
+        with nullcontext() if self.positions is None else self.positions.at(places):
+            found: Tensor = module(**words, **seen, use_cache=True).logits
+        return found
