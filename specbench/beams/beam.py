@@ -45,7 +45,9 @@ class BeamDecoding(Decoding):
 
     def __init__(self, rules: BeamRules):
         self.rules = rules
-        self.generate_settings = (f"num_beams={rules.width}",)
+        applied = {"num_beams": rules.width, "length_penalty": rules.length_penalty}
+        applied["early_stopping"] = rules.early_stopping
+        self.generate_settings = tuple(f"{key}={value}" for key, value in applied.items())
 
     @classmethod
     def from_settings(cls, settings: Any) -> "BeamDecoding":

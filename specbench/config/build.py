@@ -234,7 +234,9 @@ def notes_on_models(target: LanguageModel, drafter: Drafter, verifier: Verifier,
         if model.random_weights:
             found.append(f"{role} has random weights: its times are real, its text and alpha are not")
         if asked := [setting for setting in model.unlike_generate if setting not in applied]:
-            found.append(f"the {role}'s generation_config asks for {', '.join(asked)}, which is not applied")
+            found.append(
+                f"the {role}'s generation_config asks for {', '.join(asked)}, which neither the run nor its peers do"
+            )
         if role == "drafter" and model.shared_tokens is not None:
             found.append(
                 f"{model.name} has {model.shared_tokens:,} of the target's {target.vocab_size:,} tokens, and guesses "

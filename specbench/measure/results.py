@@ -91,7 +91,7 @@ def results(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
         "memory": facts.memory,
         "latency": latency(records, facts.batch_size),
         "counts": _counts(records, total),
-        "notes": [*facts.notes, *_notes(records, run)],
+        "notes": [*facts.notes, *_notes(records, run, facts)],
         "details": _details(records, run, facts) | {"verdict": verdict["details"]},
     }
 
@@ -156,17 +156,22 @@ def pace_drift(records: Sequence[Record]) -> float | None:
     return float(second / first - 1) if first else None
 
 
-def _notes(records: Sequence[Record], run: Sample) -> list[str]:
+def _notes(records: Sequence[Record], run: Sample, facts: Facts) -> list[str]:
     """What the records themselves say that a reader must know."""
     notes = []
     errors = Counter(record.failed for record in records if record.failed)
     if errors:
         error, times = errors.most_common(1)[0]
         notes.append(f"{sum(errors.values())} of {len(records)} prompts failed, {times} with: {error}")
+    done = finished(records)
     for name in sorted({name for record in records for name in record.peers}):
-        failed = [r.peers[name]["error"] for r in finished(records) if "error" in r.peers.get(name, {})]
+        failed = [record.peers[name]["error"] for record in done if "error" in record.peers.get(name, {})]
         if failed:
-            notes.append(f"{name} failed for {len(failed)} of {len(run.frame)} prompts, first with: {failed[0]}")
+            notes.append(f"{name} failed for {len(failed)} of {len(done)} prompts, first with: {failed[0]}")
+        texts = [(record.peers.get(name, {}).get("ids"), record.baseline) for record in done]
+        other = sum(ids is not None and plain is not None and ids != plain.ids for ids, plain in texts)
+        if facts.greedy and other:
+            notes.append(f"{name} decoded another text than plain decoding for {other} of {len(done)} prompts")
     change = pace_drift(records)
     if change is not None and abs(change) > STEADY:
         notes.append(f"plain decoding's time per token changed by {change:+.0%} over the run; decoding the methods in "

@@ -9,13 +9,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
-# Settings of generate() that change the distribution of a token by the text before it, and the values that do not.
-NOT_APPLIED: dict[str, tuple[Any, ...]] = {
-    "min_length": (0, None), "min_new_tokens": (None, 0), "no_repeat_ngram_size": (0, None),
-    "encoder_no_repeat_ngram_size": (0, None), "encoder_repetition_penalty": (1.0, None),
-    "forced_eos_token_id": (None,), "exponential_decay_length_penalty": (None,), "sequence_bias": (None,),
-    "num_beams": (1, None),
+from specbench.errors import shown
+
+# Settings of generate() that the run decides itself, or applies as they are: no note is due.
+DECIDED = {
+    *("temperature", "top_k", "top_p", "do_sample", "repetition_penalty", "max_length", "max_new_tokens"),
+    *("eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id"),
+    *("suppress_tokens", "begin_suppress_tokens", "bad_words_ids"),  # `Suppressed`, and what `not_applied` says of them
+    *("num_assistant_tokens", "num_assistant_tokens_schedule", "prompt_lookup_num_tokens", "is_assistant"),
+    "transformers_version",
+}
+# Values of the others that ask for nothing, where 0 and false are not among them or not the only ones.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "use_cache": (None, True), "forced_eos_token_id": (None,), "min_p": (None, 0), "guidance_scale": (None, 1),
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "typical_p", "top_h"), (None, 1)),
+    **dict.fromkeys(("encoder_repetition_penalty", "length_penalty"), (None, 1)),
+    "assistant_confidence_threshold": (None, 0, 0.4),
+    **dict.fromkeys(("assistant_lookbehind", "target_lookbehind"), (None, 10)),
 }  # fmt: skip
 
 
@@ -59,19 +71,19 @@ def _known(tokens: Sequence[int], module: Any) -> Tensor:
 
 
 def not_applied(module: Any, repetition_penalty: float) -> list[str]:
-    """Settings of generation_config that ask for another distribution than a run with this penalty has, as
-    "min_length=56"."""
+    """Settings of generation_config that ask for what a run with this penalty does not do, as "min_length=56"."""
     options = generation_config(module)
     if options is None:
         return []
-    asked = vars(options)
-    found = [f"{key}={asked[key]}" for key, plain in NOT_APPLIED.items() if key in asked and asked[key] not in plain]
+    settings = {key: vars(options).get(key) for key in vars(GenerationConfig()) if key[0] != "_" and key not in DECIDED}
+    asked = {key: value for key, value in settings.items() if value not in NEUTRAL.get(key, (None, False, 0, [], {}))}
+    found = [f"{key}={shown(value)}" for key, value in asked.items()]
     if options.repetition_penalty not in (None, repetition_penalty):
         found.append(f"repetition_penalty={options.repetition_penalty}")
     if longer := [words for words in options.bad_words_ids or [] if len(words) > 1]:
-        found.append(f"bad_words_ids={longer}")
+        found.append(f"bad_words_ids={shown(longer)}")
     if options.begin_suppress_tokens and not module.config.is_encoder_decoder:
-        found.append(f"begin_suppress_tokens={options.begin_suppress_tokens}")
+        found.append(f"begin_suppress_tokens={shown(options.begin_suppress_tokens)}")
     return found
 
 

@@ -22,28 +22,24 @@ class PeerOutput:
     decoded: int  # tokens after the first step, which reads the prompt
     decode_seconds: float  # without the first step
 
-    @property
-    def count(self) -> int:
-        """The number of all new tokens."""
-        return len(self.tokens)
-
 
 class Peer(ABC):
     """One way in which another engine decodes."""
 
     @abstractmethod
     def decode(self, sequence: "Sequence") -> PeerOutput:
-        """Decodes one prompt. Raises RuntimeError if that fails."""
+        """Decodes one prompt. May raise any exception, which is then the peer's result for that prompt."""
 
-    def decode_all(self, sequences: "abc.Sequence[Sequence]") -> list[PeerOutput | RuntimeError]:
-        """Decodes the prompts of a batch, one after another: of each the output, or why there is none."""
-        return [self._output_or_error(sequence) for sequence in sequences]
-
-    def _output_or_error(self, sequence: "Sequence") -> PeerOutput | RuntimeError:
-        try:
-            return self.decode(sequence)
-        except RuntimeError as error:
-            return error
+    def decode_all(self, sequences: "abc.Sequence[Sequence]") -> list[PeerOutput | Exception]:
+        """Decodes the prompts of a batch, one after another: of each the output, or why there is none. An error of
+        another engine, whatever it is, is the peer's alone."""
+        found: list[PeerOutput | Exception] = []
+        for sequence in sequences:
+            try:
+                found.append(self.decode(sequence))
+            except Exception as error:
+                found.append(error)
+        return found
 
 
 class Peers(Component, ABC):

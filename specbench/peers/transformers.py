@@ -1,22 +1,22 @@
 """Peers from transformers, in the same process: `generate`, assisted generation, and prompt lookup.
 
-Each decodes one prompt at a time, since assisted generation refuses batches. The models are stock: loaded again if our
-executor changed its own. Assisted generation keeps gamma constant, as in the paper, and has no confidence threshold,
-which is .4 by default.
+Each decodes one prompt at a time, since assisted generation refuses batches, under the run's settings and nothing of
+the checkpoint's generation_config. The models are stock: loaded again if our executor changed its own.
 """
 
 import logging
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-from specbench.decoding.sequence import Sequence
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.sequence import Sequence, StopStrings
 from specbench.models.context import Context
 from specbench.models.encoder_decoder import encoder_words
-from specbench.models.generation import NOT_APPLIED
 from specbench.models.language_model import LanguageModel
 from specbench.peers.base import Peer, PeerOutput, Peers
 
@@ -36,80 +36,115 @@ class TransformersPeers(Peers):
     def from_settings(
         cls, settings: Any, context: Context, target: LanguageModel, drafter: LanguageModel | None, gamma: int
     ) -> "TransformersPeers":
-        sampling, module = context.sampling, target.stock_module()
-        options: dict[str, Any] = {
-            "eos_token_id": target.stop_tokens or None,
-            "pad_token_id": (target.stop_tokens or [0])[0],
-            "repetition_penalty": sampling.repetition_penalty,
-            "do_sample": not sampling.greedy,
-        }
-        if target.start_tokens is not None:
-            options |= {key: plain[0] for key, plain in NOT_APPLIED.items()}
-        if not sampling.greedy:
-            options |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-        found: dict[str, dict[str, Any]] = {"generate": {}}
+        settings, none = settings_of(context.sampling, target), Assistant(None, {})
+        strings = StopStrings(context.stop_strings, target.tokenizer) if context.stop_strings else None
+        found = {"generate": none}
         if target.device.type == "cuda" and target.start_tokens is None:
-            found["generate_static"] = {"cache_implementation": "static"}  # which transformers compiles by itself
+            found["generate_static"] = Assistant(None, {"cache_implementation": "static"})  # transformers compiles it
         if gamma > 0:
-            found |= speculative(target, drafter, gamma)
-        return cls({name: Generate(module, target.device, options | more) for name, more in found.items()})
+            found |= assistants(target, drafter, gamma)
+        return cls(
+            {name: Generate(target, settings | own.settings, own.module, strings) for name, own in found.items()}
+        )
 
     def by_name(self) -> Mapping[str, "Generate"]:
         return self.peers
 
 
-def speculative(target: LanguageModel, drafter: LanguageModel | None, gamma: int) -> dict[str, dict[str, Any]]:
-    """The options of transformers' speculative decoders that these models can take; a log line says why others not."""
+def settings_of(sampling: Sampling, target: LanguageModel) -> dict[str, Any]:
+    """The whole GenerationConfig of a peer: the run's own settings and the target's special tokens. Nothing else of
+    what the checkpoint asks for is in it; `models/generation.py` names that in a note."""
+    found: dict[str, Any] = {
+        "do_sample": not sampling.greedy,
+        "use_cache": True,
+        "repetition_penalty": sampling.repetition_penalty,
+        "eos_token_id": target.stop_tokens or None,
+        "pad_token_id": (target.stop_tokens or [0])[0],
+        "suppress_tokens": target.suppressed.always.tolist() or None,
+    }
+    if not sampling.greedy:
+        found |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    if target.start_tokens is not None:
+        found["decoder_start_token_id"] = target.start_tokens[0]
+        found["begin_suppress_tokens"] = target.suppressed.first.tolist() or None
+    return found
+
+
+class Assistant(NamedTuple):
+    """What guesses for a peer: a module of transformers, None for none, and settings of generate()."""
+
+    module: Any
+    settings: dict[str, Any]
+
+
+def assistants(target: LanguageModel, drafter: LanguageModel | None, gamma: int) -> dict[str, Assistant]:
+    """Transformers' own speculative decoders that these models can take, with a constant gamma and no confidence
+    threshold; a log line says why others not."""
     if target.recurrence or (drafter is not None and drafter.recurrence):
         log.warning("left out: assisted generation of transformers refuses models with a recurrent state")
         return {}
-    lookup: dict[str, dict[str, Any]] = {"prompt_lookup": {"prompt_lookup_num_tokens": gamma}}
+    lookup = {"prompt_lookup": Assistant(None, {"prompt_lookup_num_tokens": gamma})}
     if drafter is None:
         return lookup
     if drafter.shared_tokens is not None or drafter.own_vocab_size != target.vocab_size:
         log.warning("left out: assisted generation of transformers needs one tokenizer and logits of the same size")
         return lookup
-    return {"assisted": {"assistant_model": assistant(drafter.stock_module(), gamma)}} | lookup
-
-
-def assistant(module: Any, gamma: int) -> Any:
-    """Sets a model to assist with a constant gamma and no confidence threshold; returns it."""
-    module.generation_config.num_assistant_tokens = gamma
-    module.generation_config.num_assistant_tokens_schedule = "constant"
-    module.generation_config.assistant_confidence_threshold = 0
-    return module
+    constant = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0}
+    return {"assisted": Assistant(drafter.stock_module(), constant | {"num_assistant_tokens": gamma})} | lookup
 
 
 class Generate(Peer):
-    """Decodes by `module.generate` with some options."""
+    """Decodes by the target's `generate` with some settings, alone or with an assistant's module."""
 
-    def __init__(self, module: Any, device: torch.device, options: dict[str, Any]):
-        self.module, self.device, self.options = module, device, options
+    def __init__(self, target: LanguageModel, settings: dict[str, Any], assistant: Any, strings: StopStrings | None):
+        self.module: Any = target.stock_module()
+        self.device, self.settings, self.assistant, self.strings = target.device, settings, assistant, strings
 
     def decode(self, sequence: Sequence) -> PeerOutput:
+        begin = len(sequence.tokens)
         start = torch.tensor([list(sequence.tokens)], device=self.device)
         read, more = start, {}
         if sequence.encoder_input is not None:
             (read,), more = encoder_words(self.module, sequence.encoder_input).values(), {"decoder_input_ids": start}
-        more["attention_mask"] = torch.ones_like(read)
-        first = FirstStep(self.device)
+        if self.assistant is not None:
+            more["assistant_model"] = self.assistant
+        config = GenerationConfig(**self.settings, max_new_tokens=sequence.limit - begin)
+        watch = Watch(self.device, begin, self.strings)
         torch.manual_seed(sequence.key)
-        text = self.module.generate(
-            read,
-            max_new_tokens=sequence.limit - len(sequence.tokens),
-            stopping_criteria=StoppingCriteriaList([first]),
-            **more,
-            **self.options,
-        )
-        seconds = first.now() - first.seconds
-        return PeerOutput(text[0, len(sequence.tokens) :].tolist(), text.shape[1] - first.length, seconds)
+        with only(config, self.module, self.assistant):
+            text = self.module.generate(
+                read,
+                generation_config=config,
+                attention_mask=torch.ones_like(read),
+                stopping_criteria=StoppingCriteriaList([watch]),
+                **more,
+            )
+        seconds, tokens = watch.now() - watch.seconds, text[0, begin:].tolist()[: watch.end]
+        return PeerOutput(tokens, max(0, len(tokens) - watch.first), seconds)
 
 
-class FirstStep(StoppingCriteria):
-    """Stops nothing; notes when the first step, which reads the prompt, has ended."""
+@contextmanager
+def only(config: GenerationConfig, *modules: Any) -> Iterator[None]:
+    """Inside this context the modules have this generation_config: generate() takes from a module's own what the one
+    that it is given leaves open."""
+    before = [(module, module.generation_config) for module in modules if module is not None]
+    try:
+        for module, _ in before:
+            module.generation_config = config
+        yield
+    finally:
+        for module, own in before:
+            module.generation_config = own
 
-    def __init__(self, device: torch.device):
-        self.device, self.length, self.seconds = device, 0, 0.0
+
+class Watch(StoppingCriteria):
+    """Notes when the first step, which reads the prompt, has ended; stops a text at the first of the run's stop
+    strings, by the rule of the run. An assistant's guesses may have gone on behind it: `end` says what is kept."""
+
+    def __init__(self, device: torch.device, begin: int, strings: StopStrings | None):
+        self.device, self.begin, self.strings = device, begin, strings
+        self.first, self.seconds, self.known = 0, 0.0, 0
+        self.end: int | None = None  # new tokens
 
     def now(self) -> float:
         """Seconds of a clock, read when all work of the device is done."""
@@ -118,7 +153,12 @@ class FirstStep(StoppingCriteria):
         return time.perf_counter()
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Notes the time after the first step. input_ids [B, T]; returns [B], all False."""
-        if not self.length:
-            self.length, self.seconds = input_ids.shape[1], self.now()
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+        """input_ids [1, T]; returns [1], whether the text has ended."""
+        if not self.first:
+            self.first, self.seconds = input_ids.shape[1] - self.begin, self.now()
+        if self.strings is not None:
+            new = input_ids[0, self.begin :].tolist()
+            kept = self.strings.find(new[: self.known], new[self.known :])
+            self.end = None if kept is None else self.known + kept
+            self.known = len(new)
+        return torch.tensor([self.end is not None], device=input_ids.device)

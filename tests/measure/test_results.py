@@ -186,6 +186,9 @@ def test_peers_are_compared_on_the_prompts_that_they_answered() -> None:
     assert found["speedup_over"]["generate"]["measured"] == pytest.approx((0.4 / 32) / ours)
     assert found["throughput"]["generate_tokens_per_second"] == pytest.approx(80)
     assert any("generate failed for 1 of 6" in note for note in found["notes"])
+    assert not any("another text" in note for note in found["notes"])
+    noted = results(made, facts(greedy=True))["notes"]  # at temperature 0 all decoders have one text
+    assert any("generate decoded another text than plain decoding for 5 of 6" in note for note in noted)
 
 
 def test_processes_are_the_clusters_of_times_and_prompts_of_acceptance() -> None:

@@ -1,13 +1,37 @@
-"""Decoders of transformers beside a run: the right text, counted and timed without the step that reads the prompt."""
+"""Decoders of transformers beside a run: the right text under the run's settings alone, counted and timed without the
+step that reads the prompt."""
 
 import pytest
 import torch
 from small_runs import parts_of
+from transformers import GenerationConfig
 
 from specbench.decoding.sequence import Sequence
-from specbench.peers.transformers import TransformersPeers, speculative
+from specbench.models.generation import DECIDED, not_applied
+from specbench.peers.transformers import TransformersPeers, assistants
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add"
+# A value of each key that a generation_config may have which is no default.
+ODD = {
+    "num_beams": 3, "num_return_sequences": 2, "min_p": 1.0, "top_h": 0.5, "typical_p": 0.1, "epsilon_cutoff": 0.3,
+    "eta_cutoff": 0.3, "encoder_repetition_penalty": 3.0, "length_penalty": 5.0, "no_repeat_ngram_size": 1,
+    "renormalize_logits": True, "forced_bos_token_id": 7, "forced_eos_token_id": 7, "remove_invalid_values": True,
+    "exponential_decay_length_penalty": (1, 9.0), "suppress_tokens": [5], "begin_suppress_tokens": [6],
+    "sequence_bias": [[[5], -9.0]], "token_healing": True, "guidance_scale": 3.0,
+    "watermarking_config": {"bias": 9.0}, "bad_words_ids": [[5, 6]], "early_stopping": True, "max_time": 1e-9,
+    "stop_strings": ["e"], "min_length": 400, "min_new_tokens": 9, "max_length": 3, "max_new_tokens": 2,
+    "do_sample": True, "temperature": 9.0, "top_k": 2, "top_p": 0.1, "repetition_penalty": 9.0, "use_cache": False,
+    "cache_implementation": "quantized", "cache_config": {"nbits": 3}, "max_cache_len": 2, "output_attentions": True,
+    "output_hidden_states": True, "output_scores": True, "output_logits": True, "return_dict_in_generate": True,
+    "pad_token_id": 7, "bos_token_id": 7, "eos_token_id": 7, "encoder_no_repeat_ngram_size": 1,
+    "decoder_start_token_id": 7, "is_assistant": True, "num_assistant_tokens": 1,
+    "num_assistant_tokens_schedule": "heuristic", "assistant_confidence_threshold": 0.9,
+    "prompt_lookup_num_tokens": 2, "max_matching_ngram_size": 1, "assistant_early_exit": 1, "assistant_lookbehind": 1,
+    "target_lookbehind": 1, "assistant_ensemble_weight": 0.5, "disable_compile": True, "low_memory": True,
+    "penalty_alpha": 0.6, "dola_layers": "low", "diversity_penalty": 0.5, "num_beam_groups": 3, "constraints": ["x"],
+    "force_words_ids": [[5]], "prefill_chunk_size": 2, "use_mtp": True, "speculation_type": "mtp",
+}  # fmt: skip
+OBJECTS = {"compile_config", "continuous_batching_config"}  # which no file of a checkpoint holds
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +53,51 @@ def test_text_is_the_targets_greedy_one(name, parts):
     tokens = target.tokenizer(PROMPT)["input_ids"]
     output = parts.peers[name].decode(Sequence(tokens, len(tokens) + 12, 1))
     expected = greedy(target.stock_module(), tokens, 12)
-    assert output.tokens == expected and output.count == 12
+    assert output.tokens == expected
     assert output.tokens != greedy(parts.drafter.models[0].stock_module(), tokens, 12)  # the control
     assert output.decode_seconds > 0
-    if name == "generate":
-        assert output.decoded == 11
-    else:
-        assert 0 < output.decoded <= 11  # their first step may keep several
+    assert output.decoded == 11 if name == "generate" else 0 < output.decoded <= 11  # a first step may keep several
+
+
+def test_every_key_of_a_generation_config_is_left_aside_and_named(parts, monkeypatch):
+    """Each key alone, in target and assistant: all peers decode the run's own text, and the note has the key, unless it
+    is of what the run's settings say. The control is generate() without settings of its own, which obeys the keys."""
+    keys = {key for key in vars(GenerationConfig()) if not key.startswith("_")} - {"transformers_version"} - OBJECTS
+    assert not keys - ODD.keys()
+    target, helper = parts.target, parts.drafter.models[0].stock_module()
+    module = target.stock_module()
+    tokens = target.tokenizer(PROMPT)["input_ids"]
+    expected, obeyed = greedy(module, tokens, 12), set()
+    for key in sorted(keys):
+        asked = GenerationConfig()
+        setattr(asked, key, ODD[key])
+        for own in (module, helper):
+            monkeypatch.setattr(own, "generation_config", asked)
+        for name, peer in parts.peers.items():
+            assert peer.decode(Sequence(tokens, len(tokens) + 12, 1)).tokens == expected, (key, name)
+        assert module.generation_config is asked and helper.generation_config is asked
+        named = [each.partition("=")[0] for each in not_applied(module, 1.0)]
+        known = DECIDED - {"bad_words_ids", "begin_suppress_tokens", "repetition_penalty"}
+        assert named == ([] if key in known else [key])
+        if key in ("num_beams", "no_repeat_ngram_size", "min_new_tokens", "suppress_tokens", "sequence_bias"):
+            text = module.generate(torch.tensor([tokens]), max_new_tokens=12)[0, len(tokens) :].tolist()
+            obeyed |= {key} if text != expected else set()
+    assert len(obeyed) >= 2
+    monkeypatch.setattr(module, "generation_config", GenerationConfig())
+    assert not_applied(module, 1.0) == []
+
+
+@pytest.mark.parametrize("name", ["generate", "assisted", "prompt_lookup"])
+def test_a_stop_string_ends_a_peers_text_where_it_ends_the_runs(name):
+    parts = parts_of("peers=transformers", "temperature=0", "gamma=3")
+    tokens = parts.target.tokenizer(PROMPT)["input_ids"]
+    whole = greedy(parts.target.stock_module(), tokens, 24)
+    text = parts.target.tokenizer.decode(whole)
+    stop = text[len(text) // 2 : len(text) // 2 + 2]
+    parts = parts_of("peers=transformers", "temperature=0", "gamma=3", f'stop=["{stop}"]'.replace("\n", "\\n"))
+    output = parts.peers[name].decode(Sequence(tokens, len(tokens) + 24, 1))
+    end = next(n for n in range(1, 25) if stop in parts.target.tokenizer.decode(whole[:n]))
+    assert output.tokens == whole[:end] and end < 24 and output.decoded < end
 
 
 def test_an_error_is_of_one_prompt_alone(parts, monkeypatch):
@@ -43,20 +105,19 @@ def test_an_error_is_of_one_prompt_alone(parts, monkeypatch):
 
     def fails(job):
         if job.key == 2:
-            raise RuntimeError("out of memory")
+            raise AttributeError("'dict' object has no attribute 'shape'")
         return decode(job)
 
     monkeypatch.setattr(peer, "decode", fails)
     tokens = parts.target.tokenizer(PROMPT)["input_ids"]
     found = peer.decode_all([Sequence(tokens, len(tokens) + 2, key) for key in (1, 2, 3)])
-    assert [type(each).__name__ for each in found] == ["PeerOutput", "RuntimeError", "PeerOutput"]
+    assert [type(each).__name__ for each in found] == ["PeerOutput", "AttributeError", "PeerOutput"]
 
 
 def test_which_peers_there_are(parts):
     assert set(parts.peers) == {"generate", "assisted", "prompt_lookup"}
-    assert set(speculative(parts.target, None, 3)) == {"prompt_lookup"}
+    assert set(assistants(parts.target, None, 3)) == {"prompt_lookup"}
     assert not parts_of().peers
-    assert {"assistant_model"} == set(speculative(parts.target, parts.drafter.models[0], 3)["assisted"])
 
 
 @pytest.mark.cuda
