@@ -9,11 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NoReturn
-
-if TYPE_CHECKING:  # an error is told where packages are missing
-    from rich.console import Console, ConsoleOptions
-    from rich.segment import Segment
+from typing import Any, NoReturn
 
 # Control characters (C0, DEL, C1), line and paragraph separators, bidirectional controls and other invisible marks,
 # halves of surrogate pairs, tags.
@@ -76,17 +72,6 @@ class VisibleFormatter(logging.Formatter):
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
         return visible(super().formatException(ei), layout=True)
-
-
-class Visible:
-    """What Rich renders of another renderable, with its text made visible: only Rich's own styles reach a terminal."""
-
-    def __init__(self, renderable: Any):
-        self.renderable = renderable
-
-    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "Iterator[Segment]":
-        for segment in console.render(self.renderable, options):
-            yield segment if segment.control else segment._replace(text=visible(segment.text, layout=True))
 
 
 class CommandError(Exception):

@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from specbench.errors import visible
 from specbench.report.files import Run
@@ -155,7 +156,7 @@ def acceptance(run: Run) -> Figure | None:
         right.bar(range(len(found["lengths"])), found["lengths"], color=MEASURED, width=0.7)
         right.set(xlabel="guesses accepted", ylabel="rounds")
         for axes in (left, right):
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 

@@ -1,10 +1,10 @@
 """What a command prints: the answer of a run in a few lines, tables of sweeps and comparisons, and progress."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, JustifyMethod
@@ -12,28 +12,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from specbench.errors import Visible
+from specbench.errors import visible
 from specbench.report.tables import TEXT_COLUMNS, mean, number, ratio, verdict
 
 WIDTH = 140  # characters, where the output is not a terminal
 
 
-class ProgressHook(Protocol):
-    """Called with how many prompts are done, how many there are, and what is going on."""
-
-    def __call__(self, done: int, total: int | None, what: str) -> None: ...
-
-
-def console() -> Console:
-    """The terminal; text from outside reaches it without control characters."""
+def show(content: Table | str, style: str = "") -> None:
+    """Prints a table or a text, which reaches the terminal without control characters."""
     wide = None if "COLUMNS" in os.environ or Console().is_terminal else WIDTH
-    return Console(markup=False, emoji=False, highlight=False, width=wide)
-
-
-def show(*renderables: Any) -> None:
-    """Prints text and tables."""
-    for renderable in renderables:
-        console().print(Visible(renderable))
+    console = Console(markup=False, emoji=False, highlight=False, width=wide)
+    console.print(visible(content) if isinstance(content, str) else content, style=style)
 
 
 def headline(results: Mapping[str, Any]) -> str:
@@ -80,12 +69,12 @@ def summary(results: Mapping[str, Any], folder: Path) -> None:
     }
     if peers:
         lines["peers"] = ", ".join(peers)
-    show(Text(headline(results), style="bold"))
+    show(headline(results), "bold")
     for name, line in lines.items():
-        show(Text(f"  {name:12} {line}"))
+        show(f"  {name:12} {line}")
     for note in results["notes"][:3]:
-        show(Text(f"  note         {note}", style="dim"))
-    show(Text(f"  files        {folder}", style="dim"))
+        show(f"  note         {note}", "dim")
+    show(f"  files        {folder}", "dim")
 
 
 def one_line(results: Mapping[str, Any]) -> str:
@@ -101,15 +90,17 @@ def table(frame: Any) -> Table:
     found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     for head in frame.columns:
         side: JustifyMethod = "left" if head in TEXT_COLUMNS else "right"
-        found.add_column(Text(str(head).replace(" ", "\n")), justify=side, no_wrap=head not in TEXT_COLUMNS)
+        found.add_column(Text(visible(str(head)).replace(" ", "\n")), justify=side, no_wrap=head not in TEXT_COLUMNS)
     for row in frame.itertuples(index=False):
-        found.add_row(*(Text(str(cell)) for cell in row))
+        found.add_row(*(Text(visible(str(cell))) for cell in row))
     return found
 
 
 def answer(sentence: str, frame: Any, folder: Path) -> None:
     """Prints the answer of several runs: a sentence, their table, and where the files are."""
-    show(Text(sentence, style="bold"), table(frame), Text(f"files: {folder}", style="dim"))
+    show(sentence, "bold")
+    show(table(frame))
+    show(f"files: {folder}", "dim")
 
 
 def compared_headline(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -124,8 +115,9 @@ def compared_headline(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 @contextmanager
-def progress(place: str = "") -> Iterator[ProgressHook]:
-    """A bar of prompts while a terminal shows it; `place` says of which job."""
+def progress(place: str = "") -> Iterator[Callable[[int, int | None, str], None]]:
+    """A bar of prompts while a terminal shows it: what is yielded takes how many are done, how many there are, and what
+    is going on. `place` says of which job."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("prompts"),
                TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())  # fmt: skip
     screen = Console(stderr=True)

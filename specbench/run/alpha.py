@@ -10,11 +10,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specbench.errors import ConfigError, answering
 
 if TYPE_CHECKING:
+    from specbench.config.build import Parts
     from specbench.measure.target_text import TeacherForced
     from specbench.report.files import Run
 
@@ -24,8 +25,9 @@ BROKEN = 3  # exit code if a control does not differ from alpha
 
 def main(words: list[str] | None = None) -> None:
     """Runs the command; a mistake of the user's becomes one sentence and exit code 2."""
-    parser = argparse.ArgumentParser(prog="specbench.alpha", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="specbench.alpha", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("words", nargs="*", metavar="RUN or OVERRIDE", help="a run's folder first, if it is of one")
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"where to write the numbers (in a run: {FILE})")
     args = parser.parse_args(words)
@@ -52,9 +54,15 @@ def measure(folder: Path | None, overrides: Sequence[str], file: Path | None) ->
     from specbench.measure.target_text import read_alpha
 
     parts = build(check(compose([*words, "executor=eager", "logger=none"])), announce=lambda text: None)
-    refuse_no_models(parts)
+    if not parts.drafter.models:
+        raise ConfigError(
+            f"drafter={parts.checked.names['drafter']} has no model that gives q along a text: choose one that has, "
+            "as drafter=model drafter.path=Q, or run python -m specbench, which measures alpha of any drafter"
+        )
+    if parts.target.start_tokens is not None:
+        raise ConfigError(f"target.path={parts.target.name} has an encoder: specbench.alpha reads decoders alone")
     try:
-        found = read_alpha(parts.target, parts.drafter.models[0], of_run(run, parts) if run else of_prompts(parts))
+        found = read_alpha(parts.target, parts.drafter.models[0], texts_of(run, parts))
     except ValueError as error:
         raise ConfigError(str(error)) from error
     show(found, run)
@@ -65,32 +73,19 @@ def measure(folder: Path | None, overrides: Sequence[str], file: Path | None) ->
     return found.sound
 
 
-def refuse_no_models(parts: Any) -> None:
-    """Raises ConfigError if target or drafter cannot read a text by itself."""
-    if not parts.drafter.models:
-        raise ConfigError(
-            f"drafter={parts.checked.names['drafter']} has no model that gives q along a text: choose one that has, "
-            "as drafter=model drafter.path=Q, or run python -m specbench, which measures alpha of any drafter"
-        )
-    if parts.target.start_tokens is not None:
-        raise ConfigError(f"target.path={parts.target.name} has an encoder: specbench.alpha reads decoders alone")
-
-
-def of_run(run: "Run", parts: Any) -> "Iterator[tuple[Sequence[int], int]]":
-    """What a run has decoded, behind its prompts; prompts of several turns are left out. Raises ConfigError."""
+def texts_of(run: "Run | None", parts: "Parts") -> Iterator[tuple[Sequence[int], int]]:
+    """Texts and where each is scored from: what a run has decoded, behind its prompts of one turn; without a run the
+    prompts themselves, from their second token on. Raises ConfigError if the run has no such text."""
     prompts = {request.id: request.tokens for request in parts.rendered.values()}
+    if run is None:
+        yield from ((tokens, 1) for tokens in prompts.values())
+        return
     texts = {record.id: record.speculative.ids for record in run.records if record.speculative is not None}
     if not prompts.keys() & texts.keys():
         raise ConfigError(f"{run.folder} has no text of a prompt of one turn: give a run that has")
     for name, ids in texts.items():
         if name in prompts:
             yield [*prompts[name], *ids], len(prompts[name])
-
-
-def of_prompts(parts: Any) -> "Iterator[tuple[Sequence[int], int]]":
-    """The prompts themselves, scored from their second token on."""
-    for request in parts.rendered.values():
-        yield request.tokens, 1
 
 
 def show(found: "TeacherForced", run: "Run | None") -> None:
@@ -105,8 +100,7 @@ def show(found: "TeacherForced", run: "Run | None") -> None:
         "control: the drafter sees the text": found.unmasked,
     }
     cells = {
-        name: tables.mean(None if each is None else {"mean": each.value, "stderr": each.stderr})
-        for name, each in rows.items()
+        name: tables.mean({"mean": each.value, "stderr": each.stderr} if each else None) for name, each in rows.items()
     }
     if run is not None:
         cells["the run's alpha, where it tested"] = tables.mean(run.results["alpha"])

@@ -55,9 +55,6 @@ class Method:
         """Writes the record of a request."""
         append(self.file, record)
         self.records[record.id] = record
-        self._tell(record)
-
-    def _tell(self, record: Record) -> None:
         try:
             self.logger.progress(record)
         except Exception as error:
@@ -149,19 +146,19 @@ def opened(job: Job, parts: Parts, stack: ExitStack) -> Method:
         (job.folder / name).unlink(missing_ok=True)
     files.write_text(job.folder / files.CONFIG, OmegaConf.to_yaml(OmegaConf.create(job.checked.resolved)))
     files.write_text(path, "".join(record.line() + "\n" for record in records))
-    notes = [f"{len(records)} requests were decoded by a process that was interrupted"] if records else []
-    for note in notes:
-        log.info("%s", note)
-    settings = job.checked.choices["logger"]
-    logger = settings.build()
+    notes = []
+    if records:
+        notes.append(f"{len(records)} requests were decoded by a process that was interrupted")
+        log.info("%s", notes[0])
+    logger: Logger = job.checked.choices["logger"].build()
     opening = Opening(parts.root.name, job.folder, job.checked.resolved, job.checked.names, job.kind)
     try:
         logger.open(opening)
     except ConfigError:
         raise
     except Exception as error:
-        told = f"logger={settings.name} could not be opened ({first_line(error)}): use logger=none"
-        raise ConfigError(told) from error
+        name = job.checked.names["logger"]
+        raise ConfigError(f"logger={name} could not be opened ({first_line(error)}): use logger=none") from error
     stack.push(lambda kind, error, trace: logger.abandon("interrupted" if kind is KeyboardInterrupt else "failed"))
     file = stack.enter_context(path.open("a", encoding="utf-8", newline="\n"))
     return Method(job, parts, Session(parts), logger, file, {record.id: record for record in records}, notes)

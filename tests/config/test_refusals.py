@@ -6,13 +6,13 @@ import logging
 import os
 from pathlib import Path
 
+import pandas as pd
 import pytest
-from rich.table import Table
 from small_runs import composed, run_main, small
 
 from specbench.config.check import check
 from specbench.errors import ConfigError, VisibleFormatter, first_line, shown, visible
-from specbench.report.terminal import show
+from specbench.report.terminal import show, table
 
 REFUSED = {  # overrides: what the sentence holds
     "gama=5": "gama is not a setting. Did you mean gamma?",
@@ -149,10 +149,8 @@ def test_hostile_text_reaches_neither_terminal_nor_page(monkeypatch, capsys, tmp
 
 
 def test_tables_logs_and_errors_show_escapes_as_text(capsys):
-    table = Table(title=HOSTILE)
-    table.add_column("[/i]\x1b]0;x\x07")
-    table.add_row("[/b]\x1b[2J")
-    show(table)
+    show(table(pd.DataFrame({"[/i]\x1b]0;x\x07": ["[/b]\x1b[2J"]})))
+    show(HOSTILE)
     out = capsys.readouterr().out
     assert "[/b]\\x1b[2J" in out and "[/i]\\x1b]0;x" in out and "\x1b" not in out
     record = logging.LogRecord("a", logging.INFO, "", 0, "%s", ("x\n[forged]\x1b[2J",), None)
