@@ -59,7 +59,7 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
 }
 
 
-CHAINS = ("model", "ngram", "ngram_sample", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
+CHAINS = ("model", "ngram", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
           "pass_lookahead", "early_exit", "mtp", "eagle3", "under_ngram",
           "under_under_model", "suffix")  # fmt: skip
 
@@ -222,9 +222,7 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
     if kind == "model":
         return ModelDrafter(model, V, gamma=5)
     if kind == "ngram":
-        return NgramDrafter(2, 4, 512)
-    if kind == "ngram_sample":
-        return NgramDrafter(2, 4, 512, None if sampling.greedy else sampling, V)
+        return NgramDrafter(2, 4)
     if kind == "prompt_lookup":
         return PromptLookupDrafter(max_match=3, min_match=1)
     if kind == "suffix":

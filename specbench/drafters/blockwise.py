@@ -4,7 +4,6 @@ Medusa's tree of their most probable tokens (Cai et al. 2024)."""
 import heapq
 from typing import Any, ClassVar
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -52,13 +51,10 @@ class BlockwiseDrafter(ParallelDrafter):
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         self.hidden: Tensor | None = None  # [B, H], from which each row's last committed token was drawn
-        self.known: dict[int, int] = {}  # by row, the request that the hidden state belongs to
-        self.was_active: list[bool] = []  # by row, when the last draft was made
+        self.known: list[int | None] = [None] * state.batch_size  # by row, the request that its hidden state belongs to
 
     def can_guess(self, state: State) -> list[bool]:
-        self.was_active = list(state.active)
-        ids = enumerate(state.request_ids)
-        return [self.hidden is not None and self.known.get(row) == request_id for row, request_id in ids]
+        return [known == now for known, now in zip(self.known, state.request_ids, strict=True)]
 
     def logits(self, state: State, steps: int) -> Tensor:
         output: Any = self.target.module.get_output_embeddings()
@@ -66,10 +62,10 @@ class BlockwiseDrafter(ParallelDrafter):
         return self.heads.logits(self.hidden, steps, output).float()
 
     def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
-        new = scores.hidden_after(verdict)
-        moved = upload(self.was_active, new.device)[:, None]
-        self.hidden = new.clone() if self.hidden is None else torch.where(moved, new, self.hidden)
-        self.known |= {row: own for row, own in enumerate(state.request_ids) if self.was_active[row]}
+        self.hidden = scores.hidden_after(verdict).clone()  # a CUDA graph overwrites it in the next round
+        # A row that ended, or whose prompt is still being read, has a hidden state of no use.
+        ids = zip(state.active, state.request_ids, strict=True)
+        self.known = [request_id if active else None for active, request_id in ids]
 
 
 class MedusaDrafter(BlockwiseDrafter):

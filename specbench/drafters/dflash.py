@@ -28,8 +28,6 @@ from specbench.models.load import load_config
 from specbench.models.vocabulary import DraftVocabulary, VocabMap
 from specbench.policies.base import GammaPolicy
 
-AT_A_TIME = 512  # positions of a prompt whose keys and values are made in one call
-
 
 class DFlashModel:
     """`module` runs with the target's executor. Column i of the context belongs to position i of the text; those of
@@ -83,13 +81,10 @@ class DFlashModel:
 
     def read_prompts(self) -> None:
         """Makes the keys and values of the hidden states of prompts."""
-        for row, start, hidden in self.unread:
-            for begin in range(0, hidden.shape[1], AT_A_TIME):
-                part = hidden[:, begin : begin + AT_A_TIME]
-                first = torch.full((len(part),), start + begin, device=part.device)
-                made = self.module.context(part, first)
-                own = self.context if row is None else self.context[:, :, row : row + 1]
-                own[..., start + begin : start + begin + part.shape[1], :] = made
+        for row, begin, hidden in self.unread:
+            made = self.module.context(hidden, torch.full((len(hidden),), begin, device=hidden.device))
+            own = self.context if row is None else self.context[:, :, row : row + 1]
+            own[..., begin : begin + hidden.shape[1], :] = made
         self.unread = []
 
     def take(self, hidden: Tensor, first: Tensor) -> None:

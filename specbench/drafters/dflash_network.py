@@ -128,7 +128,7 @@ def load_network(
     named, text = f"{key}={path}", target.config
     refuse_other_target(config, named, target.name, text)
     features = len(config.layers_of(text.num_hidden_layers)) * text.hidden_size
-    tensors, size = named_tensors(read_tensors(path, key), config), target.vocab_size
+    tensors, size = named_tensors(read_tensors(path, key)), target.vocab_size
     width, predicted = config.layers.hidden_size, config.options.draft_vocab_size or size
     with reading(key, path, "weights"):
         targets = targets_of(tensors, predicted, size)
@@ -151,18 +151,11 @@ def load_network(
     return network, targets
 
 
-def named_tensors(tensors: Mapping[str, Tensor], config: DFlashConfig) -> dict[str, Tensor]:
-    """Tensors by this network's names: joined projections are cut apart, DSpark's bias has its prefix, and what no
-    draft needs is left out."""
-    found: dict[str, Tensor] = {}
-    own: Any = config.layers
-    widths = [heads * own.head_dim for heads in (own.num_attention_heads, *[own.num_key_value_heads] * 2)]
-    for name, tensor in tensors.items():
-        name = name.removeprefix("model.")
-        if name.startswith(UNUSED):
-            continue
-        if ".qkv_proj." in name and len(tensor) == sum(widths):
-            found |= {name.replace("qkv", part): cut for part, cut in zip("qkv", tensor.split(widths), strict=True)}
-        else:
-            found[MARKOV + name if name.startswith("markov_w") else name] = tensor
-    return found
+def named_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by this network's names: DSpark's bias has its prefix, and what no draft needs is left out."""
+    names = {name: name.removeprefix("model.") for name in tensors}
+    return {
+        MARKOV + own if own.startswith("markov_w") else own: tensors[name]
+        for name, own in names.items()
+        if not own.startswith(UNUSED)
+    }

@@ -59,37 +59,25 @@ class CountDrafter(Drafter):
     def propose(self, state: State, gamma: list[int]) -> Draft:
         if not any(gamma):
             return Draft.empty(state.batch_size, state.tokens.device)
-        return self.propose_after(committed(state), state, gamma)
-
-    def propose_after(self, texts: list[list[int]], state: State, gamma: list[int]) -> Draft:
-        """`propose`, for committed texts that are known already; appends the guesses to these lists."""
+        texts = committed(state)
         noise = window(state.noise[PROPOSAL], state.length, max(gamma)).cpu()  # on a GPU this waits for the device
         seen = None if self.sampling.repetition_penalty == 1 else self._seen(texts)
-        count = [0] * len(texts)
         tokens: list[Tensor] = []
         qs: list[Tensor] = []
         anything = torch.ones(self.vocab_size)  # for rows that have no further guess
         for i in range(max(gamma)):
-            weights = [
-                self.weights(row, text) if count[row] == i < gamma[row] else None for row, text in enumerate(texts)
-            ]
-            if all(w is None for w in weights):
-                break
-            q = self.sampling.probabilities(torch.stack([anything if w is None else w for w in weights]).log(), seen)
+            weights = [self.weights(text) if i < g else anything for text, g in zip(texts, gamma, strict=True)]
+            q = self.sampling.probabilities(torch.stack(weights).log(), seen)
             guess = draw(q, noise[:, i])
             if seen is not None:
                 seen.scatter_(1, guess[:, None], True)
-            for row, token in enumerate(guess.tolist()):
-                if weights[row] is not None:
-                    texts[row].append(token)
-                    count[row] += 1
+            for text, token in zip(texts, guess.tolist(), strict=True):
+                text.append(token)
             tokens.append(guess)
             qs.append(q)
         device = state.tokens.device
-        if not tokens:
-            return Draft.empty(state.batch_size, device)
         drawn_from = None if self.sampling.greedy else move(torch.stack(qs, 1), device)
-        return Draft.chain(move(torch.stack(tokens, 1), device), drawn_from, counts(tuple(count), device))
+        return Draft.chain(move(torch.stack(tokens, 1), device), drawn_from, counts(tuple(gamma), device))
 
     def _seen(self, texts: list[list[int]]) -> Tensor:
         """[B, V] bool, on the CPU: the tokens that the repetition penalty applies to."""
@@ -99,5 +87,5 @@ class CountDrafter(Drafter):
         return seen
 
     @abstractmethod
-    def weights(self, row: int, tokens: Sequence[int]) -> Tensor | None:
-        """Unnormalised weights [V], on the CPU, of the token that follows `tokens`; None if there is no guess."""
+    def weights(self, tokens: Sequence[int]) -> Tensor:
+        """Unnormalised weights [V], on the CPU, of the token that follows `tokens`."""

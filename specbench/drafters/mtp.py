@@ -41,18 +41,15 @@ class PairDrafter(TreeDrafter):
     def __init__(self, model: PairModel, vocab_size: int, gamma: int, shape: Shape | None = None):
         super().__init__(model, vocab_size, gamma, shape)
         self.pairs = model
-        self.was_active: list[bool] = []  # by row, when the last draft was made
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
-        self.was_active = list(state.active)
         if None in self.pairs.unread:
             self.pairs.prefill(state)
         return super().propose(state, [g if n > 1 else 0 for g, n in zip(gamma, state.lengths, strict=True)])
 
     def skip_round(self, state: State) -> None:
         """Reads the pending pairs all the same, so that they do not pile up."""
-        tokens, first, (pending, _), visible = self.prepare(state, 0)
-        self.pairs.executor.compiled(self.pairs.read_pending, self.pairs)(tokens, pending, first - 1, visible)
+        self.pairs.executor.compiled(self.read, self.pairs)(*self.prepare(state, 0))
 
     def prepare(self, state: State, steps: int) -> Inputs:
         own, rows = self.pairs, self.pairs.rows_of(state)
@@ -74,7 +71,7 @@ class PairDrafter(TreeDrafter):
 
     def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
         hidden = scores.hidden_along(verdict)
-        self.pairs.take(hidden, verdict.accepted, upload(self.was_active, hidden.device))
+        self.pairs.take(hidden, verdict.accepted, upload(state.active, hidden.device))
 
 
 class MtpDrafter(PairDrafter):

@@ -38,7 +38,7 @@ class UnigramDrafter(CountDrafter):
         own = {"smoothing": settings.smoothing} if isinstance(settings, BigramDrafter.Settings) else {}
         return cls(tokens, target.vocab_size, settings.own(context).sampling, **own)
 
-    def weights(self, row: int, tokens: Sequence[int]) -> Tensor:
+    def weights(self, tokens: Sequence[int]) -> Tensor:
         return self.unigram
 
 
@@ -58,7 +58,7 @@ class BigramDrafter(UnigramDrafter):
         self.begins = torch.searchsorted(pairs, first)  # [V + 1]; pairs of context y: begins[y] .. begins[y + 1] - 1
         self.backoff = self.unigram * (smoothing / self.unigram.sum())
 
-    def weights(self, row: int, tokens: Sequence[int]) -> Tensor:
+    def weights(self, tokens: Sequence[int]) -> Tensor:
         begin, end = self.begins[tokens[-1]], self.begins[tokens[-1] + 1]
         return self.backoff.index_add(0, self.followers[begin:end], self.counts[begin:end])
 

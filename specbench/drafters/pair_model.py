@@ -158,11 +158,6 @@ class PairModel(LanguageModel):
             logits = self.forward(self.join(tokens, hidden), first, visible, tree=tree)
         return logits if logits.shape[1] == 1 else chosen(logits), chosen(found[0])
 
-    def read_pending(self, tokens: Tensor, hidden: Tensor, first: Tensor, visible: int) -> None:
-        """Reads pairs as `predict` does; the output matrix multiplies nothing."""
-        with hidden_states(self.module, (), lambda values: values[:, :0]):
-            self.forward(self.join(tokens, self.project(hidden)), first, visible)
-
     def join(self, tokens: Tensor, hidden: Tensor) -> Tensor:
         """The input [b, N, H] of the layer for pairs of hidden states [b, N, H] and tokens [b, N]."""
         embed: Any = self.module.get_input_embeddings()

@@ -8,18 +8,18 @@ from small_runs import composed
 
 from specbench import drafters
 from specbench.config.check import check
-from specbench.drafters import ngram
+from specbench.drafters import ngram_lm
 from specbench.errors import ConfigError, answering
 
 MEND = "if a package is missing or does not fit, pip install 'speculative-decoding-bench'"
 
 
 def test_what_a_class_of_specbench_needs_is_named(monkeypatch):
-    monkeypatch.delitem(sys.modules, ngram.__name__)
-    monkeypatch.delattr(drafters, "ngram")
+    monkeypatch.delitem(sys.modules, ngram_lm.__name__)
+    monkeypatch.delattr(drafters, "ngram_lm")
     monkeypatch.setitem(sys.modules, "torch", None)  # an import of it fails
     with pytest.raises(ConfigError, match=r"drafter is not possible: .* cannot be imported .*import of torch") as told:
-        check(composed("drafter=ngram"))
+        check(composed("drafter=bigram"))
     assert MEND in str(told.value)
 
 

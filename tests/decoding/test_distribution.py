@@ -83,14 +83,14 @@ def tables(few_contexts):
 
 
 LIKE_OTHERS = (  # in the default run other drafts of their kind stand for these
-    "ngram", "ngram_sample", "prompt_lookup", "suffix",
+    "ngram", "prompt_lookup", "suffix",
     "bigram", "early_exit", "mtp",
     "mtp_distinct", "eagle3", "eagle3_dynamic", "blockwise", "under_ngram", "under_under_model",
     "tree_independent", "tree_distinct", "tree_best", "tree_dynamic", "multi_draft_two", "dflash", 
 )  # fmt: skip
 MORE = {("model", "block"), ("model", "rejection"), ("model", "traversal"), ("mtp_distinct", "traversal")}
 MANY = ("model", "tree_distinct", "multi_draft_two")
-BY_ROW = ("suffix", "ngram", "ngram_sample")
+BY_ROW = ("suffix", "ngram")
 
 
 def possible(kind: str, verifier: str) -> bool:

@@ -24,7 +24,7 @@ from specbench.policies.heuristic import HeuristicGamma
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 LIKE_OTHERS = (  # in the default run other drafts of their kind stand for these
-    "ngram_sample", "prompt_lookup", "suffix", "unigram", 
+    "ngram", "prompt_lookup", "suffix", "unigram", 
     "mtp_distinct", "eagle3", "under_under_model", "tree_independent", "tree_best",
     "tree_dynamic", "tree_sampled", "multi_draft_two", "own_trees",
 )  # fmt: skip
