@@ -100,13 +100,13 @@ def renamed(tensors, names: dict[str, str]) -> dict[str, torch.Tensor]:
 
 
 class PlainEagle:
-    """EAGLE-3, or with `fc` of embedding and hidden state EAGLE-1, in float64."""
+    """EAGLE-3 in float64."""
 
-    def __init__(self, tensors: dict[str, torch.Tensor], embedding=None, head=None, version: int = 3, **flags: bool):
+    def __init__(self, tensors: dict[str, torch.Tensor], embedding=None, head=None, **flags: bool):
         self.W = {name: tensor.double().numpy() for name, tensor in tensors.items()}
         self.W.setdefault("embed_tokens.weight", embedding)
         self.W.setdefault("lm_head.weight", head)
-        self.flags, self.version = flags, version
+        self.flags = flags
         self.layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
 
     def rms(self, x: np.ndarray, name: str, eps: float = EPS) -> np.ndarray:
@@ -114,7 +114,7 @@ class PlainEagle:
 
     def feature(self, hidden: np.ndarray) -> np.ndarray:
         """What stands for the target's hidden states of one token."""
-        if self.version == 1 or "fc.weight" not in self.W:
+        if "fc.weight" not in self.W:
             return hidden
         hidden = self.rms(hidden, "input_norm.weight")
         parts = np.split(hidden, len(hidden) // D)
@@ -153,20 +153,15 @@ class PlainEagle:
     def __call__(self, features: list[np.ndarray], tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Logits and next feature behind pairs of features (see `feature`) and the tokens after theirs."""
         W, embedded = self.W, [self.W["embed_tokens.weight"][token] for token in tokens]
-        if self.version == 1:
-            bias = W.get("fc.bias", 0)
-            rows = [W["fc.weight"] @ np.concatenate([e, h]) + bias for e, h in zip(embedded, features, strict=True)]
-            inputs = rows
-        else:
-            normed = [self.rms(g, "layers.0.hidden_norm.weight") for g in features]
-            rows = normed if self.flags.get("norm_before_residual") else features
-            inputs = [np.concatenate([self.rms(e, "layers.0.input_layernorm.weight"), u])
-                      for e, u in zip(embedded, normed, strict=True)]  # fmt: skip
+        normed = [self.rms(g, "layers.0.hidden_norm.weight") for g in features]
+        rows = normed if self.flags.get("norm_before_residual") else features
+        inputs = [np.concatenate([self.rms(e, "layers.0.input_layernorm.weight"), u])
+                  for e, u in zip(embedded, normed, strict=True)]  # fmt: skip
         for number in range(self.layers):
             layer = f"layers.{number}"
             if number:
                 inputs = [self.rms(x, f"{layer}.input_layernorm.weight") for x in rows]
             rows = [x + o for x, o in zip(rows, self.attend(layer, inputs), strict=True)]
             rows = [x + self.mlp(layer, self.rms(x, f"{layer}.post_attention_layernorm.weight")) for x in rows]
-        last = rows[-1] if self.version == 1 else self.rms(rows[-1], "norm.weight")
-        return W["lm_head.weight"] @ last, last if self.version == 1 or self.flags.get("norm_output") else rows[-1]
+        last = self.rms(rows[-1], "norm.weight")
+        return W["lm_head.weight"] @ last, last if self.flags.get("norm_output") else rows[-1]

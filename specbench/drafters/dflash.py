@@ -64,7 +64,7 @@ class DFlashModel:
     # -- The target's hidden states ---------------------------------------------------------------
 
     def take_hidden(self, row: int | None, begin: int, hidden: Tensor) -> None:
-        """See `HiddenReader.take_hidden`: keeps them until the next draft. hidden [b, n, F]."""
+        """Keeps the hidden states [b, n, F] of prompt tokens from position `begin` on until the next draft."""
         self.unread.append((row, begin, hidden))
 
     def clear_hidden(self) -> None:

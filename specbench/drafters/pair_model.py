@@ -85,7 +85,7 @@ class PairModel(LanguageModel):
         self.behind[row] = 0  # what a draft reads of a row that waits stands behind its prompt
 
     def take_hidden(self, row: int | None, begin: int, hidden: Tensor) -> None:
-        """See `HiddenReader.take_hidden`: keeps them until the pairs are read. hidden [b, n, H]."""
+        """Keeps the hidden states [b, n, H] of prompt tokens from position `begin` on until the pairs are read."""
         self.unread.setdefault(row, []).append(hidden)
 
     def clear_hidden(self) -> None:

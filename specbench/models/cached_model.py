@@ -31,7 +31,6 @@ from specbench.settings import Component
 
 if TYPE_CHECKING:
     from specbench.models.encoder_decoder import Encoder
-    from specbench.models.hidden_states import HiddenReader
     from specbench.models.recurrent import Recurrence
 
 
@@ -50,7 +49,7 @@ class CachedModel(Component):
     executor: Executor
     owner: "CachedModel | None" = None  # the model whose layers and cache it uses, if they are not its own
     encoder: "Encoder | None" = None
-    hidden_reader: "HiddenReader | None" = None
+    hidden_reader: Any = None  # a drafter whose `take_hidden` is given the hidden states of prompts
     recurrence: "Recurrence | None" = None
 
     def __init__(

@@ -3,22 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-
-
-class HiddenReader(Protocol):
-    """Is given the hidden states of prompts when a target reads them: the inputs of its output matrix or, if the target
-    has `feature_layers`, those in front of these layers, joined."""
-
-    def take_hidden(self, row: int | None, begin: int, hidden: Tensor) -> None:
-        """Hidden states [b, n, H] of the tokens from position `begin` on, of one row or of all (None)."""
-
-    def clear_hidden(self) -> None:
-        """The target's cache was emptied: no prompt whose hidden states were given is read on."""
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Loads checkpoints of Hugging Face, causal models and encoder-decoders: from a local folder, a GGUF file or a hub id,
 or random weights in a model's shape. T tokens, V vocabulary."""
 
+import copy
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ from specbench.models.checkpoint import (
 )
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.models.sizes import ModelSize, loader_of, without_memory
+from specbench.models.sizes import HALVES, ModelSize, loader_of, without_memory
 from specbench.settings import BaseSettings
 
 # Of a shape, which transformers reads but has no field for.
@@ -171,9 +172,7 @@ def load_module(
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": settings.trust_remote_code}
     with _reading(settings, role, "weights"):
         if settings.weights == "random":
-            from specbench.models.random_weights import random_module
-
-            module: Any = random_module(loader_of(config), config, seed, device, **options)
+            module: Any = _random_module(config, seed, device, options)
         else:
             module = _read_weights(settings, config, options, device, key)
         loaded: PreTrainedModel = (module.to(device) if settings.device_map is None else module).eval()
@@ -183,6 +182,17 @@ def load_module(
             _refuse_offloaded(loaded, key)
         refuse_not_finite(loaded, key, dtype)
     return loaded
+
+
+def _random_module(config: PretrainedConfig, seed: int, device: torch.device, options: dict[str, Any]) -> Any:
+    """A module of the shape with the weights that transformers begins to train with, which follow from `seed`, and
+    which have values of the shape's dtype."""
+    torch.manual_seed(seed)
+    with torch.device(device):
+        module: PreTrainedModel = loader_of(config).from_config(copy.copy(config), **options)
+    for weight in module.parameters() if config.dtype in HALVES else ():
+        weight.data.copy_(weight.data.to(config.dtype))
+    return module
 
 
 def _read_weights(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache as StockCache
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from specbench.cache.dynamic import DynamicCache
 from specbench.cache.slots import SlotCache, cache_argument
@@ -26,6 +26,7 @@ from specbench.models.recurrent_cache import RecurrentCache, States
 from specbench.models.sizes import READ_CHUNK
 
 FIRST, MORE = 5, 4  # tokens of the text that shows whether several can be read behind a state
+STATES = {"conv_states", "recurrent_states"}  # of a layer's dictionaries from numbers to tensors
 SAME, SAME_16_BIT = 1e-4, 3e-2  # of a tensor's norm: what two ways of reading may differ by
 
 
@@ -43,68 +44,13 @@ def recurrence_of(module: PreTrainedModel, mask: AttentionMask, name: str) -> "R
         raise ConfigError(f"{name} is a {type(module).__name__}, {why}") from error
 
 
-# -- Where modules of transformers keep a state -----------------------------------------------------
-
-
-class InCache:
-    """In the layers of transformers' cache, as its linear-attention layers: most models."""
-
-    NAMES = ("conv_states", "recurrent_states")  # of a layer's dictionaries from numbers to tensors
-
-    def __init__(self, config: PretrainedConfig):
-        self.blank: list[Any] = StockCache(config=config).layers
-        self.used: list[Any] = self.blank
-
-    def give(self, cache: RecurrentCache, states: States | None) -> None:
-        """Prepares a forward that begins with these states [b, ...] (None: it begins its texts)."""
-        if states is None:
-            cache.layers = copy.deepcopy(self.blank)
-            return
-        cache.layers = [copy.copy(layer) for layer in self.used]  # with its marks of being initialised
-        for index, layer in enumerate(cache.layers):
-            for name in self.NAMES:
-                if name in vars(layer):
-                    numbers = vars(layer)[name]
-                    setattr(layer, name, {number: states.get(f"{index} {name} {number}") for number in numbers})
-
-    def take(self, cache: RecurrentCache) -> dict[str, Tensor]:
-        """The states [b, ...] after the forward, which it may overwrite in the next."""
-        self.used = cache.layers
-        return {
-            f"{index} {name} {number}": state
-            for index, layer in enumerate(cache.layers)
-            for name in self.NAMES
-            for number, state in vars(layer).get(name, {}).items()
-            if state is not None
-        }
-
-
-class InModules:
-    """In attributes of the layers themselves, beside a cache of keys and values: RecurrentGemma."""
-
-    NAMES = ("conv1d_state", "recurrent_states")
-
-    def __init__(self, module: PreTrainedModel):
-        parts = ((path, part, name) for path, part in module.named_modules() for name in self.NAMES)
-        self.places = [(f"{path}.{name}", part, name) for path, part, name in parts if name in vars(part)]
-
-    def give(self, cache: RecurrentCache, states: States | None) -> None:
-        for key, part, name in self.places:
-            setattr(part, name, None if states is None else states[key])
-
-    def take(self, cache: RecurrentCache) -> dict[str, Tensor]:
-        return {key: getattr(part, name) for key, part, name in self.places}
-
-
-# -- Reading ----------------------------------------------------------------------------------------
-
-
 class Recurrence:
-    """The recurrent part of a model: its state, its masks, and whether tokens must be read one by one."""
+    """The recurrent part of a model: its state, which is kept in the linear-attention layers of a transformers cache,
+    its masks, and whether tokens must be read one by one."""
 
     def __init__(self, module: PreTrainedModel, mask: AttentionMask):
-        in_modules = InModules(module)
-        self.keeper = in_modules if in_modules.places else InCache(mask.config)
+        self.blank: list[Any] = StockCache(config=mask.config).layers
+        self.used: list[Any] = self.blank
         self.mask, self.argument = mask, cache_argument(module.forward)
         parameters = inspect.signature(module.forward).parameters
         self.with_positions = "position_ids" in parameters
@@ -112,6 +58,28 @@ class Recurrence:
         self.hybrid = attending_layers(mask.config) > 0
         self.one_by_one, self.state_bytes = False, 0.0  # bytes of one row
         self.one_by_one = self._differs(module)
+
+    def _give(self, cache: RecurrentCache, states: States | None) -> None:
+        """Prepares a forward that begins with these states [b, ...] (None: it begins its texts)."""
+        if states is None:
+            cache.layers = copy.deepcopy(self.blank)
+            return
+        cache.layers = [copy.copy(layer) for layer in self.used]  # with its marks of being initialised
+        for index, layer in enumerate(cache.layers):
+            for name in STATES.intersection(vars(layer)):
+                numbers = vars(layer)[name]
+                vars(layer)[name] = {number: states.get(f"{index} {name} {number}") for number in numbers}
+
+    def _take(self, cache: RecurrentCache) -> dict[str, Tensor]:
+        """The states [b, ...] after the forward, which it may overwrite in the next."""
+        self.used = cache.layers
+        return {
+            f"{index} {name} {number}": state
+            for index, layer in enumerate(cache.layers)
+            for name in sorted(STATES.intersection(vars(layer)))
+            for number, state in vars(layer)[name].items()
+            if state is not None
+        }
 
     def cache(self, columns: SlotCache) -> RecurrentCache:
         """A cache of states beside one of keys and values."""
@@ -130,7 +98,7 @@ class Recurrence:
         found = []
         for part in [slice(i, i + 1) for i in range(count)] if one_by_one else [slice(0, count)]:
             cache.place(slots[:, part], visible, row)
-            self.keeper.give(cache, cache.before())
+            self._give(cache, cache.before())
             given: dict[str, Any] = {self.argument: cache}
             if self.hybrid:
                 given["attention_mask"] = self.mask.by_kind(slots[:, part], visible) | dict.fromkeys(WITHOUT_MASK)
@@ -139,7 +107,7 @@ class Recurrence:
             if self.skips_logits:
                 given["logits_to_keep"] = keep_logits
             output = model.module(**{name: word[:, part] for name, word in words.items()}, use_cache=True, **given)
-            cache.after(self.keeper.take(cache), part.stop - part.start)
+            cache.after(self._take(cache), part.stop - part.start)
             found.append(output.logits)
         return found[-1] if keep_logits == 1 else torch.cat(found, 1)
 

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,13 +30,11 @@ from checkpoints import (
 from choosing import only, slow_unless
 from omegaconf import OmegaConf
 from small_runs import composed, parts_of, small
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from specbench.config.build import build
 from specbench.config.check import check
 from specbench.errors import ConfigError
 from specbench.models import hub
-from specbench.models.random_weights import random_module
 
 BERT = dict(SIZES, model_type="bert")
 SHARD = "model-00002-of-00003.safetensors"
@@ -178,29 +176,6 @@ def test_a_shape_that_no_model_has_is_refused(value):
     sentence = refusal("target=llama3b", "target.chat_template=auto", "target.weights=random", "drafter=random",
                        *sizes, f"{value[: len(value) - len(key)]}target.shape.{key}")  # fmt: skip
     assert SHAPES[value] in sentence, sentence
-
-
-@pytest.mark.parametrize("model_type", ["llama", "t5"])
-def test_random_weights_have_the_spread_that_transformers_gives_them(model_type):
-    """All numbers come from one block; no two matrices, and no two rows of one, are equal."""
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 70_000}
-    config = CONFIG_MAPPING[model_type](**sizes, bos_token_id=0, eos_token_id=0, dtype="bfloat16")
-    loader = AutoModelForSeq2SeqLM if model_type == "t5" else AutoModelForCausalLM
-    make = partial(random_module, loader, config, device=torch.device("cpu"), dtype=torch.float32)
-    module, same, other = make(0), make(0), make(1)
-    stock = loader.from_config(config, dtype=torch.float32)
-    for (name, weight), expected in zip(module.named_parameters(), stock.parameters(), strict=True):
-        values = weight.detach()
-        assert torch.equal(values, same.get_parameter(name)) and torch.equal(values, values.bfloat16().float())
-        if values.dim() == 1:  # of norms, and biases
-            assert torch.equal(values, expected)
-            continue
-        error = 5 / values.numel() ** 0.5  # five standard errors
-        assert float(values.std()) == pytest.approx(float(expected.detach().std()), rel=error)
-        assert abs(float(values.mean())) < error * float(values.std())
-        assert not torch.equal(values, other.get_parameter(name))
-    matrices = [weight.detach().flatten()[:64] for weight in module.parameters() if weight.dim() > 1]
-    assert len(torch.stack(matrices).unique(dim=0)) == len(matrices)
 
 
 def test_weights_that_overflow_in_the_run_s_dtype_are_refused(changed):
