@@ -18,9 +18,7 @@ def main(words: Sequence[str] | None = None) -> None:
         default="html",
         help="html writes page.html, the others print",
     )
-    parser.add_argument(
-        "--wandb-report", metavar="ENTITY/PROJECT", help="also makes a dashboard there; needs an account"
-    )
+    parser.add_argument("--wandb", metavar="ENTITY/PROJECT", help="also makes a dashboard there; needs an account")
     args = parser.parse_args(words)
     with answering():
         if not args.folder.is_dir():
@@ -29,10 +27,10 @@ def main(words: Sequence[str] | None = None) -> None:
             print(write_page(args.folder))
         else:
             print_tables(args.folder, args.format)
-        if args.wandb_report:
+        if args.wandb:
             from specbench.report.dashboards import save_dashboard
 
-            print(save_dashboard(args.wandb_report, files.read_all(args.folder)))
+            print(save_dashboard(args.wandb, files.read_all(args.folder)))
 
 
 def write_page(folder: Path) -> Path:

@@ -21,7 +21,7 @@ def save_dashboard(where: str, runs: Sequence[Run]) -> str:
     ConfigError."""
     entity, _, project = where.partition("/")
     if not entity or not project:
-        raise ConfigError(f"--wandb-report={where} is not allowed: it must be ENTITY/PROJECT")
+        raise ConfigError(f"--wandb={where} is not allowed: it must be ENTITY/PROJECT")
     report = _workspaces().Report(entity=entity, project=project, title="specbench", blocks=blocks(where, runs))
     report.save()
     return str(report.url)
@@ -33,7 +33,10 @@ def blocks(where: str, runs: Sequence[Run]) -> list[Any]:
     entity, _, project = where.partition("/")
     panels = [wr.BarPlot(title=title, metrics=metrics, orientation="h") for title, metrics in PANELS.items()]
     panels += [
-        wr.ScatterPlot(title="Speedup by gamma", x="c::gamma", y="s::speedup/measured"),
+        wr.ScatterPlot(title="alpha over gamma", x="c::gamma", y="s::alpha/mean"),
+        wr.ScatterPlot(title="Speedup over gamma", x="c::gamma", y="s::speedup/measured"),
+        wr.ScatterPlot(title="Measured over predicted", x="s::speedup/theorem_3_8", y="s::speedup/measured"),
+        wr.WeavePanelSummaryTable(table_name="tables/by_category"),
         wr.LinePlot(title="Tokens kept, round by round", x="round/number", y=["round/tokens"], smoothing_factor=0.9),
     ]
     return [
@@ -48,5 +51,5 @@ def _workspaces() -> Any:
     try:
         import wandb_workspaces.reports.v2 as wr
     except ImportError as error:
-        raise ConfigError(f"--wandb-report needs wandb-workspaces: {installing('wandb-report')}") from error
+        raise ConfigError(f"--wandb needs wandb-workspaces: {installing('wandb-report')}") from error
     return wr

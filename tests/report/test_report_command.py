@@ -96,4 +96,4 @@ def test_results_that_a_kill_cut(tmp_path, capsys):
 def test_a_dashboard_without_a_project(sweep, capsys):
     main([str(sweep), "--format", "csv"])
     capsys.readouterr()
-    assert "ENTITY/PROJECT" in refused([str(sweep), "--format", "html", "--wandb-report", "x"], capsys)
+    assert "ENTITY/PROJECT" in refused([str(sweep), "--format", "html", "--wandb", "x"], capsys)
