@@ -92,7 +92,7 @@ class BeamDecoding(Decoding):
         """What the record of a request keeps; the best hypothesis is scored again by the stock module."""
         new = ours.hypotheses[0].tokens
         score = stock_score(target, request.tokens, new, self.rules, request.encoder_input)
-        return kept(ours, plain, score, self.rules)
+        return kept(ours, plain, score)
 
     def results(self, records: abc.Sequence[Record], facts: Facts, gamma: int, coarse: bool) -> dict[str, Any]:
         """The verdict, and `beam` for the details of the results."""

@@ -1,6 +1,7 @@
 """What a run by beam search is judged and described by: equal beams, scores by the stock module, and cost (A.4)."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -16,21 +17,13 @@ HALVES = (torch.float16, torch.bfloat16)
 ROUNDING, ROUNDING_OF_HALVES = 64.0, 1.0
 
 
-def kept(ours: FoundBeams, plain: FoundBeams, score: tuple[float, float] | None, rules: BeamRules) -> dict[str, Any]:
+def kept(ours: FoundBeams, plain: FoundBeams, score: tuple[float, float] | None) -> dict[str, Any]:
     """What a record keeps of a search: both ways' hypotheses and counts, and the best score by the stock module with
     how far rounding may move it, if it was scored again."""
-    ways = {"speculative": ours, "baseline": plain}
-    found: dict[str, Any] = {
-        name: {
-            "hypotheses": [[list(hypothesis.tokens), hypothesis.score] for hypothesis in own.hypotheses],
-            "levels": own.levels,
-            "calls": own.calls,
-            "target_tokens": own.target_tokens,
-            "drafter_tokens": own.drafter_tokens,
-        }
-        for name, own in ways.items()
-    }
-    return found | {"score": None if score is None else score[0], "tolerance": None if score is None else score[1]}
+    found: dict[str, Any] = {}
+    for name, own in (("speculative", ours), ("baseline", plain)):
+        found[name] = asdict(own) | {"hypotheses": [[list(each.tokens), each.score] for each in own.hypotheses]}
+    return found | dict(zip(("score", "tolerance"), score or (None, None), strict=True))
 
 
 def stock_score(
@@ -100,20 +93,18 @@ def cost(records: Sequence[Record], rules: BeamRules, gamma: int, c_hat: float) 
         return sum(search[way][name] for search in searches)
 
     read, drafted = total("speculative", "target_tokens"), total("speculative", "drafter_tokens")
-    theirs, calls = total("baseline", "target_tokens"), total("speculative", "calls")
+    plain, calls = total("baseline", "target_tokens"), total("speculative", "calls")
     return {
         "beams": rules.width,
         "drafter_beams": rules.drafter_width,
         "length_penalty": rules.length_penalty,
         "levels": total("speculative", "levels"),
-        "plain_levels": total("baseline", "levels"),
         "calls": calls,
         "target_runs": read,
-        "plain_target_runs": theirs,
+        "plain_target_runs": plain,
         "drafter_runs": drafted,
-        "target_runs_a_call": read / max(1, calls),
         "most_target_runs_a_call": rules.width + rules.drafter_width * gamma,
-        "operations_factor": (read + c_hat * drafted) / max(1, theirs),
+        "operations_factor": (read + c_hat * drafted) / max(1, plain),
         "equal": sum(map(same_beams, searches)),
         "requests": len(searches),
     }

@@ -1,7 +1,6 @@
 """Stops drafting when past acceptance at similar q says that another guess is not worth its time (section 3.5)."""
 
 import math
-from typing import Literal
 
 import numpy as np
 import torch
@@ -23,33 +22,24 @@ def root_entropy(q: Tensor, x: Tensor) -> Tensor:
     return (H.clamp(min=0) / math.log(q.shape[-1])).sqrt()
 
 
-def confidence(q: Tensor, x: Tensor) -> Tensor:
-    """max q [B], from q [B, V]; the guesses x [B] are not used."""
-    return q.amax(-1)
-
-
-SIGNALS = {"entropy": root_entropy, "confidence": confidence}
-
-
 class EntropyGamma(GammaPolicy):
     """Drafts another guess while its expected tokens are worth its time.
 
-    The beta of a guess is estimated from a `signal` in [0, 1] of the q that it was drawn from: the share of guesses
-    with a signal in the same bin that were accepted so far. Another guess brings (product of the betas of the draft) x
+    The beta of a guess is estimated from the entropy of the q that it was drawn from: the share of guesses with an
+    entropy in the same bin that were accepted so far. Another guess brings (product of the betas of the draft) x
     (mean beta) tokens. Its time is what it adds to a round, and is worth the tokens that decoding has yielded in such a
     time on average.
     """
 
     class Settings(BaseSettings):
         largest: int = Field(ge=1, le=LARGEST_GAMMA)
-        signal: Literal["entropy", "confidence"]
 
     calibrated = True
     watches = True
 
-    def __init__(self, largest: int, signal: str):
+    def __init__(self, largest: int):
         self.largest = largest
-        self.signal = SIGNALS[signal]
+        self.signal = root_entropy
         self.widths = tuple(range(1, largest + 1))
         self.bins: list[list[int]] = []  # by row, those of this round's guesses
 

@@ -18,8 +18,8 @@ MOST_LEVELS = 16  # each is warmed up
 
 
 class LeniencePolicy(Component):
-    """Makes the run's verifier out of verifiers of constant lenience: by default one of `lenience`, the run's setting,
-    in (0, 1]."""
+    """Makes the run's verifier out of verifiers of constant lenience. This one has the setting `lenience`, in (0, 1],
+    for the whole run."""
 
     def __init__(self, lenience: float):
         self.lenience = lenience
@@ -36,10 +36,6 @@ class LeniencePolicy(Component):
     def verifier(self, with_lenience: Callable[[float], Verifier]) -> Verifier:
         """The run's verifier; with_lenience(l) makes a verifier of constant lenience l."""
         return with_lenience(self.lenience)
-
-
-class FixedLenience(LeniencePolicy):
-    """One lenience for the whole run: the setting `lenience`."""
 
 
 class LoadLenience(LeniencePolicy):

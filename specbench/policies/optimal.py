@@ -1,19 +1,12 @@
 """One gamma for the whole run: the best by Theorem 3.8 with measured costs (section 3.5)."""
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from specbench.decoding.state import State
 from specbench.policies.base import Costs, GammaPolicy
 from specbench.settings import LARGEST_GAMMA, BaseSettings
 from specbench.theory import expected_tokens
-
-
-def best_gamma(alpha: float, seconds: npt.NDArray[np.float64]) -> int:
-    """The gamma that maximises equation 1 divided by the measured seconds of such a round, seconds [largest + 1]
-    (section 3.5)."""
-    return int(np.argmax(expected_tokens(alpha, np.arange(len(seconds))) / seconds))
 
 
 class OptimalGamma(GammaPolicy):
@@ -30,8 +23,9 @@ class OptimalGamma(GammaPolicy):
         self.widths = tuple(range(1, largest + 1))
 
     def calibrate(self, costs: Costs) -> None:
-        """Chooses gamma, before the first prompt."""
-        self.constant = best_gamma(costs.alpha, costs.seconds(self.largest))
+        """Chooses gamma, before the first prompt: it maximises equation 1 over the seconds of such a round."""
+        tokens = expected_tokens(costs.alpha, np.arange(self.largest + 1))
+        self.constant = int(np.argmax(tokens / costs.seconds(self.largest)))
 
     def next_gamma(self, state: State) -> list[int]:
         assert self.constant is not None, "calibrate comes first"

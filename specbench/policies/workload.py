@@ -13,9 +13,9 @@ LONGEST_WAIT = 24 * 3600  # seconds until the last request arrives
 
 
 class Workload(Component):
-    """The arrival times of requests. `over_time` says whether requests arrive while others are decoded. Then a run's
-    requests are decoded in segments, each of which begins with an empty queue, and both decoders take turns from one
-    segment to the next."""
+    """The arrival times of requests: here all at once, decoded as fast as rows become free. `over_time` says whether
+    requests arrive while others are decoded. Then a run's requests are decoded in segments, each of which begins with
+    an empty queue, and both decoders take turns from one segment to the next."""
 
     over_time: bool = False
     rate: float | None = None  # requests per second, if there is such a number
@@ -33,10 +33,6 @@ class Workload(Component):
         """The second, from the start of this segment (counted from 0), at which each of its requests arrives, in
         order; None if all are there at once."""
         return None
-
-
-class AllAtOnce(Workload):
-    """Requests are decoded as fast as rows become free."""
 
 
 class Poisson(Workload):

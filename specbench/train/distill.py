@@ -2,15 +2,13 @@
 
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from specbench.train.student import Student, StudentSettings, distances, quoted
-
-LEAST = 1e-9  # probability that a residual keeps, so that its logarithm is finite
 
 
 class DistilledStudent(Student):
@@ -44,18 +42,12 @@ class DistilledStudent(Student):
 
 
 class BoostedStudents(Student):
-    """`count` small models that all begin as the checkpoint `model`, in one training (SpecInfer's boost-tuning).
-
-    With `covers` "argmax" a position counts for a drafter if no drafter before it has the target's argmax there: the
-    examples that SpecInfer leaves in its data for this drafter. With "residual" a drafter is trained towards the p that
-    iterative speculative sampling has left after the ones before it were rejected, and a position counts as much as its
-    chance to come to that: with loss=tv this is the probability that no guess is accepted. What counts is found anew
-    from the drafters at each step.
-    """
+    """`count` small models that all begin as the checkpoint `model`, in one training (SpecInfer's boost-tuning): a
+    position counts for a drafter if no drafter before it has the target's argmax there. These are the examples that
+    SpecInfer leaves in its data for this drafter, found anew at each step."""
 
     class Settings(DistilledStudent.Settings):
         count: int = Field(ge=1, le=16)
-        covers: Literal["argmax", "residual"]
 
     def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
         super().__init__(target, loss, settings)
@@ -67,36 +59,20 @@ class BoostedStudents(Student):
         return ["drafter=multi_draft", "drafter.samples=1", f"drafter.paths=[{paths}]"]
 
     def distributions(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The K guesses are those of the K drafters for the same position; p of each is what it is trained towards."""
-        p, q, _ = self.weighted(tokens)
-        return p, q
-
-    def weighted(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of rows [B, T]: logits p [n, K, V] that each drafter is trained towards, its own logits q [n, K, V], and how
-        much each position counts for it, [n, K]."""
+        """The K guesses are those of the K drafters for the same position."""
         with torch.no_grad():
             p = self.target(input_ids=tokens).logits.flatten(0, 1)
-        left, counts, best = p.softmax(-1), torch.ones_like(p[:, 0]), p.argmax(-1)
-        aims: list[Tensor] = []
-        guesses: list[Tensor] = []
-        weights: list[Tensor] = []
-        for model in self.models:
-            q = model(input_ids=tokens).logits.flatten(0, 1)
-            guesses.append(q)
-            weights.append(counts)
-            aims.append(p if self.settings.covers == "argmax" else left.clamp(min=LEAST).log())
-            with torch.no_grad():
-                if self.settings.covers == "argmax":
-                    counts = counts * (q.argmax(-1) != best)
-                else:
-                    rest = (left - q.softmax(-1)).clamp(min=0)
-                    miss = rest.sum(-1)
-                    counts, left = counts * miss, rest / miss.clamp(min=LEAST)[:, None]
-        return torch.stack(aims, 1), torch.stack(guesses, 1), torch.stack(weights, 1)
+        q = torch.stack([model(input_ids=tokens).logits.flatten(0, 1) for model in self.models], 1)
+        return p[:, None].expand_as(q), q
+
+    def weights(self, p: Tensor, q: Tensor) -> Tensor:
+        """[n, K]: 1 where no drafter before this one has the argmax of p, else 0, from logits [n, K, V]."""
+        missed = (q.argmax(-1) != p.argmax(-1)).to(p.dtype)
+        return torch.cat([torch.ones_like(missed[:, :1]), missed[:, :-1].cumprod(1)], 1)
 
     def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
-        p, q, counts = self.weighted(input_ids)
-        return {"loss": (distances(self.loss, p, q) * counts).sum(1).mean()}
+        p, q = self.distributions(input_ids)
+        return {"loss": (distances(self.loss, p, q) * self.weights(p, q)).sum(1).mean()}
 
     def models_in(self, folder: Path) -> list[Path]:
         return drafter_folders(folder, len(self.models))

@@ -1,7 +1,6 @@
 """Trains a student on text and measures its acceptance on held-out text; the loop is transformers' own Trainer."""
 
 import json
-import logging
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +19,6 @@ from specbench.settings import LARGEST_SEED, BaseSettings, chosen, validate
 from specbench.train.data import training_rows
 from specbench.train.student import Student
 
-log = logging.getLogger(__name__)
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -48,7 +46,7 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
     student = loaded_student(scalars, target_settings, kind, settings)
     rows, held_out = training_rows(scalars.text, tokenizer, scalars.row, scalars.tokens, scalars.seed)
     started = time.perf_counter()
-    state, status = fit(student, rows, scalars, settings.learning_rate, out_dir)
+    state = fit(student, rows, scalars, settings.learning_rate, out_dir)
     seconds = time.perf_counter() - started
     shares, positions = measure(student, held_out, scalars.precision == "bfloat16")
     metrics = {
@@ -59,7 +57,6 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
         "agreement_by_guess": [guess[1] for guess in shares],
         "held_out_positions": positions,
         "training": {
-            "status": status,
             "tokens": rows.numel(),
             "seconds": seconds,
             "epochs": state.epoch or 0.0,
@@ -116,9 +113,8 @@ def loaded_student(scalars: Training, target_settings: Any, kind: type[Student],
     return kind(target, scalars.loss, settings, model).to(device)
 
 
-def fit(student: Student, rows: Tensor, scalars: Training, learning_rate: float, out_dir: Path) -> tuple[Any, str]:
-    """Runs the Trainer on rows [n, T]; returns its state, and "complete" or "interrupted". An interrupted student keeps
-    what it has learned. Raises ConfigError."""
+def fit(student: Student, rows: Tensor, scalars: Training, learning_rate: float, out_dir: Path) -> Any:
+    """Runs the Trainer on rows [n, T]; returns its state. Raises ConfigError."""
     try:
         arguments = transformers.TrainingArguments(
             output_dir=str(out_dir),
@@ -143,13 +139,8 @@ def fit(student: Student, rows: Tensor, scalars: Training, learning_rate: float,
     arguments._n_gpu = min(1, arguments.n_gpu)  # else the Trainer copies the student to every device that it sees
     examples: Any = [{"input_ids": row} for row in rows]
     trainer = transformers.Trainer(student, arguments, train_dataset=examples)
-    try:
-        trainer.train()
-    except KeyboardInterrupt:
-        steps = trainer.state
-        log.warning("interrupted after %d of %d steps: measuring what is there", steps.global_step, steps.max_steps)
-        return trainer.state, "interrupted"
-    return trainer.state, "complete"
+    trainer.train()
+    return trainer.state
 
 
 def measure(student: Student, rows: Tensor, autocast: bool) -> tuple[list[list[float]], int]:

@@ -313,8 +313,7 @@ class OneForEachRow(GammaPolicy):
     "policy",
     [
         slow_unless(False, learning_policy(AdaptiveGamma, largest=3, prior=2.0, forget=0.1, probe=64)),
-        slow_unless(False, learning_policy(EntropyGamma, largest=3, signal="entropy")),
-        slow_unless(False, learning_policy(EntropyGamma, largest=3, signal="confidence")),
+        slow_unless(False, learning_policy(EntropyGamma, largest=3)),
         learning_policy(HeuristicGamma, gamma=2, largest=3),
         learning_policy(ConfidenceGamma, largest=3, threshold=0.3),
     ],

@@ -6,7 +6,6 @@ import shlex
 import hydra
 import pytest
 import torch
-import transformers
 from choosing import only
 from small_runs import composed, parts_of, run, training
 
@@ -64,26 +63,6 @@ def test_training_moves_the_heads_towards_the_target(tmp_path):
             size = [f"text={text}", "row=32", "batch_size=2", f"tokens={tokens}", "method.heads=1"]
             alphas[tokens] = train(training(*size), tmp_path / str(tokens))["alpha_by_guess"][0]
     assert alphas[6400] > alphas[32] + 0.2
-
-
-@pytest.mark.slow
-def test_an_interrupted_training_keeps_what_it_learned(monkeypatch, tmp_path):
-    pytest.importorskip("accelerate")
-    plain, calls = transformers.Trainer.training_step, []
-
-    def training_step(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return plain(*args, **kwargs)
-
-    monkeypatch.setattr(transformers.Trainer, "training_step", training_step)
-    text = tmp_path / "text.txt"
-    text.write_text("def add(a, b):\n    return a + b\n\n\n" * 200)
-    with torch.inference_mode(False), torch.enable_grad():
-        metrics = train(training(f"text={text}", "row=32", "batch_size=2", "tokens=640", "method.heads=1"), tmp_path)
-    assert metrics["training"]["status"] == "interrupted" and 0 < metrics["training"]["epochs"] < 1
-    assert Heads.from_pretrained(tmp_path).config.heads == 1
 
 
 def test_total_variation_is_one_minus_beta():
