@@ -99,7 +99,7 @@ def over_gamma(run: Run) -> Figure | None:
         axes.plot((gamma, gamma), speedup["ci95"] or (speedup["measured"],) * 2, color=MEASURED, linewidth=2)
         axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
         axes.set(xlabel="gamma", ylabel="speedup over plain decoding")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         legend(axes, 1)
     return figure
 
