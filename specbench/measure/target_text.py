@@ -19,7 +19,7 @@ from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.decoding.verify import dense, output_distribution
 from specbench.measure.intervals import Estimate, Sums, estimates
-from specbench.models.reference_forward import eager_attention, penalised, readable, stock_scores
+from specbench.models.reference_forward import Known, eager_attention, penalised, readable, stock_scores
 
 CHUNK = 64  # positions that are standardised at a time
 CLEAR = 3.0  # standard errors by which a control must differ from alpha
@@ -33,11 +33,12 @@ def read_target_text(
     encoder_input: abc.Sequence[int] | None = None,
     kept: abc.Sequence[tuple[int, Tensor]] = (),
     lenience: float = 1.0,
+    known: Known | None = None,
 ) -> dict[str, float]:
     """What goes to `Record.target_text`, of plain decoding's new tokens `ids` after a prompt: the sum of beta = sum_x
     min(p / l, q) over the positions at which the drafter has a guess, and their number. `kept` is the decoder's p
-    [m, V] from positions on: if it was kept everywhere, the target reads nothing. Raises MemoryError or RuntimeError if
-    there is no room."""
+    [m, V] from positions on: if it was kept everywhere, the target reads nothing. `known` takes the logits that are
+    read. Raises MemoryError or RuntimeError if there is no room."""
     text, begin = readable(prompt, ids, target.device)[:, : drafter.context], len(prompt)
     if text.shape[1] <= begin:
         return {"beta": 0.0, "positions": 0}
@@ -46,9 +47,9 @@ def read_target_text(
         own = dataclasses.replace(own, before_argmax=True)
     p = None if own.greedy else _whole(kept, n)
     if p is None:
-        p = distribution(stock_scores(target, text, begin, encoder_input), own)
+        p = distribution(stock_scores(target, text, begin, encoder_input, known=known), own)
     if drafter.models:
-        logits = stock_scores(drafter.models[0], text, begin, encoder_input)
+        logits = stock_scores(drafter.models[0], text, begin, encoder_input, known=known)
         betas = _betas(p, distribution(logits, drafter.models[0].sampling), lenience, own.greedy)
     else:
         q, guessed = asked(drafter, text, begin, p.shape[-1], encoder_input)

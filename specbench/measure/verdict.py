@@ -24,7 +24,7 @@ from specbench.measure.recorder import Draws
 from specbench.measure.rounds import finished
 from specbench.measure.sequential import MARGIN, SURE, residual, sums_of
 from specbench.measure.stock import distance, tie
-from specbench.models.reference_forward import readable, stock_scores
+from specbench.models.reference_forward import Known, readable, stock_scores
 
 MEAN_SHARE = 0.25  # of what rounding explains at most, the mean total variation may reach this
 HARMLESS = 1e-3  # nats by which accepting a guess surely differs: below it the drafter is the target
@@ -46,18 +46,20 @@ def read_text(
     draws: Draws,
     encoder_input: Sequence[int] | None = None,
     ended: bool = True,
+    known: Known | None = None,
 ) -> dict[str, Any]:
     """What goes to `Record.verdict`: the new tokens `ids` after a prompt under the stock modules of target and drafter,
     beside `plain` decoding's. `sampling` is the configuration's, by which the target's own is judged. `ended` says that
-    the text ends at the first stop or at its limit."""
+    the text ends at the first stop or at its limit, `known` has logits of the text that were read before."""
     try:
         text = readable(prompt, ids, target.device)
-        logits = stock_scores(target, text, len(prompt), encoder_input, sampling)
+        logits = stock_scores(target, text, len(prompt), encoder_input, sampling, known)
         found: dict[str, Any] = {"tokens": len(logits), "ended": ended, "tested": len(draws.at), "rule": draws.rule}
         found |= {"p": compared(logits, draws.target, target.dtype, sampling), "q_unread": why_not(drafter, target)}
         own = None
         if not found["q_unread"] and len(prompt) < drafter.context:
-            own = stock_scores(drafter.models[0], text[:, : drafter.context], len(prompt), encoder_input)
+            model, read = drafter.models[0], text[:, : drafter.context]
+            own = stock_scores(model, read, len(prompt), encoder_input, known=known)
             found["q"] = _drafter(own, draws, drafter.models[0])
         if sampling.greedy:
             return found | _equality(logits, ids, plain, target.dtype, sampling)

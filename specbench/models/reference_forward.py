@@ -19,6 +19,7 @@ from specbench.models.generation import generation_config, never_drawn
 from specbench.models.language_model import LanguageModel
 from specbench.models.sizes import HALVES
 
+Known = dict[tuple[int, int], Tensor]  # logits of one text, by model and number of tokens
 LONGEST = 4096  # tokens of a text that are read, its prompt included: eager attention holds their square
 
 
@@ -35,11 +36,18 @@ def stock_scores(
     begin: int,
     encoder_input: Sequence[int] | None = None,
     sampling: Sampling | None = None,
+    known: Known | None = None,
 ) -> Tensor:
     """Logits [T - begin, V] of the target's tokens from `begin` on of a text [1, T], by the stock module of target or
-    drafter, after the repetition penalty of `sampling`, by default the model's own."""
+    drafter, after the repetition penalty of `sampling`, by default the model's own. `known` has what was read of the
+    text before, and takes what is read now."""
     read = encoder_input if model.encoder is not None else None
-    own = stock_logits(model, model.vocabulary.read(text), begin, read)
+    key = (id(model), text.shape[1])
+    own = known.get(key) if known is not None else None
+    if own is None:
+        own = stock_logits(model, model.vocabulary.read(text), begin, read)
+    if known is not None:
+        known[key] = own
     return penalised(model.vocabulary.fit(own.float()), text, begin, sampling or model.sampling)
 
 

@@ -10,6 +10,7 @@ from specbench.errors import first_line
 from specbench.measure.record import Record
 from specbench.measure.target_text import read_target_text
 from specbench.measure.verdict import read_text, unread
+from specbench.models.reference_forward import Known
 from specbench.run.session import Decoded
 
 log = logging.getLogger(__name__)
@@ -26,12 +27,13 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
         return
     record.drift = ours.drift[row]
     new, baseline = record.speculative.ids, record.baseline.ids
-    behind = sum(len(known.baseline.ids) for known in method.records.values() if known.target_text and known.baseline)
+    known: Known | None = {} if new == baseline else None  # as at temperature 0: one text, which is read once
+    behind = sum(len(own.baseline.ids) for own in method.records.values() if own.target_text and own.baseline)
     if parts.verifier.judges_by_position and parts.drafter.reads_text and behind < TARGET_TEXT_TOKENS:
         kept = plain.draws[row].target if plain.draws else ()
         try:
             record.target_text = read_target_text(
-                parts.target, parts.drafter, request.tokens, baseline, request.encoder_input, kept
+                parts.target, parts.drafter, request.tokens, baseline, request.encoder_input, kept, known=known
             )
         except (RuntimeError, MemoryError) as error:
             log.warning("no betas along the text of %s: %s", request.id, first_line(error))
@@ -52,7 +54,8 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
             baseline,
             ours.draws[row],
             request.encoder_input,
-            ended=ends_where_it_should(new, record.limit, stops, parts.root.stop_strings, decode),
+            ended=ends_where_it_should(new, record.limit, stops, root.stop_strings, decode),
+            known=known,
         )
 
 
