@@ -5,8 +5,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Numbers are lowered with every step and never raised: a feature enters when another leaves.
-LINES_OF_CODE = 20_680
-LINES_OF_TESTS = 15_850
+LINES_OF_CODE = 20_000
+LINES_OF_TESTS = 15_600
 WORDS_OF_README = 600
 WORDS_OF_DOCS = 7_500
 
