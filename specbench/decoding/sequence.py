@@ -1,9 +1,7 @@
 """A request and its text, as the decoders hold it beside the tensors of a state."""
 
 from collections import abc
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 EncoderInput = abc.Sequence[int]  # tokens that an encoder reads
 
@@ -36,21 +34,3 @@ class Sequence:
         return replace(
             self, tokens=list(self.tokens[: self.prompt_length]), request_id=request_id, active=False, times={}
         )
-
-
-class StopStrings:
-    """Finds the token that completes one of the stop strings."""
-
-    def __init__(self, strings: Iterable[str], tokenizer: Any):
-        self.strings, self.tokenizer = list(strings), tokenizer
-        # A token may hold a part of a character only, so a string of n bytes spans at most n tokens.
-        self.longest = max(len(s.encode()) for s in self.strings)
-
-    def find(self, generated: list[int], new: list[int]) -> int | None:
-        """How many of the new tokens to keep, the completing one included; None if none completes a stop string."""
-        before = generated[-self.longest :]
-        for kept in range(1, len(new) + 1):
-            text = self.tokenizer.decode([*before, *new[:kept]], skip_special_tokens=True)
-            if any(s in text for s in self.strings):
-                return kept
-        return None

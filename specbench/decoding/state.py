@@ -8,7 +8,8 @@ from torch import Tensor
 from specbench.decoding.draft import Verdict
 from specbench.decoding.noise import STREAMS, noise_bits
 from specbench.decoding.rows import Rows
-from specbench.decoding.sequence import Sequence, StopStrings
+from specbench.decoding.sequence import Sequence
+from specbench.decoding.stops import StopStrings
 from specbench.decoding.transfers import upload
 
 

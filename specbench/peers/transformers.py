@@ -14,7 +14,8 @@ import torch
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.sequence import Sequence, StopStrings
+from specbench.decoding.sequence import Sequence
+from specbench.decoding.stops import StopStrings
 from specbench.models.context import Context
 from specbench.models.encoder_decoder import encoder_words
 from specbench.models.language_model import LanguageModel

@@ -1,11 +1,12 @@
 """Reads the texts of a request again after it was decoded: betas along plain decoding's text, and the verdict."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from specbench.data.prompts import Request
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.stops import StopStrings
 from specbench.errors import first_line
 from specbench.measure.record import Record
 from specbench.measure.target_text import read_target_text
@@ -44,7 +45,7 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
     elif tokens_read(method.records.values()) >= root.verdict_tokens and (not sampling.greedy or new == baseline):
         record.verdict = unread(f"more than verdict_tokens={root.verdict_tokens} tokens")
     else:
-        stops, decode = parts.target.stop_tokens, parts.target.tokenizer.decode
+        strings = StopStrings(root.stop_strings, parts.target.tokenizer) if root.stop_strings else None
         record.verdict = read_text(
             parts.target,
             parts.drafter,
@@ -54,7 +55,7 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
             baseline,
             ours.draws[row],
             request.encoder_input,
-            ended=ends_where_it_should(new, record.limit, stops, root.stop_strings, decode),
+            ended=ends_where_it_should(new, record.limit, parts.target.stop_tokens, strings),
             known=known,
         )
 
@@ -66,11 +67,13 @@ def tokens_read(records: Iterable[Record]) -> int:
 
 
 def ends_where_it_should(
-    tokens: Sequence[int], limit: int, stop_tokens: Sequence[int], strings: Sequence[str], decode: Callable[..., str]
+    tokens: Sequence[int], limit: int, stop_tokens: Sequence[int], strings: StopStrings | None
 ) -> bool:
-    """Whether the new tokens of a text end at the first stop token or stop string, or else at `limit` tokens. `decode`
-    is the tokenizer's."""
-    before, whole = (decode(list(part), skip_special_tokens=True) for part in (tokens[:-1], tokens))
-    stopped_before = bool(set(tokens[:-1]) & set(stop_tokens)) or any(string in before for string in strings)
-    stops = tokens[-1] in stop_tokens or any(string in whole for string in strings)
-    return not stopped_before and (stops or len(tokens) == limit)
+    """Whether the new tokens of a text end at the first stop token or stop string, or else at `limit` tokens."""
+    ends = [length for length, token in enumerate(tokens, 1) if token in stop_tokens]
+    if strings is not None:
+        if strings.are_in(tokens[:-1]):  # whatever the search below finds
+            return False
+        end = strings.end_of(tokens)
+        ends += [] if end is None else [end]
+    return len(tokens) == min(ends, default=limit)

@@ -9,9 +9,10 @@ from specbench.data.prompts import Request
 from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.scheduler import CacheTooSmallError, Scheduler
-from specbench.decoding.sequence import Sequence, StopStrings
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
+from specbench.decoding.stops import StopStrings
 from specbench.decoding.timer import Stage, Timer
 from specbench.errors import ConfigError
 from specbench.measure.record import Text
