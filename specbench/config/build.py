@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from specbench.config.check import Checked, check_models
 from specbench.config.decoding import Decoding
 from specbench.config.memory import memory_needed, size
 from specbench.config.scalars import LOADED, RunConfig
-from specbench.data.prompts import Prompt, Request, load, render
+from specbench.data.prompts import Prompt, Request, load, notes_on_prompts, render
 from specbench.decoding import sampling
 from specbench.decoding.sampling import Sampling
 from specbench.drafters.base import Drafter
@@ -81,7 +82,9 @@ def build(
     refuse_other_tokens(checked)
     context = context_of(checked, policy.largest, prompts)
     sizes = sizes_of(checked, context)
-    requests, spare = rendered(checked, prompts), spare_columns(checked, policy.largest)
+    tokenizer, chat = tokenizer_of(checked)
+    requests = {prompt: render(prompt, ["..."] * (len(prompt.turns) - 1), tokenizer, chat) for prompt in prompts}
+    spare = spare_columns(checked, policy.largest)
     longest = max(len(request.tokens) for request in requests.values())
     announce(memory_needed(checked, context, sizes, longest, spare, key in targets))
     scored = for_scoring(checked, context)
@@ -112,7 +115,10 @@ def build(
         workload=workload,
         spare=spare,
         acceptance_rule=rule if decoding.samples else "",
-        notes=notes_on_models(target, drafter, verifier, decoding.generate_settings),
+        notes=[
+            *(notes_on_prompts([*requests.values()], tokenizer, chat) if target.start_tokens is None else ()),
+            *notes_on_models(target, drafter, verifier, decoding.generate_settings),
+        ],
     )
 
 
@@ -165,12 +171,11 @@ def chosen_prompts(prompts: Sequence[Prompt], root: RunConfig) -> list[Prompt]:
     return found[root.skip :][: root.take or None]
 
 
-def rendered(checked: Checked, prompts: Sequence[Prompt]) -> dict[Prompt, Request]:
-    """The request of the last turn of each prompt, with all turns before it."""
+def tokenizer_of(checked: Checked) -> tuple[Any, bool]:
+    """The target's tokenizer, and whether prompts pass through its chat template. Raises ConfigError."""
     settings = checked.choices["target"].settings
     tokenizer = load_tokenizer(settings, "target")
-    chat = uses_template(settings, tokenizer, "target")
-    return {prompt: render(prompt, ["..."] * (len(prompt.turns) - 1), tokenizer, chat) for prompt in prompts}
+    return tokenizer, uses_template(settings, tokenizer, "target")
 
 
 def spare_columns(checked: Checked, gamma: int) -> int:

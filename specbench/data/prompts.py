@@ -4,9 +4,8 @@ import functools
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from specbench.decoding.sequence import EncoderInput
@@ -23,6 +22,8 @@ class Prompt:
     id: str
     turns: tuple[str, ...]
     category: str = ""
+    before: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)  # messages of a chat, with role and content
+    tools: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)  # that the model may call
 
     def request_id(self, turn: int) -> str:
         """The id of the request of a turn, counted from 0: the prompt's own, with the turn if there are several."""
@@ -124,17 +125,25 @@ def render(
     template or the tokenizer fails."""
     turn = len(answers)
     if chat:
-        messages: list[dict[str, str]] = []
-        for question, answer in zip(prompt.turns, answers, strict=False):
-            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        messages.append({"role": "user", "content": prompt.turns[turn]})
-        with _fails(prompt, "target.chat_template", "its template fails: use target.chat_template=never"):
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        from specbench.data.chat import chat_text
+
+        text = chat_text(prompt, answers, tokenizer)
+    elif prompt.before or prompt.tools:
+        raise ConfigError(
+            f"prompt {prompt.id} has a system message, an earlier message or tools, which only a chat template places: "
+            "give a target whose tokenizer has one, and target.chat_template=auto"
+        )
     else:
         parts = [part for pair in zip(prompt.turns, answers, strict=False) for part in pair]
         text = "\n\n".join([*parts, prompt.turns[turn]])
-    with _fails(prompt, "target.path", "its tokenizer fails: give a model with another one"):
+    try:
         tokens = tokenizer(text, add_special_tokens=not chat, verbose=False)["input_ids"]
+    except Exception as error:  # of a tokenizer's own code
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ConfigError(
+            f"target.path is not possible with prompt {prompt.id}, which its tokenizer refuses ({reason}): give a "
+            "model with another one"
+        ) from error
     if not tokens and tokenizer.bos_token_id is not None:
         tokens = [tokenizer.bos_token_id]
     if start is not None:
@@ -142,11 +151,14 @@ def render(
     return Request(prompt.request_id(turn), prompt.id, text, tokens, prompt.category)
 
 
-@contextmanager
-def _fails(prompt: Prompt, key: str, what: str) -> Iterator[None]:
-    """Turns any error of a tokenizer into a ConfigError: a chat template is a program, and may raise anything."""
-    try:
-        yield
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ConfigError(f"{key} is not possible with prompt {prompt.id} ({reason}), {what}") from error
+def notes_on_prompts(requests: Sequence[Request], tokenizer: Any, chat: bool) -> list[str]:
+    """Sentences on prompts of a model without an encoder that a reader of the numbers must know."""
+    notes = []
+    if chat:
+        from specbench.data.chat import clock_note
+
+        notes += clock_note(tokenizer)
+    ended = sum(tokenizer.eos_token_id in request.tokens[-1:] for request in requests)
+    if tokenizer.eos_token_id is not None and ended:
+        notes.append(f"{ended} of {len(requests)} prompts end with {tokenizer.eos_token}, the token that ends a text")
+    return notes

@@ -94,13 +94,19 @@ def record_prompt(number: int, record: Mapping[str, Any], settings: Any) -> Prom
     def text(name: str) -> str:
         return text_of(value_of(name), f"{where} field {name!r}", blank=settings.template is not None)
 
-    if settings.template is None:
-        found = text(settings.field)
-    else:
-        found = text_of(fill(settings.template, text), f"{where} as data.template")
-    category = settings.category_field
-    label = "" if category is None else label_of(value_of(category), f"{where} field {category!r}")
-    return Prompt(str(number), (found,), label)
+    label = (
+        ""
+        if settings.category_field is None
+        else label_of(value_of(settings.category_field), f"{where} field {settings.category_field!r}")
+    )
+    if settings.template is not None:
+        return Prompt(str(number), (text_of(fill(settings.template, text), f"{where} as data.template"),), label)
+    value = value_of(settings.field)
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        from specbench.data.chat import chat_of
+
+        return Prompt(str(number), category=label, **chat_of(record, settings.field, where))
+    return Prompt(str(number), (text(settings.field),), label)
 
 
 class JsonlData(StoredData):
@@ -126,8 +132,9 @@ class JsonlData(StoredData):
 
 
 class QuestionsData(StoredData):
-    """Question files in the format of Spec-Bench, MT-bench and SPEED-Bench: `question_id`, `category`, `turns`. With
-    `grouping: spec_bench`, the eight categories of MT-bench are one, `mt_bench`, as in Spec-Bench's table."""
+    """Question files in the format of Spec-Bench, MT-bench and SPEED-Bench: `question_id`, `category`, `turns`, and
+    `system` and `tools` if there are any; or chats, with `messages` in place of turns. With `grouping: spec_bench`, the
+    eight categories of MT-bench are one, `mt_bench`, as in Spec-Bench's table."""
 
     stratified: ClassVar[bool] = True
 
@@ -152,16 +159,21 @@ class QuestionsData(StoredData):
 
 
 def read_questions(path: str, turns: int | None) -> Iterator[Prompt]:
-    """The questions of a file, with their first `turns` turns. Raises ConfigError."""
+    """The questions of a file, with their first `turns` turns, or the chats of one. Raises ConfigError."""
+    from specbench.data.chat import beside_turns, chat_of
+
     for number, record in read_json_lines(path):
         where = f"data.path={path} line {number}"
-        found = record.get("turns")
-        if not isinstance(found, list) or not found:
-            raise ConfigError(f"{where} has no list of turns: it is not a question file")
-        texts = tuple(text_of(turn, f"{where} turn {place}") for place, turn in enumerate(found, 1))
         name = label_of(record.get("question_id", number), f"{where} question_id")
         category = label_of(record["category"], f"{where} category") if "category" in record else ""
-        yield Prompt(name, texts[:turns], category)
+        found = record.get("turns")
+        if isinstance(found, list) and found:
+            texts = tuple(text_of(turn, f"{where} turn {place}") for place, turn in enumerate(found, 1))
+            yield Prompt(name, texts[:turns], category, **beside_turns(record, where))
+        elif isinstance(record.get("messages"), list):
+            yield Prompt(name, category=category, **chat_of(record, "messages", where))
+        else:
+            raise ConfigError(f"{where} has no list of turns or messages: it is not a question file")
 
 
 class HubData(StoredData):

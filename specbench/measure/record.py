@@ -118,6 +118,7 @@ class Facts:
     too_long: int = 0  # requests that leave no room for a token in the context
     status: str = "complete"
     notes: list[str] = field(default_factory=list)
+    template: str = ""  # the chat template that made the prompts, if one did
     acceptance_rule: str = "sum min(p, q)"  # what beta is
     choices: dict[str, str] = field(default_factory=dict)  # option by group of the configuration
     overrides: list[str] = field(default_factory=list)

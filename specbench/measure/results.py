@@ -1,6 +1,8 @@
 """From records and facts to `results.json`: the one function that computes the numbers of a run, however it ran."""
 
 import dataclasses
+import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -47,7 +49,7 @@ schema: dict[str, str] = {
     "latency": "seconds to the first token and per later token, p50, p90 and p99, of both methods",
     "counts": "prompts (requests), rounds, tokens, drafted, tested, accepted, recovered, bonus, failed",
     "notes": "sentences that a reader of the numbers must know",
-    "details": "what the numbers were made from and by: facts, choices, overrides, verdict, drift, ...",
+    "details": "what the numbers were made from and by: facts, prompts, choices, overrides, ...",
 }
 
 
@@ -181,11 +183,18 @@ def _notes(records: Sequence[Record], run: Sample, facts: Facts) -> list[str]:
     return notes
 
 
+def prompts_hash(records: Sequence[Record]) -> str:
+    """A hash of the prompts as the models read them: equal if two runs had the same ones, in whatever order."""
+    known = sorted({(record.id, record.prompt) for record in records})
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+
+
 def _details(records: Sequence[Record], run: Sample, facts: Facts) -> dict[str, Any]:
     total = run.total
     recording = total["record_seconds"] / total["seconds"] if total["seconds"] else math.nan
     return {
         "facts": dataclasses.asdict(facts),
+        "prompts": {"template": facts.template, "sha256": prompts_hash(records)},
         "choices": facts.choices,
         "overrides": facts.overrides,
         "clusters": len({*run.times}),

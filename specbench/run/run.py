@@ -326,6 +326,15 @@ def finish(method: Method, status: str, known: Mapping[str, Any], seconds: dict[
     return run
 
 
+def template_of(target: LanguageModel) -> str:
+    """The name of the chat template that made the prompts; empty if none did."""
+    if not target.chat_template:
+        return ""
+    from specbench.data.chat import template_name
+
+    return template_name(target.tokenizer)
+
+
 def facts_of(method: Method, status: str, known: Mapping[str, Any], seconds: dict[str, float]) -> Facts:
     """What the results need beside the records."""
     parts = method.parts
@@ -339,7 +348,7 @@ def facts_of(method: Method, status: str, known: Mapping[str, Any], seconds: dic
         config=parts.checked.resolved,
         provenance=dict(known),
         gamma=parts.policy.constant,
-        greedy=target.sampling.greedy,
+        greedy=parts.root.temperature == 0,
         expected_lossless=lossless,
         lossy_reason="" if lossless else verifier.note or f"lenience={verifier.lenience:g}",
         batch_size=parts.root.batch_size,
@@ -356,6 +365,7 @@ def facts_of(method: Method, status: str, known: Mapping[str, Any], seconds: dic
         too_long=method.too_long,
         status=status,
         notes=[*parts.notes, *method.notes, *target.executor.notes()],
+        template=template_of(target),
         acceptance_rule=parts.acceptance_rule,
         choices=parts.checked.names,
         overrides=list(method.job.overrides),

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 from small_runs import composed
-from transformers import AutoTokenizer
 
 from specbench.config.check import check
 from specbench.config.compose import conf_dir
-from specbench.data.prompts import Prompt, load, render, stratify
+from specbench.data.prompts import Prompt, load, stratify
 from specbench.data.records import MT_BENCH
-from specbench.data.sources import SHIPPED
 from specbench.data.text import windows
 from specbench.errors import ConfigError
 
@@ -141,27 +139,6 @@ def test_aligned_text(tmp_path):
     reference.write_text("eins\n")
     with pytest.raises(ConfigError, match="has 1 lines, and data"):
         prompts_of(*words)
-
-
-def test_a_chat_template_is_the_tokenizers(tokenizer):
-    told = render(Prompt("p", ("one", "two")), ["answer"], tokenizer, True)
-    assert told.text == "<user>one<assistant>answer<user>two<answer>" and told.id == "p/2"
-    plain = render(Prompt("p", ("one", "two")), ["answer"], tokenizer, False)
-    assert plain.text == "one\n\nanswer\n\ntwo" and plain.tokens == tokenizer(plain.text)["input_ids"]
-
-
-@pytest.mark.parametrize("template", ["{% for %}", "{{ ''.__class__.__mro__[1].__subclasses__() }}"])
-def test_a_template_that_fails_is_a_sentence(template, tokenizer):
-    tokenizer.chat_template = template
-    with pytest.raises(ConfigError, match=r"target\.chat_template is not possible with prompt p .*never"):
-        render(Prompt("p", ("x",)), [], tokenizer, True)
-
-
-@pytest.fixture
-def tokenizer():
-    found = AutoTokenizer.from_pretrained(SHIPPED / "drafter")
-    found.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>"
-    return found
 
 
 @pytest.mark.parametrize(("line", "said"), [

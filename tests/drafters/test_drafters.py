@@ -5,11 +5,10 @@ import re
 import numpy as np
 import pytest
 import torch
-from decoder_cases import DigitTokenizer, V, make_drafter, tabular_model
+from decoder_cases import V, make_drafter, tabular_model
 from small_runs import composed, parts_of
 
 from specbench.config.compose import conf_dir
-from specbench.data.prompts import Prompt, render
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
@@ -82,21 +81,6 @@ def test_random_guesses_are_uniform(tables):
     counts = torch.bincount(draft.tokens.flatten(), minlength=V).float()
     assert ((counts - 3 * rows / V) ** 2 / (3 * rows / V)).sum() < (V - 1) + 10 * (2 * (V - 1)) ** 0.5
     assert torch.equal(draft.probs, torch.full((rows, 3, V), 1 / V))
-
-
-class ChatTokenizer(DigitTokenizer):
-    """Renders roles as numbers: 0 for the user, 1 for the assistant."""
-
-    def apply_chat_template(self, messages, tokenize, add_generation_prompt):
-        roles = {"user": "0", "assistant": "1"}
-        return " ".join([f"{roles[m['role']]} {m['content']}" for m in messages] + ["1"] * add_generation_prompt)
-
-
-def test_chat_turns_are_rendered_with_their_answers():
-    prompt = Prompt("a", ("5", "6"))
-    assert render(prompt, [], ChatTokenizer(), chat=True).tokens == [0, 5, 1]
-    later = render(prompt, ["7"], ChatTokenizer(), chat=True)
-    assert later.tokens == [0, 5, 1, 7, 0, 6, 1] and later.id == "a/2"
 
 
 def test_a_named_drafter_has_the_keys_of_its_kind():

@@ -222,6 +222,14 @@ def test_a_pace_that_changes_is_a_note_and_never_instead_of_an_answer() -> None:
     assert any("changed by" in note for note in found["notes"])
 
 
+def test_runs_of_the_same_prompts_have_one_hash_of_them() -> None:
+    made = records(4)
+    found = results(made, facts())["details"]["prompts"]
+    assert results(made[::-1], facts())["details"]["prompts"] == found and len(found["sha256"]) == 64
+    other = [*made[1:], replace(made[0], prompt="another")]
+    assert results(other, facts())["details"]["prompts"]["sha256"] != found["sha256"]
+
+
 def test_categories_are_the_results_of_their_own_prompts() -> None:
     made = records(12)
     found = {row["category"]: row for row in results(made, facts())["by_category"]}
