@@ -19,7 +19,7 @@ from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.decoding.verify import dense, output_distribution
 from specbench.measure.intervals import Estimate, Sums, estimates
-from specbench.models.reference_forward import Known, eager_attention, penalised, readable, stock_scores
+from specbench.models.reference_forward import Known, own_attention, penalised, stock_scores
 
 CHUNK = 64  # positions that are standardised at a time
 CLEAR = 3.0  # standard errors by which a control must differ from alpha
@@ -39,7 +39,8 @@ def read_target_text(
     min(p / l, q) over the positions at which the drafter has a guess, and their number. `kept` is the decoder's p
     [m, V] from positions on: if it was kept everywhere, the target reads nothing. `known` takes the logits that are
     read. Raises MemoryError or RuntimeError if there is no room."""
-    text, begin = readable(prompt, ids, target.device)[:, : drafter.context], len(prompt)
+    begin = len(prompt)
+    text = torch.tensor([[*prompt, *ids][: drafter.context]], device=target.device)
     if text.shape[1] <= begin:
         return {"beta": 0.0, "positions": 0}
     n, own = text.shape[1] - begin, target.sampling
@@ -114,7 +115,8 @@ def read_alpha(target: Any, drafter: Any, texts: Iterable[tuple[abc.Sequence[int
     clock, rows = time.perf_counter(), []
     with torch.inference_mode():
         for tokens, begin in texts:
-            text = readable(tokens[:begin], tokens[begin:], target.device)
+            read = tokens[: min(target.context, drafter.context)]
+            text = torch.tensor([[*read]], device=target.device)
             if text.shape[1] - begin < 2:  # the shifted control needs a next position
                 continue
             p, q = (distribution(stock_scores(model, text, begin), model.sampling) for model in (target, drafter))
@@ -150,7 +152,7 @@ def _without_mask(model: Any, text: Tensor, begin: int) -> Tensor:
     """`stock_scores` [n, V] of a drafter that sees the whole text."""
     own, module = model.vocabulary.read(text), model.stock_module()
     length = text.shape[1] - 1
-    with eager_attention(module):
+    with own_attention(module):
         nothing = torch.zeros(1, 1, length, length, dtype=module.dtype, device=text.device)
         seeing = module(input_ids=own[:, :-1], attention_mask=nothing, use_cache=False).logits[0, begin - length - 1 :]
     return penalised(model.vocabulary.fit(seeing.float()), text, begin, model.sampling)

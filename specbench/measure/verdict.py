@@ -24,7 +24,7 @@ from specbench.measure.recorder import Draws
 from specbench.measure.rounds import finished
 from specbench.measure.sequential import MARGIN, SURE, residual, sums_of
 from specbench.measure.stock import distance, tie
-from specbench.models.reference_forward import Known, readable, stock_scores
+from specbench.models.reference_forward import Known, stock_scores
 
 MEAN_SHARE = 0.25  # of what rounding explains at most, the mean total variation may reach this
 HARMLESS = 1e-3  # nats by which accepting a guess surely differs: below it the drafter is the target
@@ -52,7 +52,7 @@ def read_text(
     beside `plain` decoding's. `sampling` is the configuration's, by which the target's own is judged. `ended` says that
     the text ends at the first stop or at its limit, `known` has logits of the text that were read before."""
     try:
-        text = readable(prompt, ids, target.device)
+        text = torch.tensor([[*prompt, *ids]], device=target.device)
         logits = stock_scores(target, text, len(prompt), encoder_input, sampling, known)
         found: dict[str, Any] = {"tokens": len(logits), "ended": ended, "tested": len(draws.at), "rule": draws.rule}
         found |= {"p": compared(logits, draws.target, target.dtype, sampling), "q_unread": why_not(drafter, target)}

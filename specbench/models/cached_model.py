@@ -25,9 +25,9 @@ from specbench.models.attention_mask import AttentionMask, TokenPlaces, carries_
 from specbench.models.causal_call import CausalCall
 from specbench.models.flops import per_token, stored
 from specbench.models.generation import not_applied, suppressed_by
-from specbench.models.sizes import context_of, first_of, stops_of
+from specbench.models.sizes import context_of, first_of, rotary_switch, stops_of
 from specbench.models.vocabulary import VocabMap
-from specbench.settings import Component
+from specbench.settings import UNLIMITED_CONTEXT, Component
 
 if TYPE_CHECKING:
     from specbench.models.encoder_decoder import Encoder
@@ -130,6 +130,14 @@ class CachedModel(Component):
         """The longest text that the model supports, in tokens."""
         own = context_of(self.config, "decoder") - self.decoder.first
         return own if self.encoder is None else min(own, self.encoder.positions.most)
+
+    @property
+    def limits(self) -> list[str]:
+        """What a reader of its texts must know of their length, in sentences without a subject."""
+        switch = rotary_switch(self.config)
+        if switch == UNLIMITED_CONTEXT:
+            return []
+        return [f"reads at most {switch:,} tokens, prompt included: its longrope turns all keys otherwise beyond"]
 
     @property
     def input_context(self) -> int:

@@ -29,6 +29,7 @@ MODEL = "a model, which must be a hub id or a folder with a config.json"
 TRAINED = "what python -m specbench.train makes, which must be a hub id or a folder with a config.json"
 # Tensors that do not fit are listed, and refused by name.
 WHOLE = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+ADAPTER = "adapter_config.json"
 GGUF, CONVERSION = ".gguf", 2  # the version of what models/gguf.py writes
 NAMED = 3  # tensors that an error names
 
@@ -58,6 +59,7 @@ def check_path(key: str, path: str, revision: str | None = None, must: str = MOD
     or if a folder is given with a revision. `must` says what is wanted."""
     folder, why = local_path(path), None
     if path and folder.is_dir():
+        refuse_adapter(key, path, folder / ADAPTER)
         if not (folder / "config.json").is_file():
             why = "it has no config.json"
         elif revision is not None:
@@ -71,6 +73,19 @@ def check_path(key: str, path: str, revision: str | None = None, must: str = MOD
             why = short_message(error)
     if why is not None:
         raise ConfigError(f"{key}={shown(path)} is not {must}: {why}")
+
+
+def refuse_adapter(key: str, path: str, file: Path) -> None:
+    """Raises ConfigError if this is the adapter_config.json of a PEFT adapter: its base's weights are elsewhere."""
+    if not file.is_file():
+        return
+    with reading(key, path, ADAPTER):
+        base = read_json(file).get("base_model_name_or_path")
+    raise ConfigError(
+        f"{key}={shown(path)} is a PEFT adapter of {base}, and no model by itself: merge it once with peft, "
+        f"`AutoPeftModelForCausalLM.from_pretrained({path!r}).merge_and_unload().save_pretrained(FOLDER)`, save the "
+        f"tokenizer there too, and give {key}=FOLDER"
+    )
 
 
 @contextmanager
@@ -92,6 +107,8 @@ def reading(key: str, path: str, what: str, advice: str | None = None) -> Iterat
             advice = "use a smaller model, dtype=bfloat16 or a GPU"
         elif "trust_remote_code" in str(error):
             advice = f"{role}.trust_remote_code=true runs its own code, if you trust its authors"
+        elif isinstance(error, ImportError):
+            advice = "install what is missing"
         elif advice is None and local_path(path).is_dir():
             advice = f"repair the files in that folder, or give another {key}"
         elif advice is None and not hub_answers():

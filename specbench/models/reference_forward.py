@@ -20,14 +20,7 @@ from specbench.models.language_model import LanguageModel
 from specbench.models.sizes import HALVES
 
 Known = dict[tuple[int, int], Tensor]  # logits of one text, by model and number of tokens
-LONGEST = 4096  # tokens of a text that are read, its prompt included: eager attention holds their square
-
-
-def readable(prompt: Sequence[int], new: Sequence[int], device: torch.device) -> Tensor:
-    """The text [1, T], as much of it as is read. Raises MemoryError if that is none of the new tokens."""
-    if len(prompt) >= LONGEST:
-        raise MemoryError(f"its prompt has {len(prompt)} tokens, and at most {LONGEST} are read again")
-    return torch.tensor([[*prompt, *new][:LONGEST]], device=device)
+LONGEST_EAGER = 4096  # tokens of a text that eager attention reads, which holds their square: SDPA reads longer ones
 
 
 def stock_scores(
@@ -64,10 +57,11 @@ def stock_logits(
     model: LanguageModel, text: Tensor, begin: int, encoder_input: EncoderInput | None = None, suppressing: bool = True
 ) -> Tensor:
     """Logits [T - begin, V] that predict the tokens begin .. T - 1 of a text [1, T] after an encoder's input, if there
-    is one, from one forward without a cache, with the masks and positions that transformers makes itself and its eager
+    is one, from one forward without a cache, with the masks and positions that transformers makes itself and its own
     attention. With `suppressing` tokens that generate() never draws are impossible."""
     module = model.stock_module()
-    with eager_attention(module), _unrounded(module):
+    eager = text.shape[1] <= LONGEST_EAGER or not module._supports_sdpa
+    with own_attention(module, "eager" if eager else "sdpa"), _unrounded(module):
         if encoder_input is not None:
             from specbench.models.encoder_decoder import plain_logits
 
@@ -103,10 +97,10 @@ def _unrounded(module: PreTrainedModel) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def eager_attention(module: PreTrainedModel) -> Iterator[None]:
-    """Inside this context the module uses transformers' own eager attention."""
+def own_attention(module: PreTrainedModel, name: str = "eager") -> Iterator[None]:
+    """Inside this context the module uses an attention function of transformers."""
     before = module.config._attn_implementation
-    module.set_attn_implementation("eager")
+    module.set_attn_implementation(name)
     try:
         yield
     finally:

@@ -69,7 +69,17 @@ def _values_per_column(layer: Any) -> int:
 def context_of(config: PretrainedConfig, side: str) -> int:
     """Tokens that the encoder or the decoder, `side`, reads at most. LED has one number for each."""
     found = first_of(config, f"max_{side}_position_embeddings", "max_position_embeddings", "max_seq_len")
-    return int(found or UNLIMITED_CONTEXT)
+    return min(int(found or UNLIMITED_CONTEXT), rotary_switch(config))
+
+
+def rotary_switch(config: PretrainedConfig) -> int:
+    """The length in tokens beyond which `longrope` takes other rotary frequencies for all positions of all rows of a
+    forward. Keys that are in the cache by then are wrong: no text may cross it. `dynamic` frequencies change beyond
+    max_position_embeddings, which no text crosses."""
+    rope = first_of(config, "rope_parameters") or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # for all layers, or by their kind
+    lengths = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
+    return min(lengths, default=UNLIMITED_CONTEXT)
 
 
 def stops_of(source: Any) -> list[Any]:

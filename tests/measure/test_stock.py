@@ -7,7 +7,7 @@ import torch
 
 from specbench.decoding.sampling import Sampling
 from specbench.measure.stock import distance, passing, tie, tolerance
-from specbench.models.reference_forward import penalised, readable
+from specbench.models.reference_forward import penalised
 
 SAMPLINGS = [
     Sampling(),
@@ -84,9 +84,3 @@ def test_the_penalty_is_that_of_the_tokens_before() -> None:
         own[seen] = torch.where(own[seen] < 0, own[seen] * 2, own[seen] / 2)
         assert torch.equal(made[row], own)
     assert torch.equal(penalised(logits()[:2], text, 2, Sampling()), logits()[:2])
-
-
-def test_only_so_much_of_a_text_is_read() -> None:
-    assert readable([1] * 4000, [2] * 500, torch.device("cpu")).shape == (1, 4096)
-    with pytest.raises(MemoryError, match="4100 tokens"):
-        readable([1] * 4100, [2], torch.device("cpu"))

@@ -1,0 +1,119 @@
+"""Causal checkpoints whose frequencies change with a text's length, or which forbid tokens: texts are generate()'s."""
+
+from functools import partial
+
+import pytest
+import torch
+from checkpoints import checkpoint, edited
+from decoder_cases import DigitTokenizer, verifier_of
+from small_runs import parts_of
+from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+
+from specbench.cache.static import StaticCache
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.scheduler import Scheduler
+from specbench.decoding.sequence import Sequence
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import State
+from specbench.decoding.timer import Clock
+from specbench.drafters.model import ModelDrafter
+from specbench.executors.eager import EagerExecutor
+from specbench.models import cached_model, reference_forward, sizes
+from specbench.models.language_model import LanguageModel
+from specbench.models.reference_forward import stock_logits
+from specbench.policies.fixed import FixedGamma
+from specbench.verifiers.speculative import SpeculativeVerifier
+
+SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+             max_position_embeddings=96, initializer_range=0.6, pad_token_id=0, eos_token_id=None)  # fmt: skip
+SWITCH, GAMMA = 24, 3
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [9.0] * 8,
+            "original_max_position_embeddings": SWITCH}  # fmt: skip
+SHORT, LONG = [3, 5, 7, 9, 3], list(range(20, 41))
+
+
+def adapted(module) -> LanguageModel:
+    return LanguageModel(module, DigitTokenizer(), name="tiny", sampling=Sampling(temperature=0),
+                         new_cache=StaticCache, executor=EagerExecutor())  # fmt: skip
+
+
+def longrope() -> LanguageModel:
+    torch.manual_seed(0)
+    config = Phi3Config(**SIZES, rope_parameters=LONGROPE, original_max_position_embeddings=SWITCH)
+    return adapted(Phi3ForCausalLM(config).eval())
+
+
+def decoded(model: LanguageModel, *prompts, new: int = 12) -> list[list[int]]:
+    """New tokens of each prompt, up to the model's context, in a row each; the model drafts for itself."""
+    jobs = [Sequence(prompt, min(len(prompt) + new, model.context), key) for key, prompt in enumerate(prompts)]
+    state = State.idle(len(jobs), max(job.limit for job in jobs) + GAMMA + 1, [], torch.device("cpu"))
+    helper = model.shared(model.sampling, StaticCache, model.executor)
+    queue = Scheduler(jobs, [model, helper], 2048, GAMMA + 1)
+    model.allocate(len(jobs), state.tokens.shape[1])
+    drafter, judge = ModelDrafter(helper, model.vocab_size, GAMMA), verifier_of(SpeculativeVerifier, model.sampling)
+    decode_speculative(state, model, drafter, FixedGamma(GAMMA), judge, Clock(), admit=queue)
+    return [sequence.generated for sequence in queue.sequences]
+
+
+def generated(model: LanguageModel, prompt: list[int], new: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    text = model.module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
+    return text[0, len(prompt) :].tolist()
+
+
+def test_no_text_crosses_the_length_at_which_all_frequencies_change():
+    model = longrope()
+    assert model.context == SWITCH and "at most 24 tokens" in model.limits[0]
+    assert decoded(model, SHORT, LONG) == [generated(model, SHORT, 12), generated(model, LONG, SWITCH - len(LONG))]
+
+
+def test_beyond_that_length_a_text_depends_on_its_neighbours(monkeypatch):
+    """Negative control: without the limit."""
+    for module in (sizes, cached_model):
+        monkeypatch.setattr(module, "rotary_switch", lambda config: 2**31 - 1)
+    model = longrope()
+    assert model.context == 96 and not model.limits
+    assert decoded(model, SHORT, LONG)[0] != decoded(model, SHORT)[0]
+
+
+def test_frequencies_that_grow_with_a_text_do_so_beyond_the_context_only():
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    model = adapted(LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope)).eval())
+    assert model.context == 96
+    before = model.module.model.rotary_emb.inv_freq.clone()
+    assert len(decoded(model, SHORT, LONG, new=96)[0]) == 91
+    assert torch.equal(model.module.model.rotary_emb.inv_freq, before)
+
+
+def test_long_texts_are_read_whole_without_the_square_of_their_length(monkeypatch):
+    model, text = longrope(), torch.tensor([LONG])
+    eager = stock_logits(model, text, 15)
+    names, module = [], model.stock_module()
+    setter = module.set_attn_implementation
+    monkeypatch.setattr(module, "set_attn_implementation", lambda name: names.append(name) or setter(name))
+    monkeypatch.setattr(reference_forward, "LONGEST_EAGER", 20)
+    torch.testing.assert_close(stock_logits(model, text, 15), eager, atol=1e-4, rtol=1e-4)
+    assert names[0] == "sdpa" and len(eager) == len(LONG) - 15
+
+
+@pytest.mark.parametrize("forbid", ["suppress_tokens", "bad_words_ids"])
+def test_what_a_causal_checkpoint_forbids_is_not_drawn(forbid):
+    """Nor by the stock module as the verdict reads it. Negative control: the text without it has these tokens."""
+    torch.manual_seed(0)
+    module = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+    free = decoded(adapted(module), SHORT)[0]
+    forbidden = sorted({*free[:2]})
+    setattr(module.generation_config, forbid, forbidden if forbid == "suppress_tokens" else [[t] for t in forbidden])
+    model = adapted(module)
+    [text] = decoded(model, SHORT)
+    assert text == generated(model, SHORT, 12) and not {*text} & {*forbidden} and text != free
+    logits = stock_logits(model, torch.tensor([[*SHORT, *text]]), len(SHORT))
+    assert logits.argmax(-1).tolist() == text and logits[:, forbidden].isneginf().all()
+
+
+def test_what_is_forbidden_as_the_first_token_alone_is_named_in_a_note(tmp_path):
+    folder = checkpoint(tmp_path / "model")
+    edited("generation_config.json", partial(dict, begin_suppress_tokens=[7], suppress_tokens=[9]))(folder)
+    parts = parts_of("target=model", f"target.path={folder}", "drafter=ngram")
+    [note] = [note for note in parts.notes if "begin_suppress_tokens" in note]
+    assert parts.target.suppressed.always.tolist() == [9] and "suppress_tokens=[9]" not in note
