@@ -20,7 +20,7 @@ REFUSED = {  # overrides: what the sentence holds
     "--gamma 4": "--gamma is not an option: a setting is given as gamma=4",
     "drafter=ngram --gama=4": "gama is not a setting (settings are given without --, as gamma=4). Did you mean gamma?",
     "report outputs/run --format csv": "of its own: python -m specbench.report outputs/run --format csv",
-    "drafter=ngram drafter.max_ordr=3": "Did you mean drafter.max_order?",
+    "drafter=ngram drafter.max_ordr=3": "Did you mean drafter.max_order",
     "drafter=lama1b": "Did you mean drafter=llama1b, drafter=llama8b, drafter=gemma3_1b? python",
     "drafters=ngram": "drafters is not a setting. Did you mean drafter?",
     "+drafter.depth=3": "drafter.depth is not a setting",
