@@ -94,6 +94,7 @@ def build(
         target = targets[key] = choices["target"].build(scored)
     drafter: Drafter = choices["drafter"].build(context, target)
     refuse_unfit(target, drafter, policy.largest, root.batch_size)
+    refuse_short_context(checked, drafter, requests)
     decoding: Decoding = choices["decoding"].build()
     decoding.refuse_models([target, *drafter.models])
     verifier: Verifier = (
@@ -229,6 +230,20 @@ def refuse_unfit(target: LanguageModel, drafter: Drafter, largest: int, rows: in
         raise ConfigError(
             f"the run needs {size(needed)} for recurrent states, {kept} of each of {rows} rows, but {size(free)} are "
             "free: use a smaller batch_size or gamma"
+        )
+
+
+def refuse_short_context(checked: Checked, drafter: Drafter, requests: Mapping[Prompt, Request]) -> None:
+    """Raises ConfigError if the drafter's context leaves no prompt room for a guess and the token after it. Of several
+    turns the first may be shorter than what was rendered, the last."""
+    if any(len(prompt.turns) > 1 for prompt in requests):
+        return
+    shortest = min(len(request.tokens) for request in requests.values())
+    if shortest + 2 > drafter.context:
+        name = "".join(f" ({model.name})" for model in drafter.models[:1])
+        raise ConfigError(
+            f"drafter={checked.names['drafter']}{name} is not possible: its context is {drafter.context} tokens, and "
+            f"the shortest prompt has {shortest}: choose a drafter with a longer context, or data with shorter prompts"
         )
 
 

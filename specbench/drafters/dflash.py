@@ -141,6 +141,7 @@ class DFlashDrafter(ParallelDrafter):
     def __init__(self, model: DFlashModel, sampling: Sampling, vocab_size: int):
         self.model, self.sampling, self.vocab_size = model, sampling, vocab_size
         self.longest, self.own_bytes = model.config.longest, model.weight_bytes
+        self.context = int(model.config.layers.max_position_embeddings)
         rows = model.config.options.block_size / self.longest  # that the network reads per guess
         self.operations_per_token = rows * (model.weights + vocab_size * model.config.layers.hidden_size)
 

@@ -116,6 +116,8 @@ class Facts:
     memory: dict[str, Any] = field(default_factory=dict)  # peak_bytes, weights_bytes, kv_bytes
     seconds: dict[str, float] = field(default_factory=dict)  # start, load, warm_up, plain, speculative, peers, ...
     too_long: int = 0  # requests that leave no room for a token in the context
+    drafter_context: int | None = None  # the longest text that the drafter can read, tokens; None if any
+    begin: int | None = None  # tokens that every text begins with, None if these are its prompt's
     status: str = "complete"
     notes: list[str] = field(default_factory=list)
     template: str = ""  # the chat template that made the prompts, if one did

@@ -16,7 +16,7 @@ from specbench.measure.drift import drift
 from specbench.measure.intervals import FEWEST, Estimate
 from specbench.measure.latency import latency, served
 from specbench.measure.record import SCHEMA_VERSION, Facts, Record
-from specbench.measure.rounds import Sample, finished, prompts_frame
+from specbench.measure.rounds import Sample, finished, prompts_frame, rounds_without_room
 from specbench.measure.verdict import judge
 
 STEADY = 0.15  # relative change of plain decoding's pace over a run above which a note says so
@@ -174,6 +174,12 @@ def _notes(records: Sequence[Record], run: Sample, facts: Facts) -> list[str]:
         other = sum(ids is not None and plain is not None and ids != plain.ids for ids, plain in texts)
         if facts.greedy and other:
             notes.append(f"{name} decoded another text than plain decoding for {other} of {len(done)} prompts")
+    if facts.drafter_context is not None:
+        without = rounds_without_room(records, facts.drafter_context, facts.begin)
+        if without:
+            rounds = round(run.total["rounds"])
+            reason = f"the drafter's context of {facts.drafter_context} tokens had no room for a guess"
+            notes.append(f"{without} of {rounds} rounds had no draft: {reason}")
     change = pace_drift(records)
     if change is not None and abs(change) > STEADY:
         notes.append(f"plain decoding's time per token changed by {change:+.0%} over the run; decoding the methods in "

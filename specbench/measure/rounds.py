@@ -45,6 +45,19 @@ def prompts_frame(records: Sequence[Record]) -> pd.DataFrame:
     return frame.fillna(dict.fromkeys(frame.columns.difference(NAMES), 0.0)) if len(frame) else frame
 
 
+def rounds_without_room(records: Iterable[Record], context: int, begin: int | None) -> int:
+    """How many rounds had no guess because a drafter that reads `context` tokens had no room for one, though the text
+    had. Texts begin with `begin` tokens, None for those of their prompts."""
+    found = 0
+    for record in finished(records):
+        assert record.speculative is not None
+        new = positions(record.speculative.rounds)
+        length = new + (record.prompt_tokens if begin is None else begin)
+        # A round keeps one place for its recovered or bonus token.
+        found += int(((length + 1 >= context) & (new + 1 < record.limit)).sum())
+    return found
+
+
 class Sample:
     """The sums of some requests, a `prompts_frame`: each of them, in all, and which depend on each other."""
 

@@ -363,6 +363,8 @@ def facts_of(method: Method, status: str, known: Mapping[str, Any], seconds: dic
         },
         seconds=seconds,
         too_long=method.too_long,
+        drafter_context=drafter.context if drafter.context < target.context and parts.policy.largest else None,
+        begin=None if target.start_tokens is None else len(target.start_tokens),
         status=status,
         notes=[*parts.notes, *method.notes, *target.executor.notes()],
         template=template_of(target),

@@ -106,7 +106,7 @@ def calibrate(session: Session, batch: Batch) -> None:
     parts, costs = session.parts, MeasuredCosts()
     for turn, gamma in enumerate([*range(parts.policy.largest + 1)] * 2):
         requests = [batch.requests[(turn + row) % len(batch.requests)] for row in range(parts.root.batch_size)]
-        jobs = [session.job(request, CALIBRATION_TOKENS) for request in requests]
+        jobs = [session.job(request, min(CALIBRATION_TOKENS, parts.root.max_new_tokens)) for request in requests]
         policy = FixedGamma(gamma, parts.policy.signal)
         for text in session.decode(jobs, True, batch.columns, policy=policy, warm_up=True).texts:
             costs.add(text.rounds)

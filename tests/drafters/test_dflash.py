@@ -176,6 +176,10 @@ def test_hidden_states_that_are_not_taken_are_seen(monkeypatch):
     assert farthest(found, own, "z-lab") > 1e-3
 
 
+def test_the_context_is_that_of_its_layers():
+    assert parts("z-lab", "temperature=1").drafter.context == 2048
+
+
 def test_a_prompt_that_no_draft_followed_overwrites_nothing():
     """Its request has ended, and another one in its row has decoded some tokens."""
     model = parts("z-lab", "temperature=1").drafter.model
