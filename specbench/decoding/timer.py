@@ -53,7 +53,6 @@ class Timer(Clock):
     def __init__(self, device: torch.device):
         self._device, self._cuda = device, device.type == "cuda"
         self._rounds: list[list[Mark]] = []
-        self._launched = False  # whether `launch` was called since the last mark
         self._recorded = 0.0  # seconds of the host's clock that recording has taken
 
     def start(self) -> None:
@@ -63,21 +62,12 @@ class Timer(Clock):
             self._recorded += time.perf_counter() - last[-2].host
         self._rounds.append([])
         self._mark(Stage.HOST)
-        self._launched = False
 
     def end(self, stage: Stage, more: bool = False) -> None:
         """As in the base class. Prompts are read to the end before the next stage begins, unless `more` are read."""
         if stage in (Stage.PREFILL, Stage.DRAFTER_PREFILL) and not more:
             self._wait()
         self._mark(stage)
-        self._launched = False
-
-    def launch(self) -> None:
-        """Called by an executor when a stage is prepared and its work goes to the device in one piece, as a CUDA graph:
-        the time since the last mark was Python's (HOST). Later pieces of the same stage are part of that stage."""
-        if self._cuda and not self._launched:
-            self._mark(Stage.HOST)
-            self._launched = True
 
     def now(self) -> float:
         """Seconds of the host's clock, without what recording took in the rounds before this one."""

@@ -1,7 +1,7 @@
 """Base class of executors: how functions of tensors run (as written, compiled, or as CUDA graphs)."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -39,7 +39,6 @@ class Executor(Component):
     runs_encoders = True  # whether it can run encoder-decoders
     runs_recurrent = True  # whether it can run models with a recurrent state
     warm = False  # whether warm-up is over, in which all usual shapes are met
-    on_launch: Callable[[], None] | None = None  # the clock's, while a decoder is timed
 
     @classmethod
     def from_settings(cls, settings: Any, device: torch.device, run: Any) -> "Executor":
@@ -59,20 +58,6 @@ class Executor(Component):
     ) -> Callable[..., Any]:
         """As `compiled`, for a function that calls such versions, `usual` if this call has the shapes of most calls."""
         return function
-
-    @contextmanager
-    def timed(self, launch: Callable[[], None]) -> Iterator[None]:
-        """Inside this context `launch` is called by `launching`."""
-        before, self.on_launch = self.on_launch, launch
-        try:
-            yield
-        finally:
-            self.on_launch = before
-
-    def launching(self) -> None:
-        """Called between preparing a call and giving it to the device in one piece."""
-        if self.on_launch is not None:
-            self.on_launch()
 
     def columns(self, needed: int, capacity: int | None = None) -> int:
         """Number of cache columns to allocate for `needed` ones or, given the cache's `capacity`, to attend to."""

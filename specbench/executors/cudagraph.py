@@ -205,7 +205,6 @@ class Captured:
         if graph is None:
             with self.executor.whole():
                 return self.function(*arguments)
-        self.executor.launching()
         graph.replay()
         return graph.result
 

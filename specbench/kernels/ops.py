@@ -1,5 +1,5 @@
-"""Kernels of sampling as PyTorch operators, through which tracing, export and graph capture
-pass. They are known to PyTorch as soon as this module is imported; Triton is imported when one first runs.
+"""Kernels of sampling as PyTorch operators, through which tracing, export and graph capture pass. They are known to
+PyTorch as soon as this module is imported; Triton is imported when one first runs.
 
 B rows, N guesses, V vocabulary.
 """
@@ -10,19 +10,17 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from specbench.kernels import has_triton
-
 log = logging.getLogger(__name__)
 
 
 def run_on(device: torch.device) -> bool:
     """Whether these operators take the place of the plain code on a device."""
-    return device.type == "cuda" and has_triton() and _launches(device)
+    return device.type == "cuda" and _launches(device)
 
 
 @cache
 def _launches(device: torch.device) -> bool:
-    """Whether Triton can build and launch a kernel there: besides the package it needs a C compiler."""
+    """Whether Triton is installed and can launch a kernel there, for which it needs a C compiler."""
     try:
         race(torch.ones(1, 2, device=device), torch.zeros(1, dtype=torch.long, device=device))
     except Exception as error:  # of Triton, of its compiler, or of the driver

@@ -7,6 +7,7 @@ without it run as under the name sdpa. b rows, N new tokens, M entries of a tree
 
 import logging
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from specbench.errors import ConfigError
-from specbench.kernels import has_triton
 from specbench.models.attention_mask import RECURRENT, TokenPlaces, layer_kinds
 from specbench.models.sizes import first_of
 
@@ -113,7 +113,7 @@ def choose_kernel(attention: str, module: Any, device: torch.device, name: str) 
 
 def refusal(module: Any, device: torch.device) -> str | None:
     """Why the kernel cannot be used, as far as that is known before a forward; None if nothing is known."""
-    if not has_triton():
+    if find_spec("triton") is None:
         return "the package triton is not installed"
     from triton import knobs
 

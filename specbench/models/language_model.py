@@ -75,8 +75,6 @@ class LanguageModel(CachedModel):
             return
         rows = zip(state.lengths, self.cached, state.active, strict=True)
         behind = [row for row, (length, cached, on) in enumerate(rows) if on and length - cached > width]
-        if behind:
-            self.executor.launching()
         if len(behind) == state.batch_size:
             self.prefill(state, start=min(self.cached))
         else:

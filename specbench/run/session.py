@@ -85,16 +85,11 @@ class Session:
         target.hidden_reader = reader if speculative else None  # plain decoding keeps no hidden states for a drafter
         target.allocate(parts.root.batch_size, columns)
 
-        def record(*of_round: Any) -> None:
-            with target.executor.timed(lambda: None):  # what recording launches is no part of decoding
-                recorder(*of_round)
-
         try:
-            with target.executor.timed(clock.launch):
-                if speculative:
-                    decode_speculative(state, target, drafter, policy, verifier, clock, record, scheduler)
-                else:
-                    decode_autoregressive(state, target, verifier, clock, record, scheduler)
+            if speculative:
+                decode_speculative(state, target, drafter, policy, verifier, clock, recorder, scheduler)
+            else:
+                decode_autoregressive(state, target, verifier, clock, recorder, scheduler)
         except CacheTooSmallError as error:
             raise ConfigError(str(error)) from error
         finally:
