@@ -214,8 +214,10 @@ class CachedModel(Component):
 
     def _sharable(self, prompt: abc.Sequence[int]) -> abc.Sequence[int]:
         """The tokens of a prompt whose keys and values other rows may use too. Those of a decoder depend on the
-        encoder's input, and a reader of hidden states has to be given those of every token."""
-        return prompt if self.encoder is None and self.hidden_reader is None else prompt[:1]
+        encoder's input, a reader of hidden states has to be given those of every token, and the state behind a shared
+        beginning is not kept."""
+        shared = self.encoder is None and self.hidden_reader is None and self.recurrence is None
+        return prompt if shared else prompt[:1]
 
     def encode(self, row: int, sequence: Sequence) -> bool:
         """Has the encoder read the sequence's input for the row; returns whether there is an encoder."""

@@ -26,6 +26,7 @@ from specbench.models.recurrent_cache import RecurrentCache, States
 from specbench.models.sizes import READ_CHUNK
 
 FIRST, MORE = 5, 4  # tokens of the text that shows whether several can be read behind a state
+IN_MODULES = {"conv1d_state", "recurrent_states"}  # attributes of modules
 STATES = {"conv_states", "recurrent_states"}  # of a layer's dictionaries from numbers to tensors
 SAME, SAME_16_BIT = 1e-4, 3e-2  # of a tensor's norm: what two ways of reading may differ by
 
@@ -45,12 +46,14 @@ def recurrence_of(module: PreTrainedModel, mask: AttentionMask, name: str) -> "R
 
 
 class Recurrence:
-    """The recurrent part of a model: its state, which is kept in the linear-attention layers of a transformers cache,
-    its masks, and whether tokens must be read one by one."""
+    """The recurrent part of a model: its state, which is kept in the linear-attention layers of a transformers cache or
+    in the modules (RecurrentGemma), its masks, and whether tokens must be read one by one."""
 
     def __init__(self, module: PreTrainedModel, mask: AttentionMask):
         self.blank: list[Any] = StockCache(config=mask.config).layers
         self.used: list[Any] = self.blank
+        parts = [(path, vars(part)) for path, part in module.named_modules()]
+        self.places = [(f"{path}.{name}", part, name) for path, part in parts for name in IN_MODULES & part.keys()]
         self.mask, self.argument = mask, cache_argument(module.forward)
         parameters = inspect.signature(module.forward).parameters
         self.with_positions = "position_ids" in parameters
@@ -61,6 +64,8 @@ class Recurrence:
 
     def _give(self, cache: RecurrentCache, states: States | None) -> None:
         """Prepares a forward that begins with these states [b, ...] (None: it begins its texts)."""
+        for key, part, name in self.places:
+            part[name] = None if states is None else states[key]
         if states is None:
             cache.layers = copy.deepcopy(self.blank)
             return
@@ -73,7 +78,7 @@ class Recurrence:
     def _take(self, cache: RecurrentCache) -> dict[str, Tensor]:
         """The states [b, ...] after the forward, which it may overwrite in the next."""
         self.used = cache.layers
-        return {
+        return {key: part[name] for key, part, name in self.places} | {
             f"{index} {name} {number}": state
             for index, layer in enumerate(cache.layers)
             for name in sorted(STATES.intersection(vars(layer)))

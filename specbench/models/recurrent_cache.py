@@ -129,12 +129,11 @@ class RecurrentCache(SlotCache):
         self.changes, self.keeps_all = [length > 0 for length in lengths], False
 
     def may_admit(self, tokens: Sequence[int], columns: int) -> bool:
-        return self.columns.may_admit(tokens[:1], columns)
+        return self.columns.may_admit(tokens, columns)
 
     def admit(self, row: int, tokens: Sequence[int], columns: int) -> int:
-        """As for all caches; prompts are never shared, because the state behind a shared beginning is not kept."""
         self._forget(row)
-        return self.columns.admit(row, tokens[:1], columns)
+        return self.columns.admit(row, tokens, columns)
 
     def release(self, row: int) -> None:
         self._forget(row)
@@ -157,10 +156,6 @@ class RecurrentCache(SlotCache):
 
     def tensors(self) -> list[Tensor]:
         return [*self.columns.tensors(), *self.now.states.values()]
-
-    def commit(self, path: Tensor, base: Tensor) -> None:
-        """Raises RuntimeError: the branches of a tree would need a state each."""
-        raise RuntimeError("a recurrent state cannot follow the branches of a tree")
 
 
 def _copies(states: States) -> dict[str, Tensor]:

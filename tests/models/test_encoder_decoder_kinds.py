@@ -75,7 +75,7 @@ def with_cache(kind: str, name: str, temperature: float, seeds=(0, 1)) -> list[L
     return [loaded(kind, seed).shared(sampling, CACHES[name], EagerExecutor()) for seed in seeds]
 
 
-@pytest.mark.parametrize("kind", only(["m2m_100"], RUNS))
+@pytest.mark.parametrize("kind", only(["m2m_100", "t5"], RUNS))
 def test_tokens_are_those_of_generate(kind):
     skip_if_refused(kind)
     assert reads_trees(loaded(kind, 0), kind)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import decoder_cases
 import pytest
 import torch
-from choosing import in_turn, only, slow_unless
+from choosing import in_turn, slow_unless
 from decoder_cases import CACHES, VERIFIERS, logits_of, make_drafter
 from encoder_decoder_cases import (
     HOT,
@@ -19,7 +19,6 @@ from encoder_decoder_cases import (
     Tokenizer,
     chi_squared,
     decoded_by,
-    generated_by,
     module_of,
 )
 from small_runs import parts_of, run
@@ -67,19 +66,6 @@ def decode(kind, sampling, drafts=None, cache_name="static", rows=3, seed=1, jud
     return decoded_by(models, drafts, rows, judge, text, which, new)
 
 
-def generated(kind: str, read, new: int) -> list[int]:
-    return generated_by(module_of(kind), read, new)
-
-
-@pytest.mark.parametrize("kind", only(["t5"], KINDS))
-def test_temperature_zero_is_generate(kind):
-    expected = [generated(kind, read, NEW - i) for i, read in enumerate(INPUTS)]
-    assert len({tuple(text) for text in expected}) == 3  # the input matters
-    for rows in (1, 2, 3):  # one row for all, rows that join a running batch, a row each
-        assert decode(kind, Sampling(temperature=0), rows=rows) == expected
-        assert decode(kind, Sampling(temperature=0), "model", rows=rows) == expected
-
-
 @pytest.mark.parametrize(("drafts", "kind", "cache_name"), in_turn(
     ["tree_best", "multi_draft_two", "own_trees", "prompt_lookup", "under_ngram"],
     [(kind, cache) for cache in CACHES for kind in ("t5", "bart")],
@@ -93,13 +79,6 @@ def test_every_cache_and_kind_of_draft_keeps_the_tokens(kind, drafts, cache_name
 def test_a_batch_is_its_singles_at_temperature_one(kind, drafts):
     sampling = Sampling(temperature=1)
     assert decode(kind, sampling, drafts) == decode(kind, sampling, drafts, rows=1)
-
-
-@pytest.mark.parametrize("judge", only(["block"], ("match", "block", "rejection", "iterative")))
-def test_every_verifier_keeps_a_batch(judge):
-    sampling = Sampling(temperature=1)
-    assert decode("t5", sampling, "model", judge=judge) == decode("t5", sampling, "model", judge=judge, rows=1)
-    assert decode("t5", Sampling(temperature=0), "model", judge=judge) == decode("t5", Sampling(temperature=0))
 
 
 @pytest.mark.slow
@@ -218,18 +197,6 @@ def pair(tmp_path_factory):
     return folders
 
 
-@pytest.mark.slow  # test_a_checkpoint_of_every_kind_runs, in test_encoder_decoder_kinds.py
-@pytest.mark.parametrize("temperature", [0, 1])
-def test_a_model_that_drafts_for_itself_has_alpha_one(pair, temperature, tmp_path):
-    same = (f"target.path={pair[0]}", "drafter=model", f"drafter.path={pair[0]}", "target=model")
-    parts = parts_of(*same, f"temperature={temperature}", "batch_size=2", "executor=eager")
-    result, records = run(parts, tmp_path)
-    assert result.alpha.mean == pytest.approx(1, abs=1e-5)
-    assert result.alpha_on_target_text.mean == pytest.approx(1, abs=1e-5)
-    assert result.lossless.passed
-    assert all(record.encoder_tokens for record in records)
-
-
 @pytest.mark.slow
 def test_a_run_searches_the_beams_of_an_encoder_decoder(pair, tmp_path):
     target, drafter = pair
@@ -242,7 +209,7 @@ def test_a_run_searches_the_beams_of_an_encoder_decoder(pair, tmp_path):
 
 
 def test_a_number_of_beams_is_noted_unless_it_is_searched_for():
-    target = SimpleNamespace(random_weights=False, unlike_generate=["num_beams=3", "min_length=5"])
+    target = SimpleNamespace(random_weights=False, limits=[], unlike_generate=["num_beams=3", "min_length=5"])
     searches = (BeamDecoding(BeamRules(width, 2 * width, 1.0, False)) for width in (4, 3))
     applied = ((), *(search.generate_settings for search in searches))
     nothing = SimpleNamespace(models=[], notes=[]), SimpleNamespace(note=None)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import EMBED, HEAD, checkpoint, edit_tokenizer, tensors
+from checkpoints import HEAD, checkpoint, edit_tokenizer, tensors
 from choosing import slow_unless
 from decoder_cases import V
 from distribution_cases import FEW, Distribution, decode, worst_excess
@@ -19,35 +19,15 @@ from specbench.models.vocabulary import Intersection, intersection
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 
-TOKENS, DROPPED = 4096, 700  # of the shipped tokenizer; of its last merges, which the smaller one lacks
-
-
-def other_order() -> list[int]:
-    """For each token its number in a tokenizer that counts backwards."""
-    return list(range(TOKENS))[::-1]
+TOKENS = 4096  # of the shipped tokenizer
 
 
 def renumber(tokenizer) -> None:
-    order = other_order()
+    """Has a tokenizer count backwards."""
     vocabulary = tokenizer["model"]["vocab"]
-    vocabulary.update({token: order[index] for token, index in vocabulary.items()})
+    vocabulary.update({token: TOKENS - 1 - index for token, index in vocabulary.items()})
     for added in tokenizer["added_tokens"]:
-        added["id"] = order[added["id"]]
-
-
-def forget_merges(tokenizer) -> None:
-    """Takes out the tokens that the last merges make."""
-    merges, vocabulary = tokenizer["model"]["merges"], tokenizer["model"]["vocab"]
-    made = ["".join(merge if isinstance(merge, list) else merge.split(" ")) for merge in merges]
-    for token in set(made[-DROPPED:]) - set(made[:-DROPPED]):
-        vocabulary.pop(token, None)
-    del merges[-DROPPED:]
-
-
-def move_rows(state) -> None:
-    order = torch.tensor(other_order())
-    for name in (EMBED, HEAD):
-        state[name][order] = state[name][:TOKENS].clone()
+        added["id"] = TOKENS - 1 - added["id"]
 
 
 @pytest.fixture(scope="session")
@@ -58,20 +38,10 @@ def unpadded(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def renumbered(unpadded, tmp_path_factory) -> Path:
-    """The same model, whose tokens have other numbers."""
+    """The same model with a tokenizer that counts backwards."""
     folder = tmp_path_factory.mktemp("renumbered") / "model"
     shutil.copytree(unpadded, folder)
     edit_tokenizer(renumber)(folder)
-    tensors(move_rows)(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def smaller(unpadded, tmp_path_factory) -> Path:
-    """The same model with a tokenizer of fewer tokens."""
-    folder = tmp_path_factory.mktemp("smaller") / "model"
-    shutil.copytree(unpadded, folder)
-    edit_tokenizer(forget_merges)(folder)
     return folder
 
 
@@ -84,35 +54,6 @@ def test_other_tokenizers_are_refused_unless_asked_for(unpadded, renumbered):
     with pytest.raises(ConfigError, match=r"have different tokenizers .* drafter\.vocabulary=intersection") as caught:
         parts(unpadded, renumbered)
     assert len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.slow  # test_shared_tokens_leave_the_law_as_it_is
-@pytest.mark.parametrize("temperature", [0, 1])
-def test_a_model_with_renumbered_tokens_is_its_own_perfect_drafter(temperature, unpadded, renumbered, tmp_path):
-    built = parts(unpadded, renumbered, "drafter.vocabulary=intersection", f"temperature={temperature}")
-    result, _ = run(built, tmp_path)
-    assert result.alpha.mean == pytest.approx(1, abs=1e-5) and result.lossless.passed
-    assert any("4,096 of the target's 4,096 tokens" in note for note in built.notes)
-
-
-@pytest.mark.slow  # test_another_q_changes_the_law is a quicker control
-def test_rows_that_are_not_moved_make_another_drafter(unpadded, tmp_path):
-    """Negative control: the tokenizer's numbers without the model's."""
-    folder = tmp_path / "model"
-    shutil.copytree(unpadded, folder)
-    edit_tokenizer(renumber)(folder)
-    result, _ = run(parts(unpadded, folder, "drafter.vocabulary=intersection", "temperature=1"), tmp_path)
-    assert result.alpha.mean < 0.5
-
-
-@pytest.mark.slow  # test_shared_tokens_leave_the_law_as_it_is
-@pytest.mark.parametrize("kind", ["model", "tree"])
-def test_a_drafter_with_fewer_tokens_leaves_the_text_as_it_is(kind, unpadded, smaller, tmp_path):
-    built = parts(unpadded, smaller, "drafter.vocabulary=intersection", "temperature=0", "batch_size=2", kind=kind)
-    found = built.drafter.models[0]
-    assert found.shared_tokens == len(found.tokenizer.get_vocab()) < TOKENS
-    result, _ = run(built, tmp_path)
-    assert result.lossless.passed and result.counts.failed == 0
 
 
 @pytest.fixture(scope="session")
