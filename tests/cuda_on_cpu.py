@@ -5,8 +5,8 @@
         x.tolist()
     device.waits == [Wait("tests.test_x.test", "tolist")]
 
-Where `fake_cuda` follows shapes only, tensors here have values, so the decoder goes on as it would on a GPU. What a GPU
-would refuse, or silently make slow, is refused or noted:
+Tensors have values, so the decoder goes on as it would on a GPU. What a GPU would refuse, or silently make slow, is
+refused or noted:
 
 - tensors of both devices in one operation raise `MixedDevicesError` (numbers on the CPU are allowed, as on a GPU);
 - operations whose result's shape depends on values raise `DataDependentShapeError`: a GPU waits there, and no graph
@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from fake_cuda import Module, WithoutGuard
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from without_guard import WithoutGuard
 
 from specbench.decoding.transfers import _kept, counts
 from specbench.models import load
@@ -198,7 +198,7 @@ def place() -> str:
     frame, test = sys._getframe(1), ""
     while frame is not None:
         path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(ROOT) and path != Path(__file__) and path.name != "fake_cuda.py":
+        if path.is_relative_to(ROOT) and path != Path(__file__) and path.name != "without_guard.py":
             found = ".".join(path.relative_to(ROOT).with_suffix("").parts) + "." + frame.f_code.co_qualname
             if found.startswith("specbench."):
                 return found.removeprefix("specbench.")
@@ -274,7 +274,7 @@ def answer_for_a_machine(patch: Any) -> None:
     patch.setattr(torch, "inference_mode", lambda *mode: torch.no_grad())  # see `cuda_on_cpu`
 
 
-def to_cuda(module: Module) -> Module:
+def to_cuda(module: nn.Module) -> nn.Module:
     """Moves a module to "cuda" in place, without copies: its parameters and buffers stay tied. Call it inside of
     `cuda_on_cpu`."""
     moved: dict[int, Tensor] = {}

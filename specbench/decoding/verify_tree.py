@@ -86,12 +86,8 @@ def follow(draft: Draft, choose: Callable[[Tensor, int], Tensor]) -> Verdict:
     walk = Walk(draft)
     tokens: list[Tensor] = []
     for depth, level in enumerate(level_slices(draft.levels)):
-        if tokens and nobody(walk.n == depth):
-            tokens.append(tokens[-1])
-            walk.skip()
-        else:
-            tokens.append(choose(walk.node, depth))
-            walk.step(level, tokens[-1])
+        tokens.append(choose(walk.node, depth))
+        walk.step(level, tokens[-1])
     tokens.append(choose(walk.node, len(tokens)))
     return walk.verdict(torch.stack(tokens, 1))
 

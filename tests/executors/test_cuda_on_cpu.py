@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 import torch
 from cuda_on_cpu import DataDependentShapeError, MixedDevicesError, answer_for_a_machine, cuda_on_cpu
-from fake_cuda import read_index, write_index
 from small_runs import parts_of
+from without_guard import read_index, write_index
 
 from specbench.decoding.sequence import Sequence
 from specbench.run.session import Session

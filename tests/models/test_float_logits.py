@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fake_cuda import fake_cuda
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -62,7 +62,7 @@ class Seen(TorchDispatchMode):
 
 
 def test_on_cuda_it_is_one_product_that_reads_16_bits():
-    with fake_cuda():
+    with FakeTensorMode(), torch.no_grad():
         x, weight = (torch.empty(n, 32, dtype=torch.bfloat16, device="cuda") for n in (5, 67))
         with Seen() as seen:
             found = float_product._init_fn(x.view(1, 5, 32), weight)

@@ -1,33 +1,15 @@
-"""A CUDA device without a GPU, for any build of PyTorch: FakeTensorMode follows shapes, dtypes and devices.
-
-    with fake_cuda():
-        logits = torch.empty(4, 128_000, device="cuda").softmax(-1)
-
-Nothing is computed and no memory is used, so weights may have any size. A value that the host asks for (`.item()`,
-`tolist()`, `bool(tensor)`) raises DataDependentOutputException, a shape that depends on values raises
-DynamicOutputShapeException, and mixed devices raise FakeTensorDeviceMismatchError.
-"""
+"""Methods of tensors on CUDA as the operations that they consist of, for builds of PyTorch without CUDA."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
 NUMBERS = {Tensor.__bool__: bool, Tensor.__int__: int, Tensor.__float__: float, Tensor.__index__: int}
-Module = TypeVar("Module", bound=nn.Module)
-
-
-@contextmanager
-def fake_cuda() -> Iterator[FakeTensorMode]:
-    """Inside this context device "cuda" exists, and every tensor that is made is fake."""
-    with FakeTensorMode() as mode, torch.no_grad(), WithoutGuard():
-        yield mode
 
 
 class WithoutGuard(TorchFunctionMode):
