@@ -169,11 +169,8 @@ class OwnTrees(Drafter):
             above = torch.where(there, parent, MISSING)
             parents.append(above)
         tokens = (uniforms(bits) * self.vocab_size).long()
-        q = (
-            None
-            if self.greedy
-            else torch.full((*tokens.shape, self.vocab_size), 1 / self.vocab_size, device=bits.device)
-        )
+        q = torch.full((*tokens.shape, self.vocab_size), 1 / self.vocab_size, device=bits.device)
+        q = None if self.greedy else q
         count = torch.full((rows,), depth * WIDTH, device=bits.device)
         return Draft(tokens, levels, torch.cat(parents, 1), q, count, repeats=True)
 

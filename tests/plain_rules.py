@@ -42,7 +42,6 @@ class Outcome:
 
 
 Rule = Callable[[Node, Callable[[Text], Distribution]], Iterator[Outcome]]
-Drafts = Callable[[Callable[[Text], Distribution]], Iterator[tuple[Fraction, Node]]]
 
 
 @cache
@@ -85,32 +84,6 @@ def drafts(
             chance *= distribution[x]
         if chance:
             yield chance, nodes[0]
-
-
-def grown(rooms: Callable[[int, Fraction, Fraction], tuple[int, int]], room: int) -> Drafts:
-    """Lists every draft of trees whose shapes follow q, as `drafts` does. A node that may have n guesses below it draws
-    two children; `rooms`, of n and of q of the two, says how many guesses each may have below it, -1 if it is taken
-    away. The numbers of nodes are not those of a draft."""
-
-    def below(q: Callable[[Text], Distribution], text: Text, n: int) -> Iterator[tuple[Fraction, list[Node]]]:
-        if n == 0:
-            yield Fraction(1), []
-            return
-        first = q(text)
-        for x, y in product(range(V), repeat=2):
-            second = normal([w * (z != x) for z, w in enumerate(first)]) or tuple(Fraction(z == x) for z in range(V))
-            if not first[x] * second[y]:
-                continue
-            pair = ((*text, x), first), ((*text, y), second)
-            kept = [(Node(0, *own), n) for own, n in zip(pair, rooms(n, first[x], second[y]), strict=True) if n >= 0]
-            for parts in product(*[list(below(q, node.text, n)) for node, n in kept]):
-                chance = first[x] * second[y]
-                children = [Node(0, node.text, node.q, own) for (node, _), (_, own) in zip(kept, parts, strict=True)]
-                for likely, _ in parts:
-                    chance *= likely
-                yield chance, children
-
-    return lambda q: ((chance, Node(0, (), (), own)) for chance, own in below(q, (), room))
 
 
 def residual(weight: Fraction, p: Distribution, q: Distribution) -> list[Fraction]:
@@ -203,14 +176,12 @@ def traversal(
     return in_turn(list(tests(root, Fraction(1))))
 
 
-def total_variation(
-    rule: Rule, shape: tuple[int, ...] | Drafts, seed: int, replace: bool = False
-) -> tuple[Fraction, Fraction]:
+def total_variation(rule: Rule, shape: tuple[int, ...], seed: int, replace: bool = False) -> tuple[Fraction, Fraction]:
     """Between the distribution of whole texts, if the target writes on after a round, and the target's; and the
     expected tokens of a round. Over every draft and outcome."""
     p, q = (lambda text, name=name: random_distribution(f"{name}{seed}", text) for name in "pq")
     emitted, tokens = Counter[Text](), Fraction(0)
-    for likely, root in shape(q) if callable(shape) else drafts(shape, q, replace):
+    for likely, root in drafts(shape, q, replace):
         for outcome in rule(root, p):
             tokens += likely * outcome.chance * (len(outcome.node.text) + 1)
             for x in range(V):

@@ -98,8 +98,3 @@ class EncoderInputs(Cache):
     def tensors(self) -> list[Tensor]:
         """Keys and values [B, heads, S, head size] by layer, and what is seen [B, S]; empty before the first input."""
         return [*self.stored, self.seen] if self.stored else []
-
-    def use(self, tensors: Sequence[Tensor]) -> None:
-        """Uses these tensors, with the order and shapes of `tensors()`, in place of the present ones."""
-        if tensors:
-            *self.stored, self.seen = tensors

@@ -253,19 +253,13 @@ class CachedModel(Component):
 
     @contextmanager
     def on_cache(self, tensors: abc.Sequence[Tensor]) -> Iterator[None]:
-        """See `HasCache.on_cache`."""
-        own = self.cache_tensors()
-        self._use(tensors)
+        """See `HasCache.on_cache`. Executors that need it run no encoder-decoders."""
+        own = self.cache.tensors()
+        self.cache.use(tensors)
         try:
             yield
         finally:
-            self._use(own)
-
-    def _use(self, tensors: abc.Sequence[Tensor]) -> None:
-        count = len(self.cache.tensors())
-        self.cache.use(tensors[:count])
-        if self.encoder is not None:
-            self.encoder.inputs.use(tensors[count:])
+            self.cache.use(own)
 
     # -- A forward ------------------------------------------------------------------------------
 

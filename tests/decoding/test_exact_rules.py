@@ -1,7 +1,6 @@
 """Which rules leave the target's distribution: proven by enumeration of every draft and outcome, in exact fractions;
 and the tensor code decides as these rules do, for uniforms on both sides of each bound."""
 
-from fractions import Fraction
 from functools import partial
 
 import pytest
@@ -10,7 +9,6 @@ from plain_rules import (
     V,
     block,
     drafts,
-    grown,
     iterative,
     of_public_code,
     random_distribution,
@@ -52,31 +50,6 @@ def test_the_distributions_are_exact_and_traversal_keeps_most(shape):
 def test_traversal_keeps_more():
     gains = [total_variation(traversal, shape, 0)[1] - total_variation(iterative, shape, 0)[1] for shape in SHAPES]
     assert sum(gains) / len(gains) > 0.02 and not any(gains[0:1])
-
-
-def by_earlier(n, first, second):
-    below = n - 1 if first >= Fraction(1, 2) else (n - 1) // 2
-    return below, n - below - 2
-
-
-def by_later(n, first, second):
-    below = n - 2 if second >= Fraction(1, 2) else 0
-    return (below, n - 2 - below) if n > 1 else (0, -1)
-
-
-def by_itself(n, first, second):
-    return (n - 2, 0 if second >= Fraction(1, 2) else -1) if n > 1 else (0, -1)
-
-
-@pytest.mark.parametrize(("rooms", "exact"), [
-    (by_earlier, True), (by_later, True), (by_itself, False),
-])  # fmt: skip
-def test_shapes_may_follow_guesses_that_were_drawn_before(rooms, exact):
-    """What is below a guess may depend on its q and on its siblings'. Control: no rule is exact if a guess is taken
-    away for its own q."""
-    for rule in (traversal, iterative):
-        apart = [total_variation(rule, grown(rooms, 4), seed)[0] for seed in (4, 5)]
-        assert not any(apart) if exact else max(apart) > 0.015
 
 
 def test_published_faults_are_found():

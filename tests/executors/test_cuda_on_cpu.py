@@ -6,7 +6,6 @@ import pytest
 import torch
 from cuda_on_cpu import DataDependentShapeError, MixedDevicesError, answer_for_a_machine, cuda_on_cpu
 from small_runs import parts_of
-from without_guard import read_index, write_index
 
 from specbench.decoding.sequence import Sequence
 from specbench.run.session import Session
@@ -83,21 +82,3 @@ def test_copies_from_pinned_memory_are_not_waited_for():
         for send in (lambda: pinned.to("cuda"), lambda: torch.tensor([1]).to("cuda", non_blocking=True)):
             device.waits.clear()
             assert str(send().device) == "cuda:0" and [w.what for w in device.waits] == ["copy to the device"]
-
-
-NUMBERS = torch.arange(120).reshape(2, 3, 4, 5)
-PAIR = torch.tensor([0, 1])
-INDICES = [
-    0, -1, slice(1, None), (..., 0), (None, 0), (slice(None), None), (PAIR,), (slice(None), PAIR), (0, ..., PAIR),
-    (PAIR[:, None], slice(None), PAIR), (slice(None), slice(None, None, 2), None, -1), (PAIR, PAIR, PAIR[:, None]),
-    (None, PAIR, ..., slice(1, 3)), ([0, 1], slice(1, 2)), (0, PAIR), NUMBERS > 50, (slice(None), NUMBERS[0] > 50),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("index", INDICES, ids=str)
-def test_an_index_without_the_guard_is_that_of_torch(index):
-    assert torch.equal(read_index(NUMBERS, index), NUMBERS[index])
-    ours, theirs = NUMBERS.clone(), NUMBERS.clone()
-    write_index(ours, index, 7)
-    theirs[index] = 7
-    assert torch.equal(ours, theirs)
