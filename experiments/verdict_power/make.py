@@ -1,6 +1,6 @@
 """Which faults of Algorithm 1 does the test of losslessness find in one run of the default size?
 
-    python -m specbench logger=none hydra.run.dir=RUN          # once
+    python -m specbench temperature=1 logger=none hydra.run.dir=RUN          # once
     python experiments/verdict_power/make.py RUN [--runs 100] [--exact 400]
 
 p and q along the texts of RUN are those of the stock modules. Runs are simulated on them, with one fault each: guesses,
@@ -28,7 +28,6 @@ from specbench.measure.sequential import (
     SURE,
     event_ratios,
     no_sums,
-    of_kind,
     p_value,
     residual,
     token_ratios,
@@ -38,6 +37,11 @@ GAMMA, CHUNK = 4, 128
 SHIPPED = Path(__file__).parents[2] / "specbench" / "shipped"
 Array = np.ndarray[Any, Any]
 Tensor = torch.Tensor
+
+
+def of_kind(kind: str) -> list[int]:
+    """The numbers of the alternatives to a kind of draw."""
+    return [i for i, one in enumerate(ALTERNATIVES) if one.kind == kind]
 
 
 def distributions(run: Path) -> tuple[Tensor, Tensor, list[int]]:
@@ -220,7 +224,7 @@ def simulate(fault: Fault, p: Tensor, q: Tensor, lengths: list[int], runs: int, 
 def judge(found: Draws, p: Tensor, q: Tensor) -> Array:
     """The p-value of the test of every run."""
     runs = found.token.shape[1]
-    logs, impossible = torch.zeros(len(ALTERNATIVES), runs, dtype=torch.double), np.zeros(runs, bool)
+    logs, impossible = torch.zeros(len(no_sums()), runs, dtype=torch.double), np.zeros(runs, bool)
     rejected = found.tested & ~found.accepted
     impossible |= (rejected & (found.ratio > SURE)).any(0)
     before = np.concatenate([np.zeros((1, runs), bool), found.tested[:-1]])

@@ -51,6 +51,11 @@ def without(p: Tensor, q: Tensor) -> Tensor:
     return LEFT + (p - q).clamp(min=0) / p.clamp(min=1e-30)
 
 
+def attracted(p: Tensor, mark: Tensor) -> Tensor:
+    """The token that `mark` [k, V] has a 1 at is drawn in one case of twenty more."""
+    return 0.95 + 0.05 * mark / p.clamp(min=1e-30)
+
+
 def rarely(rest: int) -> Change:
     """Tokens of one rest of ids are drawn half as often."""
     return lambda p, ids: torch.where(ids % 4 == rest, 0.5, 1.0)
@@ -80,8 +85,11 @@ ALTERNATIVES = (
         "guesses drawn without 5 % of uniform q", "guess", 1, lambda p: (1 - 0.05 / (p.shape[-1] * p)).clamp(LEFT)
     ),
 )
+# Over prompts: with the same noise texts have the same tokens at the same positions more often.
+OVER_PROMPTS = Alternative("one noise for several texts", "beside", 1, attracted)
+TESTED = (*ALTERNATIVES, OVER_PROMPTS)
 EVERY, FAVOURED = 1, 5  # the numbers of "every guess accepted" and of "tokens that q favours drawn too often"
-SHARES: Floats = np.array([one.share for one in ALTERNATIVES]) / sum(one.share for one in ALTERNATIVES)
+SHARES: Floats = np.array([one.share for one in TESTED]) / sum(one.share for one in TESTED)
 LIMITS: Floats = -np.log(LEVEL * SHARES)  # of the log ratio of each alternative alone
 
 
@@ -102,14 +110,14 @@ def event_ratios(change: Change, mean: Tensor, *more: Tensor) -> tuple[Tensor, T
 
 def no_sums() -> Floats:
     """[K, len(SUMS)] of no draws."""
-    return np.zeros((len(ALTERNATIVES), len(SUMS)))
+    return np.zeros((len(TESTED), len(SUMS)))
 
 
 def sums_of(kind: str, drawn: Tensor, p: Tensor, *more: Tensor) -> Floats:
     """The sums of draws of a kind: tokens drawn [k] from p [k, V], or events that happened [k] bool, which they do with
     probability p [k]; `more` is what else the alternatives depend on."""
     found, ratios = no_sums(), token_ratios if p.dim() == 2 else event_ratios
-    for i, one in enumerate(ALTERNATIVES):
+    for i, one in enumerate(TESTED):
         if one.kind != kind or not len(drawn):
             continue
         logs, other = ratios(one.change, p, *more)
@@ -132,11 +140,11 @@ def p_value(sums: Floats) -> tuple[float, str]:
     logs = sums[:, 0] + np.log(SHARES)
     if np.isnan(logs).any():
         return 0.0, "a probability that is no number"
-    return math.exp(-max(0.0, float(np.logaddexp.reduce(logs)))), ALTERNATIVES[int(logs.argmax())].name
+    return math.exp(-max(0.0, float(np.logaddexp.reduce(logs)))), TESTED[int(logs.argmax())].name
 
 
 def found_by(sums: Floats) -> list[str]:
     """The alternatives that nine of ten runs of this size would find: those whose sum is beyond its limit by FOUND
     standard deviations if what was drawn is the alternative's."""
     margins = sums[:, 1] - FOUND * np.sqrt(sums[:, 2].clip(min=0)) - LIMITS
-    return [one.name for one, margin in zip(ALTERNATIVES, margins, strict=True) if margin > 0]
+    return [one.name for one, margin in zip(TESTED, margins, strict=True) if margin > 0]

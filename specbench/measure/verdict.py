@@ -47,10 +47,12 @@ def read_text(
     encoder_input: Sequence[int] | None = None,
     ended: bool = True,
     known: Known | None = None,
+    beside: Sequence[int] = (),
 ) -> dict[str, Any]:
     """What goes to `Record.verdict`: the new tokens `ids` after a prompt under the stock modules of target and drafter,
     beside `plain` decoding's. `sampling` is the configuration's, by which the target's own is judged. `ended` says that
-    the text ends at the first stop or at its limit, `known` has logits of the text that were read before."""
+    the text ends at the first stop or at its limit, `known` has logits of the text that were read before,
+    `beside` is what other texts have at the positions of `ids`, -1 for nothing."""
     try:
         text = torch.tensor([[*prompt, *ids]], device=target.device)
         logits = stock_scores(target, text, len(prompt), encoder_input, sampling, known)
@@ -63,7 +65,7 @@ def read_text(
             found["q"] = _drafter(own, draws, drafter.models[0])
         if sampling.greedy:
             return found | _equality(logits, ids, plain, target.dtype, sampling)
-        sums, impossible = draw_sums(draws, text[0, len(prompt) :], own)
+        sums, impossible = draw_sums(draws, text[0, len(prompt) :], own, beside)
         return found | {"sums": sums.tolist(), "impossible": impossible}
     except (MemoryError, RuntimeError) as error:  # the run goes on
         return unread(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", error=True)
@@ -127,9 +129,12 @@ def _equality(
     return {"wrong": int((~right).sum()), "ties": int((right & (short > 0)).sum()), "divergence": kind}
 
 
-def draw_sums(draws: Draws, tokens: Tensor, own: Tensor | None = None) -> tuple[Floats, int]:
+def draw_sums(
+    draws: Draws, tokens: Tensor, own: Tensor | None = None, beside: Sequence[int] = ()
+) -> tuple[Floats, int]:
     """The sums of the sequential test over the tokens [n] of one text, and how many draws have probability 0. `own` is
-    the logits [m, V] of the drafter's stock module at the first m of them, if it was read."""
+    the logits [m, V] of the drafter's stock module at the first m of them, if it was read; `beside` what other texts
+    have at their positions, -1 for nothing."""
     known = [k for k, at in enumerate(draws.at) if at < len(tokens)]
     at = torch.tensor([draws.at[k] for k in known], dtype=torch.long, device=tokens.device)
     guess, tested = torch.zeros_like(tokens), torch.zeros_like(tokens, dtype=torch.bool)
@@ -150,6 +155,8 @@ def draw_sums(draws: Draws, tokens: Tensor, own: Tensor | None = None) -> tuple[
     behind = free & both.roll(1)  # a bonus token stands behind a guess
     behind[:1] = False
     guessed = drawn & tested
+    others = torch.tensor([*beside, *[-1] * len(tokens)][: len(tokens)], device=tokens.device)
+    paired = has_p & (others >= 0)  # whichever way a token was drawn, it is drawn from p
     parts = [
         sums,
         sums_of("favoured", favoured.gather(1, tokens[both, None])[:, 0], (p[both] * favoured).sum(-1).clamp(max=1)),
@@ -157,6 +164,7 @@ def draw_sums(draws: Draws, tokens: Tensor, own: Tensor | None = None) -> tuple[
         sums_of("bonus ids", tokens[free], p[free], ids.expand_as(p)[free]),
         sums_of("behind", tokens[behind], p[behind], q.roll(1, 0)[behind]),
         sums_of("guess", guess[guessed], q[guessed]),
+        sums_of("beside", tokens[paired], p[paired], F.one_hot(others[paired], p.shape[-1])),
     ]
     if own is not None:
         read, m = free[: len(own)], len(own)
@@ -219,7 +227,9 @@ def judge(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
     elif facts.greedy:
         passed, reason = _judge_equality(records, readings, details)
     else:
-        sums = sum((np.array(reading["sums"]) for reading in readings), sequential.no_sums())
+        sums = sequential.no_sums()
+        for reading in readings:
+            sums[: len(reading["sums"])] += np.array(reading["sums"])  # older records may have less
         detectable = sequential.found_by(sums)
         passed, reason = _judge_draws(readings, sums, detectable, details)
     failed = [reading["unread"] for reading in every if reading.get("error")]
@@ -282,6 +292,6 @@ def _judge_draws(
     by_rule = any(reading["rule"] for reading in readings)
     least = sequential.EVERY if by_rule else sequential.FAVOURED
     same = by_rule and sums[least, 1] <= HARMLESS * sum(reading["tested"] for reading in readings)
-    if sequential.ALTERNATIVES[least].name not in detectable and not same:
+    if sequential.TESTED[least].name not in detectable and not same:
         return None, "too little was drawn: a verifier that accepts every guess would not have been found"
     return True, ""

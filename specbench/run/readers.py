@@ -15,6 +15,7 @@ from specbench.models.reference_forward import Known
 from specbench.run.session import Decoded
 
 log = logging.getLogger(__name__)
+BESIDE = 16  # texts, those that were decoded last, whose noise is compared with that of the next one
 TARGET_TEXT_TOKENS = 10_000  # of plain decoding's texts along which betas are read, about
 
 
@@ -55,9 +56,22 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
             baseline,
             ours.draws[row],
             request.encoder_input,
+            beside=beside(request, len(new), [*method.records.values()][-BESIDE:]),
             ended=ends_where_it_should(new, record.limit, parts.target.stop_tokens, strings),
             known=known,
         )
+
+
+def beside(request: Request, count: int, records: Sequence[Record]) -> list[int]:
+    """What the latest of other texts that has one has at the position of each of `count` new tokens; -1 for none."""
+    begin, found = len(request.tokens), [-1] * count
+    for record in records:
+        if record.speculative is not None:
+            first = record.prompt_tokens if record.encoder_tokens is None else begin  # all decoders begin alike
+            for position, token in enumerate(record.speculative.ids, first - begin):
+                if 0 <= position < count:
+                    found[position] = token
+    return found
 
 
 def tokens_read(records: Iterable[Record]) -> int:

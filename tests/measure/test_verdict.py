@@ -1,5 +1,6 @@
 """The losslessness verdict: exact decoding passes, planted faults fail, and what was not tested is not passed."""
 
+from collections import abc
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +28,7 @@ from specbench.measure.sequential import (
     EVERY,
     FAVOURED,
     LEVEL,
-    LIMITS,
-    SHARES,
+    TESTED,
     event_ratios,
     no_sums,
     p_value,
@@ -49,31 +49,37 @@ GAMMA, SAMPLED, GREEDY = 4, Sampling(), Sampling(temperature=0)
 def decoded(
     tables: Any, number_text: str, kind: str = "model", verifier: Any = SpeculativeVerifier, rows: int = 60,
     tokens: int = 40, sampling: Sampling = SAMPLED, model: Any = None, drafter: Any = None, seed: int = 0,
+    asked: Sampling | None = None, one_key: bool = False,
 ) -> list[Record]:  # fmt: skip
-    """A tabular pair's texts, each read again by the stock modules, as records."""
+    """A tabular pair's texts, each read again by the stock modules, as records. `asked` is the configuration's sampling
+    if it is not the target's; with `one_key` all texts have the same noise."""
     target = tabular_model(tables.target, sampling)
     helper = tabular_model(tables.similar if model is None else model, sampling)
     drafter = (drafter or (lambda *parts: make_drafter(kind, *parts)))(target, number_text, helper)
     judged_by = verifier_of(verifier, sampling)
     prompts = [[3, 7, 1, row % V] for row in range(rows)]
-    jobs = [Sequence(prompt, 4 + tokens, (seed << 32) + key) for key, prompt in enumerate(prompts)]
+    jobs = [Sequence(prompt, 4 + tokens, (seed << 32) + key * (not one_key)) for key, prompt in enumerate(prompts)]
     state = State.start(jobs, [], spare_of(kind, GAMMA), target.device)
     target.allocate(rows, state.tokens.shape[1])
     target.prefill(state)
     recorder = Recorder(judged_by, keep=True)
     decode_speculative(state, target, drafter, FixedGamma(GAMMA), judged_by, Clock(), recorder)
+    texts = zip(prompts, state.generated, recorder.draws(rows), [[], *state.generated], strict=False)
     return [
-        read_as(target, drafter, prompt, new, new, draws)
-        for prompt, new, draws in zip(prompts, state.generated, recorder.draws(rows), strict=True)
+        read_as(target, drafter, prompt, new, new, draws, asked or sampling, before)
+        for prompt, new, draws, before in texts
     ]
 
 
-def read_as(target: Any, drafter: Any, prompt: list[int], new: list[int], plain: list[int], draws: Draws) -> Record:
-    """A record whose texts and reading are these."""
+def read_as(
+    target: Any, drafter: Any, prompt: list[int], new: list[int], plain: list[int], draws: Draws, asked: Sampling,
+    before: abc.Sequence[int] = (),
+) -> Record:  # fmt: skip
+    """A record whose texts and reading are these; `before` is the text before it."""
     made = record("p", 4, 2, 0.5, np.random.default_rng(0))
     assert made.speculative and made.baseline
     made.speculative.ids, made.baseline.ids = list(new), list(plain)
-    made.verdict = read_text(target, drafter, target.sampling, prompt, new, plain, draws)
+    made.verdict = read_text(target, drafter, asked, prompt, new, plain, draws, beside=before)
     return made
 
 
@@ -220,6 +226,35 @@ def test_another_p_and_another_q_are_seen(tables: Any, number_text: str, monkeyp
     assert verdict(decoded(tables, number_text, rows=5))["details"]["q"]["within"]
 
 
+TOP_K = Sampling(0.8, top_k=5)
+
+
+@pytest.mark.parametrize(("asked", "built"), [
+    (SAMPLED, Sampling(1.03)), (SAMPLED, Sampling(0.97)), (TOP_K, Sampling(0.8)), (TOP_K, Sampling(0.8, top_k=4)),
+    (TOP_K, Sampling(0.8, top_k=6)), (Sampling(top_p=0.8), Sampling(top_p=0.75)),
+    (Sampling(repetition_penalty=1.2), SAMPLED), (SAMPLED, GREEDY), (GREEDY, SAMPLED),
+])  # fmt: skip
+def test_a_target_that_samples_otherwise_than_the_configuration_fails(
+    asked: Sampling, built: Sampling, tables: Any, number_text: str
+) -> None:
+    found = verdict(decoded(tables, number_text, rows=5, sampling=built, asked=asked), greedy=asked.greedy)
+    assert found["passed"] is False, found
+
+
+def test_a_top_k_that_keeps_one_less_fails(tables: Any, number_text: str, monkeypatch: Any) -> None:
+    truncate = Sampling.truncate
+    assert verdict(decoded(tables, number_text, sampling=TOP_K))["passed"]  # the control
+    monkeypatch.setattr(Sampling, "truncate", lambda self, x: truncate(replace(self, top_k=self.top_k - 1), x))
+    assert verdict(decoded(tables, number_text, rows=5, sampling=TOP_K))["passed"] is False
+
+
+def test_one_noise_for_all_prompts_fails(tables: Any, number_text: str) -> None:
+    found = verdict(decoded(tables, number_text, one_key=True))
+    assert found["passed"] is False and "one noise for several texts" in found["reason"]
+    found = verdict(decoded(tables, number_text))
+    assert found["passed"] and "one noise for several texts" in found["detectable"]
+
+
 @pytest.mark.parametrize("kind", ["model", "ngram"])
 def test_numbers_that_are_not_finite_fail(kind: str, tables: Any, number_text: str) -> None:
     broken = tables.target.clone()
@@ -303,11 +338,11 @@ def test_exact_draws_fail_as_rarely_as_promised() -> None:
 def test_every_alternative_has_mean_one_and_there_are_at_most_twenty() -> None:
     """sum_x p(x) alternative(x) / p(x) = 1, which makes the products martingales."""
     assert ALTERNATIVES[EVERY].name == "every guess accepted" and ALTERNATIVES[FAVOURED].kind == "favoured"
-    assert len(ALTERNATIVES) <= 20 and SHARES.sum() == pytest.approx(1) and len(LIMITS) == len(ALTERNATIVES)
+    assert len(ALTERNATIVES) <= 20
     generator = torch.Generator().manual_seed(2)
     p, q = torch.randn(2, 30, 50, generator=generator).mul(2).softmax(-1).double()
     mean = torch.rand(30, generator=generator).double()
-    for one in ALTERNATIVES:
+    for one in TESTED:
         if one.kind in ("accepted", "favoured"):
             more = (torch.rand(30).double(), (torch.arange(30) % 4 == 3).double()) if one.kind == "accepted" else ()
             logs, _ = event_ratios(one.change, mean, *more)
@@ -315,6 +350,7 @@ def test_every_alternative_has_mean_one_and_there_are_at_most_twenty() -> None:
         else:
             ids = torch.arange(50).expand(30, 50)
             others = {"after": (q,), "behind": (q,), "own": (q,), "bonus ids": (ids,), "recovered ids": (ids,)}
+            others["beside"] = (torch.nn.functional.one_hot(ids[:, 7], 50),)
             logs, _ = token_ratios(one.change, p, *others.get(one.kind, ()))
             total = (p * logs.exp()).sum(-1)
             assert logs.abs().max() > 0.01, one.name
@@ -329,7 +365,8 @@ def greedy(ours: list[int], plain: list[int], table: Any, dtype: Any = torch.flo
     drafter = type(
         "NoModel", (), {"reads_text": True, "models": (), "trees": False, "only_likeliest": False, "context": 99}
     )
-    found = read_as(target, drafter, [1, 2], ours, plain, Draws("p / q", [0], [ours[0]], [1.0], [1.0], [True], [True]))
+    draws = Draws("p / q", [0], [ours[0]], [1.0], [1.0], [True], [True])
+    found = read_as(target, drafter, [1, 2], ours, plain, draws, GREEDY)
     return judge([found], facts(greedy=True))
 
 
