@@ -5,6 +5,7 @@ from collections.abc import Callable
 from copy import copy
 from functools import cache, partial
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
 from tabular import TabularMarkov, by_class, random_table
@@ -15,9 +16,13 @@ from specbench.cache.paged import PagedCache
 from specbench.cache.slots import SlotCache
 from specbench.cache.static import StaticCache
 from specbench.decoding.draft import Draft
-from specbench.decoding.noise import PROPOSAL, node_bits, uniforms
+from specbench.decoding.noise import PROPOSAL, node_bits, prompt_key, uniforms
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.scheduler import Scheduler
 from specbench.decoding.sequence import Sequence
+from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.state import State
+from specbench.decoding.timer import Clock
 from specbench.decoding.token_tree import MISSING, ROOT, branching_tree, tree_of
 from specbench.decoding.transfers import upload
 from specbench.drafters.base import Drafter
@@ -43,6 +48,7 @@ from specbench.executors.eager import EagerExecutor
 from specbench.models.heads import Heads, LookAhead, load_part
 from specbench.models.language_model import LanguageModel
 from specbench.models.shared_cache import BorrowedCache, first_layers
+from specbench.policies.fixed import FixedGamma
 from specbench.settings import BaseSettings
 from specbench.verifiers.base import Verifier
 from specbench.verifiers.block import BlockVerifier
@@ -382,3 +388,26 @@ def logits_of(model: LanguageModel, tokens: Tensor, starts: abc.Sequence[int], d
     visible = model.rollback_to(starts, tokens.shape[1])
     tree = None if draft is None or draft.parent is None else tree_of(draft.levels, draft.parent)
     return model.forward(tokens, torch.tensor(starts, device=model.device), visible, tree=tree)
+
+
+def noted_drafts(parts, gamma=3, tokens=24, policy=None, batch=2, prompts=((5, 9, 2, 7, 11, 3, 8), (4, 1, 6))):
+    """What the drafter of a run's parts drafts for ragged texts: for each draft of a row the text before it, its
+    guesses [n] and their q [n, V]."""
+    target, drafter, found = parts.target, parts.drafter, []
+    jobs = [Sequence(list(own), len(own) + tokens, prompt_key(0, str(i))) for i, own in enumerate(prompts)]
+    state = State.idle(batch, 40, [], target.device)
+    target.allocate(batch, 40)
+    propose = drafter.propose
+
+    def noted(state, gammas):
+        draft = propose(state, gammas)
+        for row, sequence in enumerate(state.sequences):
+            if state.active[row] and gammas[row] and draft.probs is not None:
+                n = int(draft.count[row])
+                found.append((list(sequence.tokens), draft.tokens[row, :n], draft.probs[row, :n].clone()))
+        return draft
+
+    queue = Scheduler(jobs, [target, *drafter.models], 4, parts.spare)
+    with patch.object(drafter, "propose", noted):
+        decode_speculative(state, target, drafter, policy or FixedGamma(gamma), parts.verifier, Clock(), admit=queue)
+    return found

@@ -8,12 +8,11 @@ from pydantic import Field
 from transformers import Qwen3Config
 
 from specbench.errors import ConfigError
-from specbench.models.checkpoint import few, reading
-from specbench.models.published import UNUSED, checked, read_config
+from specbench.models.checkpoint import reading
+from specbench.models.published import checked, layer_config, read_config
 from specbench.settings import BaseSettings
 
 LARGEST_HEAD = 65_536
-LAYER = {*Qwen3Config().to_dict(), *UNUSED, "rope_theta", "rope_scaling"}
 # What speculators writes and no draft needs: its own versions, DSpark's estimate of acceptance.
 NOT_USED = {"speculators_model_type", "speculators_version", "speculators_config", "target_hidden_size",
             "num_target_layers", "enable_confidence_head", "confidence_head_with_markov"}  # fmt: skip
@@ -92,11 +91,7 @@ def _shape(own: dict[str, Any], ids: str, layers: Mapping[str, Any], named: str,
     """The shape by what one dialect says; id i of a layer means the hidden states in front of layer i + shift."""
     own["layer_ids"] = own.pop(ids, None)
     options = checked(Options, {name: value for name, value in own.items() if name not in NOT_USED}, named)
-    if layers.get("model_type", "qwen3") != "qwen3":
-        raise ConfigError(f"{named} has layers of model_type={layers['model_type']}: it must be qwen3")
-    if other := [name for name in layers if name not in LAYER]:
-        raise ConfigError(f"{named} has {few(other)} in its config.json, which no Qwen3 layer has")
-    made = Qwen3Config(**{name: value for name, value in layers.items() if name != "model_type"})
+    made: Any = layer_config(layers, {"qwen3": Qwen3Config}, named)
     if (made.head_dim or 0) > LARGEST_HEAD:  # angles have memory before a tensor is compared with it
         raise ConfigError(f"{named} has head_dim={made.head_dim} in its config.json: it must be <= {LARGEST_HEAD}")
     if options.use_swa:

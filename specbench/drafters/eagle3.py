@@ -80,5 +80,5 @@ class Eagle3Drafter(PairDrafter):
         module, config, targets = load_eagle3(settings.path, "drafter.path", target, settings.layers)
         layers = config.layers_of(target.config.num_hidden_layers)
         name, sampling = f"{settings.path}'s EAGLE-3 layers", settings.own(context).sampling
-        model = Eagle3Model(module, target, name, sampling, context.gamma, layers, config.norm_output, targets)
+        model = Eagle3Model(module, target, name, sampling, context.gamma, layers, config.options.norm_output, targets)
         return cls(model, target.vocab_size, context.gamma, settings.tree_shape(model, target.sampling.greedy))

@@ -12,9 +12,10 @@ import copy
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
 
@@ -22,22 +23,18 @@ from specbench.drafters.pair_model import PairInput
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import few, reading, refuse_not_finite
 from specbench.models.language_model import LanguageModel
-from specbench.models.published import read_config, read_tensors, refuse_others, targets_of
+from specbench.models.published import checked, layer_config, read_config, read_tensors, refuse_others, targets_of
+from specbench.settings import BaseSettings
 
 WHAT = "EAGLE-3 weights"
-LAYERS: dict[str, Any] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+LAYERS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 IDS = "eagle_aux_hidden_state_layer_ids"
-FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-OF_DRAFT = {*FLAGS, IDS, "draft_vocab_size", "target_hidden_size", "eagle_config"}  # keys of no Llama
 USUAL = {"use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True,
          "use_mtp_layernorm": False, "next_layer_regular": True}  # fmt: skip
-SPECULATORS = {"speculators_model_type", "speculators_version", "speculators_config", "transformer_layer_config",
-               "embed_requires_grad"}  # fmt: skip
-# Of any checkpoint: older names of what transformers reads, and what is for training or for showing.
-ANY = {*PretrainedConfig().to_dict(), "rope_theta", "rope_scaling", "torch_dtype", "auto_map", "_attn_implementation",
-       "attn_implementation", "tie_word_embeddings", "quantization_config", "has_no_defaults_at_init",
-       "model_type"}  # fmt: skip
+# What speculators writes and no draft needs.
+NOT_USED = {"speculators_model_type", "speculators_version", "speculators_config", "transformer_layer_config",
+            "embed_requires_grad", "eagle_config"}  # fmt: skip
 EMBEDDING, HEAD, MAPS = "embed_tokens.weight", "lm_head.weight", ("d2t", "t2d")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 OTHER_NAMES = {"midlayer.": "layers.0.", "aux_norm_low.": "fc_norm.0.", "aux_norm_mid.": "fc_norm.1.",
@@ -47,82 +44,71 @@ OTHER_NAMES = {"midlayer.": "layers.0.", "aux_norm_low.": "fc_norm.0.", "aux_nor
 # -- config.json ---------------------------------------------------------------------------------------
 
 
+class Options(BaseSettings):
+    """Keys of config.json beside those of the decoder layers."""
+
+    draft_vocab_size: int | None = Field(default=None, ge=1)
+    target_hidden_size: int | None = Field(default=None, ge=1)
+    eagle_aux_hidden_state_layer_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+
 @dataclass(frozen=True)
 class Eagle3Config:
     """The shape of an EAGLE-3 draft model."""
 
     layers: PretrainedConfig  # of its decoder layers, without an embedding
+    options: Options
     vocab_size: int
     draft_vocab_size: int
     target_hidden_size: int
     ids: tuple[int, ...] | None  # of the target's layers in front of which hidden states are read
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    norm_output: bool = False
 
     def layers_of(self, total: int) -> tuple[int, ...]:
         """The layers, of a target with `total` layers, in front of which hidden states are read."""
         return self.ids or (2, total // 2, total - 3)
 
 
-def parse_config(config: Mapping[str, Any], wanted: list[int] | None) -> Eagle3Config:
+def parse_config(config: Mapping[str, Any], wanted: list[int] | None, named: str) -> Eagle3Config:
     """The shape that a config.json says; `wanted` are the layers whose hidden states are read, None for those that it
-    names. Raises ValueError that names what is wrong or not known."""
-    if config.get("quantization_config"):
-        raise ValueError("its weights are quantised, and only 16 and 32 bits can be read")
+    names; `named` is the checkpoint in errors. Raises ConfigError that names what is wrong or not known."""
     kind = config.get("speculators_model_type")
-    if kind is None:
-        if missing := [name for name in NEEDED if name not in config]:
-            raise ValueError(f"it has no {few(missing)}")
-        layers: Any = {name: value for name, value in config.items() if name not in OF_DRAFT}
-    else:
-        if kind != "eagle3":
-            raise ValueError(f"its speculators_model_type is {kind}")
-        _refuse_unknown(config, OF_DRAFT | SPECULATORS | ANY)
-        layers = config.get("transformer_layer_config")
-        if not isinstance(layers, dict):
-            raise ValueError("it has no transformer_layer_config")
-    more = config.get("eagle_config") or {}
-    for name, value in more.items():
-        if name != IDS and USUAL.get(name) is not value:
-            raise ValueError(f"its config.json says eagle_config.{name}={value}, which is not known")
-    ids = wanted or config.get(IDS)
-    if not ids and IDS in more:  # Model-Optimizer numbers the layers behind which it reads
-        ids = [layer + 1 for layer in _layer_ids(more[IDS])]
-    own = _layer_config(layers)
-    vocab_size, hidden = own.vocab_size, own.hidden_size
-    own.vocab_size, own.pad_token_id, own.tie_word_embeddings = 1, None, False  # others embed its tokens
+    if config.get("quantization_config"):
+        raise ConfigError(f"{named} has quantised weights: only 16 and 32 bits can be read")
+    if kind not in (None, "eagle3"):
+        raise ConfigError(f"{named} has speculators_model_type={kind} in its config.json: it must be eagle3")
+    own = {name: value for name, value in config.items() if name not in NOT_USED}
+    layers = config.get("transformer_layer_config", {})
+    if kind is None:  # the options stand beside the keys of a Llama
+        layers = {name: value for name, value in own.items() if name not in Options.model_fields}
+        own = {name: value for name, value in own.items() if name in Options.model_fields}
+    if missing := [name for name in NEEDED if name not in layers]:
+        raise ConfigError(f"{named} has no {few(missing)} in its config.json")
+    options, made = checked(Options, own, named), layer_config(layers, LAYERS, named)
+    ids = wanted or options.eagle_aux_hidden_state_layer_ids or _of_optimizer(config.get("eagle_config") or {}, named)
+    vocab_size, hidden = made.vocab_size, made.hidden_size
+    made.vocab_size, made.pad_token_id, made.tie_word_embeddings = 1, None, False  # others embed its tokens
     return Eagle3Config(
-        own,
+        made,
+        options,
         vocab_size,
-        config.get("draft_vocab_size") or vocab_size,
-        config.get("target_hidden_size") or hidden,
-        None if ids is None else tuple(_layer_ids(ids)),
-        **{name: bool(config.get(name, False)) for name in FLAGS},
+        options.draft_vocab_size or vocab_size,
+        options.target_hidden_size or hidden,
+        None if ids is None else tuple(ids),
     )
 
 
-def _layer_ids(ids: Any) -> list[int]:
-    if not (isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)):
-        raise ValueError(f"{IDS}={ids}, which must be a list of numbers of layers")
-    return ids
-
-
-def _layer_config(values: Mapping[str, Any]) -> PretrainedConfig:
-    """The configuration of decoder layers. Raises ValueError."""
-    kind = LAYERS.get(values.get("model_type", "llama"))
-    if kind is None:
-        raise ValueError(f"it has layers of model_type={values['model_type']}, which must be {' or '.join(LAYERS)}")
-    _refuse_unknown(values, {*kind().to_dict()} | ANY)
-    unread = ("model_type", "quantization_config")
-    found: PretrainedConfig = kind(**{name: value for name, value in values.items() if name not in unread})
-    return found
-
-
-def _refuse_unknown(values: Mapping[str, Any], known: set[str]) -> None:
-    if unknown := [f"{name}={values[name]}" for name in values if name not in known]:
-        raise ValueError(f"its config.json says {few(unknown)}, which is not known")
+def _of_optimizer(more: Mapping[str, Any], named: str) -> list[int] | None:
+    """The layers in front of which hidden states are read by `eagle_config`. Raises ConfigError."""
+    for name, value in more.items():
+        if name != IDS and USUAL.get(name) is not value:
+            raise ConfigError(f"{named} has eagle_config.{name}={value} in its config.json, which is not known")
+    ids = checked(Options, {name: value for name, value in more.items() if name == IDS}, named)
+    found = ids.eagle_aux_hidden_state_layer_ids
+    return None if found is None else [layer + 1 for layer in found]  # it numbers the layers behind which it reads
 
 
 # -- The module ----------------------------------------------------------------------------------------
@@ -141,7 +127,7 @@ class FirstLayer(nn.Module):
             narrow = self.self_attn.get_submodule(name)
             setattr(self.self_attn, name, nn.Linear(2 * d, narrow.out_features, bias=narrow.bias is not None))
         self.hidden_norm = norm(d)
-        self.norm_before_residual = config.norm_before_residual
+        self.norm_before_residual = config.options.norm_before_residual
 
     def forward(self, pairs: Tensor, **others: Any) -> Tensor:
         """[b, N, d] of embeddings and hidden states [b, N, 2 * d]."""
@@ -160,8 +146,8 @@ class FeatureProjection(nn.Module):
     def __init__(self, count: int, norm: Callable[[int], nn.Module], config: Eagle3Config, bias: bool):
         super().__init__()
         width = config.target_hidden_size
-        self.input_norm = norm(count * width) if config.norm_before_fc else nn.Identity()
-        self.fc_norm = nn.ModuleList(norm(width) for _ in range(count * config.fc_norm))
+        self.input_norm = norm(count * width) if config.options.norm_before_fc else nn.Identity()
+        self.fc_norm = nn.ModuleList(norm(width) for _ in range(count * config.options.fc_norm))
         self.fc = nn.Linear(count * width, config.layers.hidden_size, bias=bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -210,7 +196,7 @@ def inspect(path: str, key: str, wanted: list[int] | None) -> tuple[Eagle3Config
     """The shape of a checkpoint, and its tensors by `known_name`; `wanted` as in `parse_config`. Raises ConfigError if
     its config.json and its tensors disagree, or are not known."""
     with reading(key, path, WHAT):
-        config = parse_config(read_config(path, key), wanted)
+        config = parse_config(read_config(path, key), wanted, f"{key}={path}")
         found = {known_name(name): tensor for name, tensor in read_tensors(path, key).items()}
         if not all(tensor.dtype in FLOATS for name, tensor in found.items() if name not in MAPS):
             raise ValueError("it has weights of 8 bits or of whole numbers, and only 16 and 32 bits can be read")

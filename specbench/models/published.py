@@ -14,6 +14,7 @@ from transformers.utils.hub import cached_file
 
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import (
+    few,
     read_json,
     reading,
     refuse_incomplete,
@@ -25,7 +26,8 @@ from specbench.models.language_model import LanguageModel
 from specbench.settings import Schema, validate
 
 # Keys of config.json that are not used: any model's, those of other ways to draft, and what the tensors say.
-UNUSED = {*PretrainedConfig().to_dict(), "auto_map", "torch_dtype", "use_cache", "tie_word_embeddings", "pad_token_id",
+UNUSED = {*PretrainedConfig().to_dict(), "auto_map", "torch_dtype", "quantization_config", "_attn_implementation",
+          "attn_implementation", "has_no_defaults_at_init", "use_cache", "tie_word_embeddings", "pad_token_id",
           "bos_token_id", "eos_token_id", "base_model_name_or_path", "version", "max_paths", "topk", "max_seq_len",
           "medusa_fc_bias", "proj_dim", "num_lookahead_tokens", "top_k_tokens_per_head", "n_candidates"}  # fmt: skip
 
@@ -42,6 +44,19 @@ def checked(schema: type[Schema], config: Mapping[str, Any], named: str) -> Sche
     if "${" in json.dumps(own):
         raise ConfigError(f"{named} has ${{ in its config.json, which would be replaced by what it names")
     return validate(schema, OmegaConf.create(own), f"{named}: config.json ")
+
+
+def layer_config(values: Mapping[str, Any], kinds: Mapping[str, Any], named: str) -> PretrainedConfig:
+    """The configuration of decoder layers: `kinds` are the classes by model_type, the first one's where none is given.
+    Raises ConfigError, also if there are keys that no such layer has."""
+    kind = values.get("model_type", next(iter(kinds)))
+    if kind not in kinds:
+        raise ConfigError(f"{named} has layers of model_type={kind}: it must be {' or '.join(kinds)}")
+    known = {*kinds[kind]().to_dict(), *UNUSED, "rope_theta", "rope_scaling"}
+    if other := [name for name in values if name not in known]:
+        raise ConfigError(f"{named} has {few(other)} in its config.json, which no {kind} layer has")
+    made: PretrainedConfig = kinds[kind](**{name: value for name, value in values.items() if name != "model_type"})
+    return made
 
 
 def read_tensors(path: str, key: str, first: Sequence[str] = ()) -> dict[str, Tensor]:

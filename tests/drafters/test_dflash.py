@@ -10,21 +10,15 @@ import pytest
 import torch
 from checkpoints import checkpoint, shutil
 from choosing import in_turn, only
+from decoder_cases import noted_drafts
 from dflash_cases import BLOCK, HEADS, HIDDEN, KEYS, KINDS, MASK, SIZE, TOTAL, WINDOW, V, folder_of, random_weights
 from eagle_cases import numbers
 from safetensors.torch import load_file, save_file
 from small_runs import composed, parts_of, run, small
 
 from specbench.config.check import check
-from specbench.decoding.noise import prompt_key
-from specbench.decoding.scheduler import Scheduler
-from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import State
-from specbench.decoding.timer import Clock
 from specbench.drafters.dflash import DFlashModel
 from specbench.errors import ConfigError
-from specbench.policies.fixed import FixedGamma
 
 
 @cache
@@ -40,34 +34,6 @@ def chosen(kind: str, *overrides: str) -> list[str]:
 @cache
 def parts(kind: str, *overrides: str):
     return parts_of(*chosen(kind, *overrides))
-
-
-def drafts(kind, *overrides, gamma=3, tokens=12):
-    """For each draft of two ragged texts: the text before it, the guesses and their q [gamma, V]; and the parts."""
-    own = parts(kind, *overrides)
-    drafter, found = own.drafter, []
-    prompts = [[5, 9, 2, 7, 11, 3, 8, 12, 40], [4, 1, 6]]
-    jobs = [Sequence(prompt, len(prompt) + tokens, prompt_key(0, str(i))) for i, prompt in enumerate(prompts)]
-    state = State.idle(2, 40, [], own.target.device)
-    own.target.allocate(2, 40)
-    propose = type(drafter).propose
-
-    def noted(state, gammas):
-        draft = propose(drafter, state, gammas)
-        for row, sequence in enumerate(state.sequences):
-            if state.active[row] and gammas[row]:
-                found.append(
-                    (list(sequence.tokens), draft.tokens[row, : gammas[row]], draft.probs[row, : gammas[row]].clone())
-                )
-        return draft
-
-    drafter.propose = noted
-    try:
-        queue = Scheduler(jobs, [own.target, *drafter.models], 4, own.spare)
-        decode_speculative(state, own.target, drafter, FixedGamma(gamma), own.verifier, Clock(), admit=queue)
-    finally:
-        del drafter.propose
-    return found, own
 
 
 def rms(x, weight):
@@ -145,7 +111,8 @@ def farthest(found, own, kind, **spoilt):
 def test_q_is_that_of_a_plain_forward_over_the_whole_text(kind):
     """In ragged rows, after every number of accepted guesses. Controls: hidden states of the layer before, keys of the
     block one position off, and differences of ids taken for ids."""
-    found, own = drafts(kind, "temperature=1")
+    own = parts(kind, "temperature=1")
+    found = noted_drafts(own, tokens=12)
     assert len(found) > 6 and farthest(found, own, kind) < 1e-5
     assert farthest(found[:1], own, kind, layers=(0, 3)) > 1e-3
     assert farthest(found[:1], own, kind, shift=1) > 1e-3
@@ -172,7 +139,8 @@ def test_states_are_those_of_z_lab():
 def test_hidden_states_that_are_not_taken_are_seen(monkeypatch):
     """Negative control: the context lacks what was committed after the prompt."""
     monkeypatch.setattr(DFlashModel, "take", lambda *given: None)
-    found, own = drafts("z-lab", "temperature=1")
+    own = parts("z-lab", "temperature=1")
+    found = noted_drafts(own, tokens=12)
     assert farthest(found, own, "z-lab") > 1e-3
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from checkpoints import checkpoint
 from choosing import only, slow_unless
+from decoder_cases import noted_drafts
 from distribution_cases import learning_policy
 from eagle_cases import (
     DRAFT_V,
@@ -26,19 +27,12 @@ from eagle_cases import (
 from small_runs import composed, parts_of, run, small
 
 from specbench.config.check import check
-from specbench.decoding.noise import prompt_key
-from specbench.decoding.scheduler import Scheduler
-from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import State
-from specbench.decoding.timer import Clock
 from specbench.drafters.eagle3 import Eagle3Model
 from specbench.drafters.eagle3_checkpoint import parse_config
 from specbench.drafters.pair_model import PairModel
 from specbench.errors import ConfigError
 from specbench.models.vocabulary import DraftVocabulary
 from specbench.policies.confidence import ConfidenceGamma
-from specbench.policies.fixed import FixedGamma
 from specbench.policies.heuristic import HeuristicGamma
 
 LAYERS = TARGET["num_hidden_layers"]
@@ -164,33 +158,8 @@ def test_logits_are_those_of_speculators(name):
 # -- Whole drafts ------------------------------------------------------------------------------------
 
 
-PROMPTS = ([5, 9, 2, 7, 11, 3, 8], [4, 1, 6])
-
-
-def drafts(name, gamma=3, tokens=24, batch=2, policy=None, prompts=PROMPTS, drafter=None):
-    """What was drafted for ragged texts: for each draft, the text before it, the guesses, and their q [gamma, V]."""
-    own, found = parts(name), []
-    target, drafter = own.target, drafter or own.drafter
-    jobs = [Sequence(prompt, len(prompt) + tokens, prompt_key(0, str(i))) for i, prompt in enumerate(prompts)]
-    state = State.idle(batch, 40, [], target.device)
-    target.allocate(batch, 40)
-    propose = type(drafter).propose
-
-    def noted(state, gammas):
-        draft = propose(drafter, state, gammas)
-        for row, sequence in enumerate(state.sequences):
-            if state.active[row] and gammas[row] and draft.probs is not None:
-                n = int(draft.count[row])
-                found.append((list(sequence.tokens), draft.tokens[row, :n], draft.probs[row, :n].clone()))
-        return draft
-
-    drafter.propose = noted
-    try:
-        queue = Scheduler(jobs, [target, *drafter.models], 4, own.spare)
-        decode_speculative(state, target, drafter, policy or FixedGamma(gamma), own.verifier, Clock(), admit=queue)
-    finally:
-        del drafter.propose
-    return found
+def drafts(name, **how):
+    return noted_drafts(parts(name), **how)
 
 
 def target_features(name: str, text: list[int], layers) -> np.ndarray:
@@ -286,8 +255,8 @@ def test_ids_of_each_dialect():
         (nested, (2, 4, 5)),  # Model-Optimizer numbers the layers behind which it reads
         (from_speculators()[2], DEFAULT),
     ):
-        assert parse_config(config, None).layers_of(LAYERS) == expected
-        assert parse_config(config, [0, 1]).layers_of(LAYERS) == (0, 1)
+        assert parse_config(config, None, "").layers_of(LAYERS) == expected
+        assert parse_config(config, [0, 1], "").layers_of(LAYERS) == (0, 1)
 
 
 @pytest.mark.parametrize(("name", "cache_name", "batch"), [
@@ -330,9 +299,9 @@ BAD = {
     "no projection": (lambda w, c: w.pop("fc.weight"), "lacks fc.weight"),
     "another width": (lambda w, c: w.update({"fc.weight": torch.zeros(D, 2 * D)}),
                       r"fc.weight \[16, 32\] for \[16, 48\]"),
-    "an unknown key": (lambda w, c: c.update(parallel=3), "parallel=3, which is not known"),
-    "an unknown key of layers": (lambda w, c: c["transformer_layer_config"].update(experts=3), "experts=3"),
-    "another method": (lambda w, c: c.update(speculators_model_type="dflash"), "speculators_model_type is dflash"),
+    "an unknown key": (lambda w, c: c.update(parallel=3), "config.json parallel is not a setting"),
+    "an unknown key of layers": (lambda w, c: c["transformer_layer_config"].update(experts=3), "has experts in its"),
+    "another method": (lambda w, c: c.update(speculators_model_type="dflash"), "speculators_model_type=dflash"),
     "other layers": (lambda w, c: c["transformer_layer_config"].update(model_type="gpt2"), "model_type=gpt2"),
     "d2t out of range": (lambda w, c: w.update(d2t=w["d2t"] + V - 4), "d2t names tokens from 4161 to"),
     "d2t of tokens": (lambda w, c: w.update(d2t=w["d2t"] + torch.arange(DRAFT_V)), "d2t names tokens from 5 to 4191"),
@@ -341,12 +310,12 @@ BAD = {
     "no d2t": (lambda w, c: (w.pop("d2t"), w.pop("t2d")), "no d2t, but a draft vocabulary of 300"),
     "quantised": (lambda w, c: c.update(quantization_config={"bits": 4}), "quantised"),
     "eight bits": (lambda w, c: w.update({"fc.weight": w["fc.weight"].to(torch.float8_e4m3fn)}), "8 bits"),
-    "no layers": (lambda w, c: c.pop("transformer_layer_config"), "no transformer_layer_config"),
+    "no layers": (lambda w, c: c.pop("transformer_layer_config"), "has no hidden_size"),
     "another target": (lambda w, c: c.update(target_hidden_size=32) or w.update({"fc.weight": torch.zeros(D, 96)}),
                        "hidden states of 32, and the target's have 16"),
     "layers that are not there": (lambda w, c: c.update(eagle_aux_hidden_state_layer_ids=[1, 2, 40]),
                                   "the target has 8: give drafter.feature_layers"),
-    "ids that are no list": (lambda w, c: c.update(eagle_aux_hidden_state_layer_ids="2"), "a list of numbers"),
+    "ids that are no list": (lambda w, c: c.update(eagle_aux_hidden_state_layer_ids="2"), "layer_ids=2 is not allowed"),
 }  # fmt: skip
 
 

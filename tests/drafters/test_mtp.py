@@ -9,6 +9,7 @@ import pytest
 import torch
 from checkpoints import checkpoint, shutil
 from choosing import only
+from decoder_cases import noted_drafts
 from safetensors.torch import load_file, save_file
 from small_runs import composed, parts_of, run, small
 from transformers import AutoModelForCausalLM
@@ -17,16 +18,9 @@ from transformers.modeling_layers import MtpModel as StockMtp
 
 from specbench.config.build import build
 from specbench.config.check import check
-from specbench.decoding.noise import prompt_key
-from specbench.decoding.scheduler import Scheduler
-from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import State
-from specbench.decoding.timer import Clock
 from specbench.drafters.pair_model import PairModel
 from specbench.errors import ConfigError
 from specbench.models.mtp_names import mtp_place, without_modules
-from specbench.policies.fixed import FixedGamma
 
 HIDDEN, LAYERS = 16, 2
 SHAPE = dict(hidden_size=HIDDEN, intermediate_size=32, moe_intermediate_size=8, num_attention_heads=4,
@@ -80,34 +74,6 @@ def with_module(kind: str) -> Path:
 @cache
 def parts(kind: str, *overrides: str):
     return parts_of("target=model", f"target.path={with_module(kind)}", "drafter=mtp", "executor=eager", *overrides)
-
-
-def drafts(kind, gamma, tokens=10):
-    """What was drafted for two ragged texts: for each draft, the text before it and its q [gamma, V]; and the parts."""
-    own = parts(kind)
-    target, drafter, found = own.target, own.drafter, []
-    prompts = [[5, 9, 2, 7, 11, 3, 8], [4, 1, 6]]
-    jobs = [Sequence(prompt, len(prompt) + tokens, prompt_key(0, str(i))) for i, prompt in enumerate(prompts)]
-    state = State.idle(2, 40, [], target.device)
-    target.allocate(2, 40)
-    propose = type(drafter).propose
-
-    def noted(state, gammas):
-        draft = propose(drafter, state, gammas)
-        for row, sequence in enumerate(state.sequences):
-            if state.active[row] and gammas[row] and draft.probs is not None:
-                found.append(
-                    (list(sequence.tokens), draft.tokens[row, : gammas[row]], draft.probs[row, : gammas[row]].clone())
-                )
-        return draft
-
-    drafter.propose = noted
-    try:
-        queue = Scheduler(jobs, [target, *drafter.models], 4, own.spare)
-        decode_speculative(state, target, drafter, FixedGamma(gamma), own.verifier, Clock(), admit=queue)
-    finally:
-        del drafter.propose
-    return found, own
 
 
 def transformers_module(kind, target):
@@ -169,7 +135,8 @@ def plain_laws(kind, target, text, guesses, hidden_first=False):
 @pytest.mark.parametrize("kind", only(["qwen2"], [kind for kind in SHAPES if kind not in STOCK]))
 def test_q_is_that_of_the_whole_text(kind):
     """As below, of modules that transformers does not read. Control: the halves of the projection exchanged."""
-    found, own = drafts(kind, gamma=3)
+    own = parts(kind)
+    found = noted_drafts(own, tokens=10)
     assert len(found) > 6 and {len(guesses) for _, guesses, _ in found} >= {3}
     for text, guesses, q in found:
         assert torch.allclose(q, plain_laws(kind, own.target, text, guesses), atol=1e-5)
@@ -180,7 +147,8 @@ def test_q_is_that_of_the_whole_text(kind):
 def test_q_is_what_transformers_computes_from_the_whole_text(kind):
     """In ragged rows, after every number of accepted guesses, for guesses that repeat the layer. Negative control: the
     texts' last tokens exchanged."""
-    found, own = drafts(kind, gamma=3)
+    own = parts(kind)
+    found = noted_drafts(own, tokens=10)
     module = transformers_module(kind, own.target)
     assert len(found) > 6 and {len(guesses) for _, guesses, _ in found} >= {3}
     for text, guesses, q in found:
@@ -208,7 +176,8 @@ def test_hidden_states_and_positions_that_are_wrong_are_seen(name, wrong, monkey
     """Negative controls of the comparison with transformers: pairs that were rejected stay pending, and pairs of the
     module's own states stand one position too late."""
     monkeypatch.setattr(PairModel, name, wrong)
-    found, own = drafts("glm4_moe", gamma=2)
+    own = parts("glm4_moe")
+    found = noted_drafts(own, gamma=2, tokens=10)
     module = transformers_module("glm4_moe", own.target)
     expected = [stock_laws(module, own.target, text, guesses) for text, guesses, _ in found]
     assert not all(torch.allclose(q, e, atol=1e-3) for (_, _, q), e in zip(found, expected, strict=True))
