@@ -253,7 +253,7 @@ def notes_on_models(target: LanguageModel, drafter: Drafter, verifier: Verifier,
     for role, model in (("target", target), *(("drafter", model) for model in drafter.models)):
         if model.random_weights:
             found.append(f"{role} has random weights: its times are real, its text and alpha are not")
-        found += [f"the {role} {limit}" for limit in model.limits]
+        found += [f"no text of the {role} is longer, since {limit}" for limit in model.limits]
         if asked := [setting for setting in model.unlike_generate if setting not in applied]:
             found.append(
                 f"the {role}'s generation_config asks for {', '.join(asked)}, which neither the run nor its peers do"

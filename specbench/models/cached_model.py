@@ -133,11 +133,10 @@ class CachedModel(Component):
 
     @property
     def limits(self) -> list[str]:
-        """What a reader of its texts must know of their length, in sentences without a subject."""
+        """Why its context is shorter than its configuration says."""
         switch = rotary_switch(self.config)
-        if switch == UNLIMITED_CONTEXT:
-            return []
-        return [f"reads at most {switch:,} tokens, prompt included: its longrope turns all keys otherwise beyond"]
+        why = f"its longrope turns all keys otherwise beyond {switch:,} tokens"
+        return [] if switch == UNLIMITED_CONTEXT else [why]
 
     @property
     def input_context(self) -> int:
@@ -153,10 +152,6 @@ class CachedModel(Component):
     def forced_tokens(self) -> int:
         """How many tokens generate() forces behind the start, which count for the length of a hypothesis."""
         return 0 if self.encoder is None else self.encoder.forced
-
-    def suppress(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """Logits or log p [..., N, V] after tokens at positions [..., N], without what generate() never draws there."""
-        return self.suppressed(logits, positions)
 
     @property
     def unlike_generate(self) -> list[str]:
@@ -314,4 +309,4 @@ class CachedModel(Component):
             seen = self.kernel_arguments(self, first, places) if self.kernel else {"attention_mask": self.mask(places)}
             seen[self.decoder.cache_name] = self.cache
             logits = self.decoder.logits(self.module, words, places, seen, keep_logits)
-        return self.vocabulary.fit(self.suppress(logits, positions[:, -logits.shape[1] :]) if suppressing else logits)
+        return self.vocabulary.fit(self.suppressed(logits, positions[:, -logits.shape[1] :]) if suppressing else logits)

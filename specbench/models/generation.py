@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from specbench.errors import shown
+from specbench.models.sizes import stops_of
 
 # Settings of generate() that the run decides itself, or applies as they are: no note is due.
 DECIDED = {
@@ -59,8 +60,9 @@ def suppressed_by(module: Any, begin: int | None) -> Suppressed:
 
 
 def never_drawn(options: Any) -> list[int]:
-    """The tokens that a generation_config forbids everywhere."""
-    return [*(options.suppress_tokens or []), *(words[0] for words in options.bad_words_ids or [] if len(words) == 1)]
+    """The tokens that a generation_config forbids everywhere. generate() lets bad words end a text all the same."""
+    alone = [words[0] for words in options.bad_words_ids or [] if len(words) == 1]
+    return [*(options.suppress_tokens or []), *(token for token in alone if token not in stops_of(options))]
 
 
 def _known(tokens: Sequence[int], module: Any) -> Tensor:

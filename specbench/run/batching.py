@@ -86,9 +86,10 @@ class Requests:
         """Warns of requests that are left out from this turn on. Raises ConfigError if none is left of the first."""
         most = self.parts.longest_prompt
         if turn == 0 and not some_left:
+            why = "".join(f", since {limit}" for limit in self.parts.target.limits)
             raise ConfigError(
                 f"no prompt fits: the shortest has {min(self.too_long)} tokens, and {self.parts.target.name} reads at "
-                f"most {most} tokens: give shorter ones (data=jsonl data.path=F)"
+                f"most {most} tokens{why}: give shorter ones (data=jsonl data.path=F)"
             )
         log.warning("%d requests of more than %d tokens are left out, the longest has %d", count, most,
                     max(self.too_long))  # fmt: skip

@@ -46,7 +46,7 @@ def longrope() -> LanguageModel:
 def decoded(model: LanguageModel, *prompts, new: int = 12) -> list[list[int]]:
     """New tokens of each prompt, up to the model's context, in a row each; the model drafts for itself."""
     jobs = [Sequence(prompt, min(len(prompt) + new, model.context), key) for key, prompt in enumerate(prompts)]
-    state = State.idle(len(jobs), max(job.limit for job in jobs) + GAMMA + 1, [], torch.device("cpu"))
+    state = State.idle(len(jobs), max(job.limit for job in jobs) + GAMMA + 1, model.stop_tokens, torch.device("cpu"))
     helper = model.shared(model.sampling, StaticCache, model.executor)
     queue = Scheduler(jobs, [model, helper], 2048, GAMMA + 1)
     model.allocate(len(jobs), state.tokens.shape[1])
@@ -63,7 +63,7 @@ def generated(model: LanguageModel, prompt: list[int], new: int) -> list[int]:
 
 def test_no_text_crosses_the_length_at_which_all_frequencies_change():
     model = longrope()
-    assert model.context == SWITCH and "at most 24 tokens" in model.limits[0]
+    assert model.context == SWITCH and "beyond 24 tokens" in model.limits[0]
     assert decoded(model, SHORT, LONG) == [generated(model, SHORT, 12), generated(model, LONG, SWITCH - len(LONG))]
 
 
@@ -109,6 +109,15 @@ def test_what_a_causal_checkpoint_forbids_is_not_drawn(forbid):
     assert text == generated(model, SHORT, 12) and not {*text} & {*forbidden} and text != free
     logits = stock_logits(model, torch.tensor([[*SHORT, *text]]), len(SHORT))
     assert logits.argmax(-1).tolist() == text and logits[:, forbidden].isneginf().all()
+
+
+def test_a_bad_word_that_is_a_stop_ends_a_text_all_the_same():
+    torch.manual_seed(0)
+    module = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+    end = decoded(adapted(module), SHORT)[0][2]
+    module.generation_config.update(eos_token_id=end, bad_words_ids=[[end]])
+    [text] = decoded(adapted(module), SHORT)
+    assert text == generated(adapted(module), SHORT, 12) and text[-1] == end
 
 
 def test_what_is_forbidden_as_the_first_token_alone_is_named_in_a_note(tmp_path):
