@@ -4,16 +4,17 @@ Importing the package loads nothing else: torch, transformers and Hydra come wit
 """
 
 import os
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from specbench.executors import waiting
 
 if TYPE_CHECKING:
     from specbench.errors import ConfigError
     from specbench.run.evaluate import Evaluation
 
 __version__ = "0.2.0"
-BEGUN = time.perf_counter()  # this process, or nearly so if it is a command of specbench
+BEGUN = waiting.BEGUN[1]  # this process, or nearly so if it is a command of specbench
 # On Linux, tensors in pages of 2 MB: gigabytes of weights load and are read faster. PyTorch looks at its first tensor.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 __all__ = ["ConfigError", "__version__", "evaluate"]

@@ -14,7 +14,10 @@ def facts(**changes: Any) -> Facts:
     known: dict[str, Any] = {
         "name": "synthetic",
         "config": {"gamma": 4, "temperature": 1.0},
-        "provenance": {"git_sha": "0" * 40, "device": "cpu", "threads": 1, "argv": [], "seconds": 1.0},
+        "provenance": {
+            **{"git_sha": "0" * 40, "dirty": False, "versions": {"python": "3.11"}, "device": "cpu", "cpu": "x86_64"},
+            **{"threads": 1, "argv": [], "started": "2026-01-01T00:00:00+00:00", "seconds": 1.0},
+        },
         "gamma": 4,
         "c_hat": 0.1,
         "step_bytes": 1e8,
@@ -54,7 +57,7 @@ def record(
         "reference": None,
         "speculative": text_of(text, speculative),
         "baseline": text_of(text, plain),
-        "target_text": {"beta": alpha * tokens, "positions": tokens},
+        "target_text": {"beta": alpha * tokens, "positions": float(tokens)},
     }
     return Record(**known | changes)
 

@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from specbench.config.compose import inside_outputs
 from specbench.config.scalars import GROUPS, RunConfig
 from specbench.errors import ConfigError, first_line
+from specbench.executors import waiting
 from specbench.settings import Choice, chosen, validate
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None) -> Checked
     stored in the configuration. Raises ConfigError."""
     names = names or hydra_choices(config)
     root, choices = check_early(config, names)
+    waiting.choose()  # before the classes below load torch
     for group in GROUPS:
         if group not in choices:
             choices[group] = choose(config, group, names.get(group))

@@ -4,34 +4,52 @@ A request is one turn of a prompt. Lists of `Rounds` have one entry per round; a
 """
 
 import json
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import (
+    IO,
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,  # those of Python 3.11 are not read by pydantic
+)
+
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from specbench.errors import ConfigError, first_line, shown
+from specbench.settings import LARGEST, LARGEST_GAMMA
 
 SCHEMA_VERSION = 2  # of the names in results.json
+Status = Literal["complete", "interrupted"]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Some = Annotated[int, Field(ge=1, le=2**53)]
+Depth = Annotated[int, Field(ge=0, le=LARGEST_GAMMA)]
+Number = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1 + 1e-4)]  # a sum of float32 may be more than 1 by rounding
 
 
 @dataclass
 class Rounds:
     """The rounds of one request as columns. Plain decoding is recorded as rounds without a draft."""
 
-    gamma: list[int] = field(default_factory=list)  # depth of the draft
-    drafted: list[int] = field(default_factory=list)  # guesses in it; of a tree, its nodes
-    tested: list[int] = field(default_factory=list)  # steps that were tested, none beyond a stop
-    accepted: list[int] = field(default_factory=list)  # guesses that were accepted and kept
-    tokens: list[int] = field(default_factory=list)  # tokens kept, recovered or bonus token included
-    recovered: list[int] = field(default_factory=list)  # 1 if a recovered token was kept
-    bonus: list[int] = field(default_factory=list)  # 1 if a bonus token was kept
-    steps: list[int] = field(default_factory=list)  # drafter steps of the call, for all of its rows together
-    rows: list[int] = field(default_factory=list)  # rows that the call served
-    width: list[int] = field(default_factory=list)  # tokens of each row that the target's call read
-    lenience: list[float] = field(default_factory=list)
-    draft: list[float] = field(default_factory=list)  # seconds of the whole call in the drafter
-    verify: list[float] = field(default_factory=list)  # in the target
-    accept: list[float] = field(default_factory=list)  # in the verifier
-    host: list[float] = field(default_factory=list)  # in Python between the calls
-    betas: list[list[float]] = field(default_factory=list)  # beta of each tested step
+    gamma: list[Depth] = field(default_factory=list)  # depth of the draft
+    drafted: list[Count] = field(default_factory=list)  # guesses in it; of a tree, its nodes
+    tested: list[Depth] = field(default_factory=list)  # steps that were tested, none beyond a stop
+    accepted: list[Depth] = field(default_factory=list)  # guesses that were accepted and kept
+    tokens: list[Count] = field(default_factory=list)  # tokens kept, recovered or bonus token included
+    recovered: list[Count] = field(default_factory=list)  # 1 if a recovered token was kept
+    bonus: list[Count] = field(default_factory=list)  # 1 if a bonus token was kept
+    steps: list[Count] = field(default_factory=list)  # drafter steps of the call, for all of its rows together
+    rows: list[Some] = field(default_factory=list)  # rows that the call served
+    width: list[Count] = field(default_factory=list)  # tokens of each row that the target's call read
+    lenience: list[Number] = field(default_factory=list)
+    draft: list[Number] = field(default_factory=list)  # seconds of the whole call in the drafter
+    verify: list[Number] = field(default_factory=list)  # in the target
+    accept: list[Number] = field(default_factory=list)  # in the verifier
+    host: list[Number] = field(default_factory=list)  # in Python between the calls
+    betas: list[list[Share]] = field(default_factory=list)  # beta of each tested step
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -48,14 +66,52 @@ class Rounds:
 class Text:
     """What one method of decoding made of a request."""
 
-    ids: list[int]  # new tokens
+    ids: list[Count]  # new tokens
     text: str
-    seconds: float  # of decoding: each call's seconds are split evenly among the rows that it served
-    prefill_seconds: float  # the target read the prompt
-    drafter_prefill_seconds: float  # the drafter read the prompt
-    record_seconds: float  # measuring, which is no part of the other times
+    seconds: Number  # of decoding: each call's seconds are split evenly among the rows that it served
+    prefill_seconds: Number  # the target read the prompt
+    drafter_prefill_seconds: Number  # the drafter read the prompt
+    record_seconds: Number  # measuring, which is no part of the other times
     rounds: Rounds
-    times: dict[str, float] | None = None  # arrived, admitted, first_token, finished; only if requests arrive over time
+    times: dict[str, Number] | None = None  # arrived, admitted, first_token, finished, if requests arrive
+
+
+class Peer(TypedDict, total=False):
+    """What a peer made of a request: its text, or the error."""
+
+    tokens: Count
+    seconds: Number
+    text: str
+    ids: list[Count]
+    error: str
+
+
+class Distances(TypedDict):
+    """Sums over the positions at which a decoder's distribution was kept; see `measure.verdict.compared`."""
+
+    positions: Count
+    tv: NotRequired[float]
+    limit: NotRequired[float]
+    beyond: Count
+
+
+class Reading(TypedDict, total=False):
+    """What `measure.verdict` read of a text, in its order, or why it did not."""
+
+    unread: str
+    error: bool
+    tokens: Count
+    ended: bool
+    tested: Count
+    rule: str | None
+    p: Distances
+    q_unread: str
+    q: Distances
+    wrong: Count
+    ties: Count
+    divergence: Literal["", "tie", "bug", "unknown"]
+    sums: list[list[float]]
+    impossible: Count
 
 
 @dataclass
@@ -64,37 +120,29 @@ class Record:
 
     id: str
     prompt_id: str
-    turn: int  # of the prompt, from 0
+    turn: Count  # of the prompt, from 0
     category: str
-    process: int  # number of the process among repeats, else 0
-    group: int  # requests that were decoded together have one number
+    process: Count  # number of the process among repeats, else 0
+    group: Count  # requests that were decoded together have one number
     prompt: str
-    prompt_tokens: int
-    encoder_tokens: int | None  # tokens that an encoder read
-    limit: int  # the largest number of new tokens
+    prompt_tokens: Count
+    encoder_tokens: Count | None  # tokens that an encoder read
+    limit: Count  # the largest number of new tokens
     reference: str | None
     speculative: Text | None  # None if it failed, as is `baseline`
     baseline: Text | None
-    peers: dict[str, dict[str, Any]] = field(default_factory=dict)  # {"tokens", "seconds", "text", "ids"} or {"error"}
-    target_text: dict[str, float] | None = None  # sum of `beta` and number of `positions` along plain decoding's text
-    drift: dict[str, float] | None = None  # of lossy runs: sums of `tv` and `kl`, largest `bound`, and `positions`
-    verdict: dict[str, Any] | None = None  # sums of the verdict's reading; None if the text was not read
+    peers: dict[str, Peer] = field(default_factory=dict)
+    target_text: dict[str, Number] | None = None  # sum of `beta` and number of `positions` along plain decoding's text
+    drift: dict[str, Annotated[float, Field(ge=0)]] | None = (
+        None  # of lossy runs: sums of `tv` and `kl`, largest `bound`, and `positions`
+    )
+    verdict: Reading | None = None  # sums of the verdict's reading; None if the text was not read
     search: dict[str, Any] | None = None  # what `decoding=beam` keeps
     failed: str | None = None  # the error, in one sentence
 
     def line(self) -> str:
         """The record as JSON in one line, without the newline."""
         return json.dumps(vars(self), default=vars, ensure_ascii=False)
-
-    @classmethod
-    def of_line(cls, line: str) -> Self:
-        """The record of a line. Raises ValueError, KeyError or TypeError if the line is not one."""
-        values = json.loads(line)
-        for method in ("speculative", "baseline"):
-            text = values[method]
-            if text is not None:
-                values[method] = Text(**text | {"rounds": Rounds(**text["rounds"])})
-        return cls(**values)
 
 
 @dataclass
@@ -104,21 +152,21 @@ class Facts:
     name: str
     config: dict[str, Any]
     provenance: dict[str, Any]
-    gamma: int | None = None  # of a fixed policy, else None
+    gamma: Count | None = None  # of a fixed policy, else None
     greedy: bool = False  # temperature 0
     expected_lossless: bool = True
     lossy_reason: str = ""
-    batch_size: int = 1
-    c_hat: float | None = None  # operations of a drafter step over those of a target step (Definition 3.10)
-    step_bytes: float = 0.0  # weights that a target step reads
-    column_bytes: float = 0.0  # keys and values of one token
-    peak_bytes_per_second: float = 0.0  # that the memory was measured to read; 0 if it was not measured
-    memory: dict[str, Any] = field(default_factory=dict)  # peak_bytes, weights_bytes, kv_bytes
-    seconds: dict[str, float] = field(default_factory=dict)  # start, load, warm_up, plain, speculative, peers, ...
-    too_long: int = 0  # requests that leave no room for a token in the context
-    drafter_context: int | None = None  # the longest text that the drafter can read, tokens; None if any
-    begin: int | None = None  # tokens that every text begins with, None if these are its prompt's
-    status: str = "complete"
+    batch_size: Count = 1
+    c_hat: Number | None = None  # operations of a drafter step over those of a target step (Definition 3.10)
+    step_bytes: Number = 0.0  # weights that a target step reads
+    column_bytes: Number = 0.0  # keys and values of one token
+    peak_bytes_per_second: Number = 0.0  # that the memory was measured to read; 0 if it was not measured
+    memory: dict[str, Number] = field(default_factory=dict)  # peak_bytes, weights_bytes, kv_bytes
+    seconds: dict[str, Number] = field(default_factory=dict)  # start, load, warm_up, plain, speculative, peers, ...
+    too_long: Count = 0  # requests that leave no room for a token in the context
+    drafter_context: Count | None = None  # the longest text that the drafter can read, tokens; None if any
+    begin: Count | None = None  # tokens that every text begins with, None if these are its prompt's
+    status: Status = "complete"
     notes: list[str] = field(default_factory=list)
     template: str = ""  # the chat template that made the prompts, if one did
     acceptance_rule: str = "sum min(p, q)"  # what beta is
@@ -132,13 +180,54 @@ def append(file: IO[str], record: Record) -> None:
     file.flush()
 
 
+@cache
+def adapter() -> TypeAdapter[Record]:
+    """What reads a line by the types above."""
+    return TypeAdapter(Record)
+
+
 def read(path: Path) -> list[Record]:
-    """The records of a file; none if it does not exist. A line that a kill cut is dropped."""
-    found: list[Record] = []
-    if path.is_file():
-        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-            for line in file:
-                with suppress(ValueError, KeyError, TypeError):
-                    if line.endswith("\n"):
-                        found.append(Record.of_line(line))
+    """The records of a file; none if it does not exist. A last line that a kill cut is dropped. Raises ConfigError if
+    it is no file, or another line is no record."""
+    if not path.exists():
+        return []
+    lines, found = content(path).split("\n"), list[Record]()
+    for number, line in enumerate(lines[:-1], 1):
+        place = f"{path} line {number}"
+        try:
+            record = adapter().validate_json(line, strict=True)
+        except ValidationError as error:
+            raise refused(error, line, place) from error
+        for method in ("speculative", "baseline"):
+            text: Text | None = vars(record)[method]
+            if text is not None and len({len(column) for column in vars(text.rounds).values()}) > 1:
+                raise ConfigError(f"{place} cannot be read: the columns of {method}.rounds must have one length")
+        found.append(record)
     return found
+
+
+def content(path: Path) -> str:
+    """The text of a file that a run has left. Raises ConfigError if it is no file, or no text."""
+    if not path.is_file():
+        what = "is no file" if path.exists() else "is not there"
+        raise ConfigError(f"{path} {what}: choose the folder of a finished run")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read ({first_line(error)})") from error
+
+
+def refused(error: ValidationError, text: str, place: str) -> ConfigError:
+    """What pydantic refused first, with the key, the value and what is allowed."""
+    first, keys = error.errors(include_url=False)[0], list[str]()
+    if first["type"] == "json_invalid":
+        return ConfigError(f"{place} cannot be read: {first['msg']}")
+    found = json.loads(text)
+    for part in first["loc"]:
+        try:
+            found = found[part]
+        except (LookupError, TypeError):  # a name of pydantic's own, of one type of several, or what is missing
+            continue
+        keys.append(str(part))
+    wanted = first["msg"].removeprefix("Input should be ")
+    return ConfigError(f"{place} cannot be read: {'.'.join(keys)}={shown(found)} is not allowed, it must be {wanted}")

@@ -99,8 +99,8 @@ def results(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
 
 
 def facts_of(stored: dict[str, Any]) -> Facts:
-    """The facts that a `results.json` was made with. Raises KeyError if it has none."""
-    return Facts(**stored["details"]["facts"])
+    """The facts that a `results.json` was made with."""
+    return Facts(**stored["details"]["facts"] | {name: stored[name] for name in ("config", "provenance")})
 
 
 def _values(found: dict[str, Estimate]) -> dict[str, float | None]:

@@ -42,7 +42,7 @@ def read_target_text(
     begin = len(prompt)
     text = torch.tensor([[*prompt, *ids][: drafter.context]], device=target.device)
     if text.shape[1] <= begin:
-        return {"beta": 0.0, "positions": 0}
+        return {"beta": 0.0, "positions": 0.0}
     n, own = text.shape[1] - begin, target.sampling
     if lenience < 1:
         own = dataclasses.replace(own, before_argmax=True)
@@ -55,7 +55,7 @@ def read_target_text(
     else:
         q, guessed = asked(drafter, text, begin, p.shape[-1], encoder_input)
         betas = _betas(p[guessed], q[guessed], lenience, own.greedy)
-    return {"beta": float(betas.sum()), "positions": len(betas)}
+    return {"beta": float(betas.sum()), "positions": float(len(betas))}
 
 
 def _whole(kept: abc.Sequence[tuple[int, Tensor]], n: int) -> Tensor | None:

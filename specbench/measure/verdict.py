@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from specbench.decoding.sampling import Sampling
 from specbench.measure import sequential
 from specbench.measure.intervals import Floats
-from specbench.measure.record import Facts, Record
+from specbench.measure.record import Facts, Reading, Record
 from specbench.measure.recorder import Draws
 from specbench.measure.rounds import finished
 from specbench.measure.sequential import MARGIN, SURE, residual, sums_of
@@ -31,7 +31,7 @@ HARMLESS = 1e-3  # nats by which accepting a guess surely differs: below it the 
 OTHER_Q = "q in decoding is not the stock module's: alpha is not the drafter's own"
 
 
-def unread(reason: str, error: bool = False) -> dict[str, Any]:
+def unread(reason: str, error: bool = False) -> Reading:
     """The reading of a text that was not read; with an `error` the run's verdict is not "passed"."""
     return {"unread": reason, "error": error}
 
@@ -48,11 +48,11 @@ def read_text(
     ended: bool = True,
     known: Known | None = None,
     beside: Sequence[int] = (),
-) -> dict[str, Any]:
-    """What goes to `Record.verdict`: the new tokens `ids` after a prompt under the stock modules of target and drafter,
-    beside `plain` decoding's. `sampling` is the configuration's, by which the target's own is judged. `ended` says that
-    the text ends at the first stop or at its limit, `known` has logits of the text that were read before,
-    `beside` is what other texts have at the positions of `ids`, -1 for nothing."""
+) -> Any:
+    """The `Reading` that goes to `Record.verdict`: the new tokens `ids` after a prompt under the stock modules of
+    target and drafter, beside `plain` decoding's. `sampling` is the configuration's, by which the target's own is
+    judged. `ended` says that the text ends at the first stop or at its limit, `known` has logits of the text that were
+    read before, `beside` is what other texts have at the positions of `ids`, -1 for nothing."""
     try:
         text = torch.tensor([[*prompt, *ids]], device=target.device)
         logits = stock_scores(target, text, len(prompt), encoder_input, sampling, known)
@@ -215,7 +215,7 @@ def _rows(kept: Sequence[tuple[int, Tensor]], n: int, like: Tensor) -> tuple[Ten
 def judge(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
     """The verdict on a run from the readings of its texts: `expected`, `passed` (None: not shown), `reason`, the
     faults that nine of ten such runs would have found (`detectable`), `details` and `notes`."""
-    every = [record.verdict for record in finished(records) if record.verdict is not None]
+    every: list[Any] = [record.verdict for record in finished(records) if record.verdict is not None]
     readings = [reading for reading in every if "tokens" in reading]
     detectable = None
     details: dict[str, Any] = {"texts": len(readings), "tokens": sum(reading["tokens"] for reading in readings)}

@@ -41,7 +41,7 @@ def write_page(folder: Path) -> Path:
         run = files.read_run(folder)
         text = page.run_page(run, run.records)
     elif (folder / files.COMPARISON).is_file():
-        rows = files.read_json(folder / files.COMPARISON)["rows"]
+        rows = files.read_comparison(folder)
         text = page.comparison_page(rows, files.read_all(folder), folder.name)
     else:
         text = page.sweep_page(files.read_all(folder), folder.name)
@@ -55,7 +55,7 @@ def print_tables(folder: Path, form: str) -> None:
 
     runs = files.read_all(folder)
     if (folder / files.COMPARISON).is_file():
-        print(tables.written(tables.comparison(files.read_json(folder / files.COMPARISON)["rows"]), form))
+        print(tables.written(tables.comparison(files.read_comparison(folder)), form))
     print(tables.written(tables.runs_table(runs), form))
     categories = tables.by_category(runs)
     if len(categories):

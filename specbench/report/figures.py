@@ -108,7 +108,7 @@ def accounting(run: Run) -> Figure | None:
     """The factors of the speedup as bars from one to the next, from Theorem 3.8's prediction to the measurement."""
     speedup = run.results["speedup"]
     factors = [entry for entry in speedup["accounting"] if entry["factor"] != "rows" or abs(entry["value"] - 1) > 1e-3]
-    if not factors:
+    if not factors or speedup["measured"] is None:
         return None
     with matplotlib.rc_context(STYLE):
         figure, axes = canvas(len(factors) + 1)

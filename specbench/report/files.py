@@ -1,6 +1,5 @@
 """The files of a finished run: results.json, rounds.parquet, page.html; and how they are read again."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -8,8 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from specbench.errors import ConfigError, shown
-from specbench.measure.record import SCHEMA_VERSION, Record, read
+from specbench.errors import ConfigError
+from specbench.measure import schema
+from specbench.measure.record import Record, content, read
 
 RESULTS, RECORDS, ROUNDS, PAGE = "results.json", "prompts.jsonl", "rounds.parquet", "page.html"
 CONFIG = "config.yaml"
@@ -39,24 +39,14 @@ def write_text(path: Path, text: str) -> None:
 
 def read_run(folder: Path) -> Run:
     """A finished run. Raises ConfigError if results.json is not there or not one."""
-    return Run(folder, read_json(folder / RESULTS), folder.name)
+    return Run(folder, schema.parsed(content(folder / RESULTS), schema.RESULTS, str(folder / RESULTS)), folder.name)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """What results.json or comparison.json holds. Raises ConfigError."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path} is not there: choose the folder of a finished run") from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error})") from error
-    version = found.get("schema_version") if isinstance(found, dict) else None
-    if version != SCHEMA_VERSION:
-        raise ConfigError(
-            f"{path} was not written by this version of specbench: its schema_version is {shown(version)}, not "
-            f"{SCHEMA_VERSION}"
-        )
-    return dict(found)
+def read_comparison(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a comparison. Raises ConfigError if comparison.json is not one."""
+    path = folder / COMPARISON
+    found: list[dict[str, Any]] = schema.parsed(content(path), schema.COMPARISON, str(path))["rows"]
+    return found
 
 
 def read_all(folder: Path) -> list[Run]:

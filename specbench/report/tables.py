@@ -70,8 +70,8 @@ RUN_CELLS: Cells = {
     "c": lambda r: number(r["cost"]["c"]),
     "v": lambda r: number(r["cost"]["v"]),
     "o": lambda r: number(r["cost"]["o"]),
-    "tokens/s": lambda r: number(r["throughput"]["speculative_tokens_per_second"]),
-    "plain tokens/s": lambda r: number(r["throughput"]["baseline_tokens_per_second"]),
+    "tokens/s": lambda r: number(r["throughput"].get("speculative_tokens_per_second")),
+    "plain tokens/s": lambda r: number(r["throughput"].get("baseline_tokens_per_second")),
 }
 CATEGORY_CELLS: Cells = {
     "prompts": lambda c: str(c["prompts"]),

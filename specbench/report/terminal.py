@@ -63,8 +63,8 @@ def summary(results: Mapping[str, Any], folder: Path) -> None:
         f"{number(1e3 * (cost['target_step_seconds'] or 0))} ms",
         "Theorem 3.8": f"{ratio(speedup['theorem_3_8'], None)} predicted, {ratio(speedup['measured'], None)} measured, "
         f"{ratio(speedup['end_to_end'], speedup['end_to_end_ci95'])} with prefill",
-        "tokens/s": f"{number(rates['speculative_tokens_per_second'])}, plain decoding "
-        f"{number(rates['baseline_tokens_per_second'])}{share}",
+        "tokens/s": f"{number(rates.get('speculative_tokens_per_second'))}, plain decoding "
+        f"{number(rates.get('baseline_tokens_per_second'))}{share}",
         "lossless": verdict(lossless) + reason,
     }
     if peers:

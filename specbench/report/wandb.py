@@ -1,5 +1,7 @@
 """Follows a run in Weights & Biases under the names of results.json; offline by default, so no account is needed."""
 
+import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -43,11 +45,14 @@ class WandbLogger(Logger):
     def open(self, opening: Opening) -> None:
         import wandb
 
+        own_id = run_id(opening)
         opening.folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
             **self.settings,
             dir=str(opening.folder.resolve()),
-            group=opening.name,
+            id=own_id,
+            resume="allow" if own_id and "WANDB_RESUME" not in os.environ else None,
+            group=os.environ.get("WANDB_RUN_GROUP", opening.name),
             job_type=opening.kind,
             name=f"{opening.name}/{opening.folder.name}",
             config=config_columns(opening.config, opening.choices),
@@ -103,6 +108,16 @@ class WandbLogger(Logger):
             opened, self._run = self._run, None
             opened.summary.update({"status": status})
             opened.finish(exit_code=EXIT_CODES[status])
+
+
+def run_id(opening: Opening) -> str | None:
+    """The id of WANDB_RUN_ID. Jobs of one command share the variable: each has an id of its own, which follows from its
+    folder, so that a job that is queued again goes on in its run. None lets W&B choose."""
+    given = os.environ.get("WANDB_RUN_ID")
+    if not given or opening.kind in ("run", "repeats"):
+        return given or None
+    place = os.path.relpath(opening.folder)
+    return f"{given}-{hashlib.sha256(place.encode(errors='surrogateescape')).hexdigest()[:8]}"
 
 
 def running(sums: Mapping[str, float]) -> dict[str, float]:

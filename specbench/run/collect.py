@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from specbench.errors import ConfigError, answering, shown
+from specbench.errors import ConfigError, answering, first_line, shown
 from specbench.report import files, terminal
 from specbench.run.jobs import settings
 from specbench.run.pooled import write_pooled
@@ -22,13 +22,21 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--into", type=Path, required=True, metavar="D", help="the folder of the new run")
     args = parser.parse_args(words)
     with answering():
-        runs = [files.read_run(folder) for folder in args.folders]
-        refuse_different(runs)
-        own = re.compile(rf"({'|'.join(OF_PARTS)}|hydra\..*)=")
-        overrides = [word for word in runs[0].results["details"]["overrides"] if not own.match(word)]
-        with locked(args.into):
-            run = write_pooled(args.into, runs, runs[0].results["config"] | {"skip": 0, "take": 0}, overrides=overrides)
-        terminal.summary(run.results, args.into)
+        terminal.summary(pool(args.folders, args.into).results, args.into)
+
+
+def pool(folders: Sequence[Path], into: Path) -> files.Run:
+    """Writes the run of several folders into one. Raises ConfigError if they are no parts of one run."""
+    runs = [files.read_run(folder) for folder in folders]
+    refuse_different(runs)
+    own = re.compile(rf"({'|'.join(OF_PARTS)}|hydra\..*)=")
+    overrides = [word for word in runs[0].results["details"]["overrides"] if not own.match(word)]
+    config = runs[0].results["config"] | {"skip": 0, "take": 0}
+    with locked(into):
+        try:
+            return write_pooled(into, runs, config, overrides=overrides)
+        except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:  # each is read, and yet
+            raise ConfigError(f"{' and '.join(map(str, folders))} cannot be joined: {first_line(error)}") from error
 
 
 def refuse_different(runs: Sequence[files.Run]) -> None:

@@ -5,11 +5,13 @@ intervals of times are then over processes.
 """
 
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from specbench.errors import CommandError, ConfigError, first_line
+from specbench.executors import waiting
 from specbench.report.files import Run
 from specbench.report.loggers import Logger, Opening
 from specbench.run.jobs import Job, finished
@@ -61,8 +63,11 @@ def run_process(job: Job, folder: Path, first: bool) -> None:
     refuses its configuration."""
     own = ["repeats=1", "strict=false", "hydra.mode=RUN", f"hydra.run.dir='{folder}'"]
     call = [sys.executable, "-m", "specbench", *job.overrides, *own]
+    shared = os.environ.get("WANDB_RUN_ID")  # which is the pooled run's
+    env = {name: value for name, value in os.environ.items() if not waiting.notes or name != "GOMP_SPINCOUNT"}
+    env |= {"WANDB_RUN_ID": f"{shared}-{folder.name.replace('=', '-')}"} if shared else {}
     # In a session of its own a terminal's Ctrl-C does not reach it: it gets exactly one signal, from here.
-    with subprocess.Popen(call, start_new_session=True) as process:
+    with subprocess.Popen(call, start_new_session=True, env=env) as process:
         try:
             code = process.wait()
         except KeyboardInterrupt:

@@ -19,7 +19,8 @@ from specbench.config.build import Parts, build
 from specbench.config.scalars import DRAFTING
 from specbench.data.prompts import Request
 from specbench.errors import CommandError, ConfigError, causes, first_line
-from specbench.measure.record import Facts, Record, append, read
+from specbench.executors import waiting
+from specbench.measure.record import Facts, Peer, Record, Status, append, read
 from specbench.measure.results import results
 from specbench.models.language_model import LanguageModel
 from specbench.report import files
@@ -164,7 +165,7 @@ def opened(job: Job, parts: Parts, stack: ExitStack) -> Method:
     return Method(job, parts, Session(parts), logger, file, {record.id: record for record in records}, notes)
 
 
-def decode(cohorts: Sequence[Sequence[Method]], seconds: Seconds, report: Any) -> str:
+def decode(cohorts: Sequence[Sequence[Method]], seconds: Seconds, report: Any) -> Status:
     """Decodes a batch by all methods of each cohort, then the next one, until all are done. The methods of a cohort
     share plain decoding. Returns "complete" or, after Ctrl-C, "interrupted"."""
     groups = [Group(cohort, seconds) for cohort in cohorts]
@@ -294,7 +295,7 @@ def empty_record(request: Request, group: int, limit: int) -> Record:
                   encoder_tokens, limit, request.reference, None, None)  # fmt: skip
 
 
-def peer_output(decoded: Any, row: int) -> dict[str, Any]:
+def peer_output(decoded: Any, row: int) -> Peer:
     """What a peer made of a request, or the error."""
     found = decoded if isinstance(decoded, Exception) else decoded[row]
     if isinstance(found, Exception):
@@ -302,7 +303,9 @@ def peer_output(decoded: Any, row: int) -> dict[str, Any]:
     return {"tokens": found.decoded, "seconds": found.decode_seconds, "ids": [int(token) for token in found.tokens]}
 
 
-def finish(method: Method, status: str, known: Mapping[str, Any], seconds: dict[str, float]) -> files.Run | Exception:
+def finish(
+    method: Method, status: Status, known: Mapping[str, Any], seconds: dict[str, float]
+) -> files.Run | Exception:
     """Computes the results of a method, writes its files and gives them to its logger. Returns the run, or the error if
     every prompt failed."""
     method.file.flush()
@@ -335,7 +338,7 @@ def template_of(target: LanguageModel) -> str:
     return template_name(target.tokenizer)
 
 
-def facts_of(method: Method, status: str, known: Mapping[str, Any], seconds: dict[str, float]) -> Facts:
+def facts_of(method: Method, status: Status, known: Mapping[str, Any], seconds: dict[str, float]) -> Facts:
     """What the results need beside the records."""
     parts = method.parts
     target, drafter, verifier = parts.target, parts.drafter, parts.verifier
@@ -366,7 +369,7 @@ def facts_of(method: Method, status: str, known: Mapping[str, Any], seconds: dic
         drafter_context=drafter.context if drafter.context < target.context and parts.policy.largest else None,
         begin=None if target.start_tokens is None else len(target.start_tokens),
         status=status,
-        notes=[*parts.notes, *method.notes, *target.executor.notes()],
+        notes=[*parts.notes, *method.notes, *waiting.notes, *target.executor.notes()],
         template=template_of(target),
         acceptance_rule=parts.acceptance_rule,
         choices=parts.checked.names,

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from records import records
 
+from specbench.errors import ConfigError
 from specbench.measure.record import Record, Rounds, append, read
 
 
@@ -37,7 +38,7 @@ def test_no_file_has_no_records(tmp_path: Path) -> None:
     assert read(tmp_path / "prompts.jsonl") == []
 
 
-@pytest.mark.parametrize("end", ["", "{}", '\u007b"id": ', "null\n", "[1]\n"])
+@pytest.mark.parametrize("end", ["", "{}", '\u007b"id": '])
 def test_a_cut_line_is_dropped(tmp_path: Path, end: str) -> None:
     made, path = written(tmp_path / "prompts.jsonl"), tmp_path / "prompts.jsonl"
     path.write_text(path.read_text() + end)
@@ -46,6 +47,15 @@ def test_a_cut_line_is_dropped(tmp_path: Path, end: str) -> None:
     for share in (0.1, 0.5, 0.999):  # killed anywhere in the third line
         path.write_text("".join(lines[:2]) + lines[2][: int(share * len(lines[2]))])
         assert read(path) == made[:2]
+
+
+@pytest.mark.parametrize("line", ["null\n", "[1]\n", "{}\n", "\n"])
+def test_a_line_that_is_no_record_is_refused(tmp_path: Path, line: str) -> None:
+    written(tmp_path / "prompts.jsonl")
+    with (tmp_path / "prompts.jsonl").open("a") as file:
+        file.write(line)
+    with pytest.raises(ConfigError, match="line 4 cannot be read"):
+        read(tmp_path / "prompts.jsonl")
 
 
 def test_a_round_needs_every_column() -> None:

@@ -4,7 +4,6 @@ import warnings
 
 import pytest
 from matplotlib.colors import to_hex
-from records import records
 from stored import stored
 
 from specbench.report import figures
@@ -108,16 +107,3 @@ def test_labels_are_no_formulas_and_have_a_bound():
         text = figures.svg(figure)
     assert "frac{1}{2" in text and "\x1b" not in text
     assert max(len(label) for label in texts(figure.axes[0])) < 80
-
-
-def test_a_batch_has_a_factor_of_rows(tmp_path):
-    own = records(4)
-    for record in own:
-        record.group = 0
-        for text in (record.speculative, record.baseline):
-            text.rounds.rows = [2] * len(text.rounds)
-            text.seconds /= 2
-    run = stored(tmp_path, own, batch_size=2)
-    entry = next(e for e in run.results["speedup"]["accounting"] if e["factor"] == "rows")
-    shown = len(figures.accounting(run).axes[0].patches) - 1
-    assert shown == len(run.results["speedup"]["accounting"]) - (abs(entry["value"] - 1) <= 1e-3)

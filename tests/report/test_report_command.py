@@ -1,9 +1,7 @@
 """`python -m specbench.report FOLDER`: pages and tables of finished runs, sweeps and comparisons."""
 
-import io
 import json
 
-import pandas as pd
 import pytest
 from records import records
 from stored import put, stored
@@ -38,12 +36,6 @@ def test_the_page_of_a_run_is_made_again(sweep, capsys):
     assert page.read_text() == before and str(page) in capsys.readouterr().out
 
 
-def test_the_page_of_a_sweep(sweep):
-    main([str(sweep)])
-    text = (sweep / files.PAGE).read_text()
-    assert "gamma=2" in text and "gamma=4" in text
-
-
 def test_the_page_of_a_comparison(sweep):
     runs = files.read_all(sweep)
     rows = compare({run.label: run.records for run in runs})
@@ -63,14 +55,6 @@ def test_formats_print_the_same_tables(sweep, capsys):
     assert not (sweep / files.PAGE).exists()
 
 
-def test_csv_is_numbers_and_names(sweep, capsys):
-    main([str(sweep / "2"), "--format", "csv"])
-    first = capsys.readouterr().out.split("\n\n")[0]
-    frame = pd.read_csv(io.StringIO(first))
-    results = files.read_run(sweep / "2").results
-    assert frame["c"][0] == pytest.approx(results["cost"]["c"], rel=0.006)
-
-
 def test_a_comparisons_ranking_is_printed(sweep, capsys):
     rows = compare({run.label: run.records for run in files.read_all(sweep)})
     (sweep / files.COMPARISON).write_text(json.dumps({"schema_version": 2, "kind": "comparison", "rows": rows}))
@@ -86,11 +70,6 @@ def test_a_folder_without_a_finished_run(tmp_path, capsys):
     put(tmp_path, records(1))
     for form in ("html", "csv"):
         assert files.RESULTS in refused([str(tmp_path), "--format", form], capsys)
-
-
-def test_results_that_a_kill_cut(tmp_path, capsys):
-    (tmp_path / files.RESULTS).write_text('{"schema_ver')
-    assert "cannot be read" in refused([str(tmp_path)], capsys)
 
 
 def test_a_dashboard_without_a_project(sweep, capsys):

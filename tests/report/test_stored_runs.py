@@ -31,7 +31,7 @@ def test_what_is_written_is_read_again(run):
 def test_results_follow_from_the_records_that_are_stored(run):
     """prompts.jsonl is the record: the same numbers come out of it again."""
     again = results(files.read_run(run.folder).records, facts(overrides=["gamma=4"]))
-    assert json.loads(json.dumps(again)) == files.read_json(run.folder / files.RESULTS)
+    assert json.loads(json.dumps(again)) == files.read_run(run.folder).results
 
 
 def test_rounds_are_columns(run):
@@ -86,12 +86,6 @@ def test_results_that_are_none_are_refused_in_a_sentence(content, match, tmp_pat
         files.read_run(tmp_path)
 
 
-def test_bytes_that_are_no_text_are_refused_in_a_sentence(tmp_path):
-    (tmp_path / files.RESULTS).write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        files.read_run(tmp_path)
-
-
 def test_a_run_that_was_killed_before_its_results_is_no_finished_run(run, tmp_path):
     put(tmp_path / "killed", records())
     (tmp_path / "killed" / f"{files.RESULTS}.part").write_text("{")
@@ -99,12 +93,6 @@ def test_a_run_that_was_killed_before_its_results_is_no_finished_run(run, tmp_pa
         files.read_all(tmp_path)
     done = stored(tmp_path / "done")
     assert [found.folder for found in files.read_all(tmp_path)] == [done.folder]
-
-
-def test_a_line_that_a_kill_cut_is_dropped(tmp_path):
-    path = put(tmp_path, records()) / files.RECORDS
-    path.write_bytes(path.read_bytes()[:-100])
-    assert [record.id for record in files.Run(tmp_path, {}).records] == [record.id for record in records()[:-1]]
 
 
 def test_processes_inside_a_run_are_no_runs_of_their_own(tmp_path):

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 from records import records
+from small_runs import composed
 from stored import stored
 from wandb.proto.wandb_internal_pb2 import Record as WandbRecord
 
+from specbench.config.check import check
 from specbench.errors import ConfigError
 from specbench.report import dashboards, loggers, wandb
 from specbench.report.files import Run
 from specbench.report.loggers import Opening
-from specbench.report.wandb import WandbLogger
+from specbench.report.wandb import WandbLogger, run_id
 from specbench.settings import validate
 
 CONFIG = {"gamma": 4, "drafter": {"_target_": "specbench.drafters.X", "path": "x"}}
@@ -167,6 +169,32 @@ def test_an_interrupted_run_with_results_is_marked(tmp_path):
     offline = Offline(tmp_path)
     assert offline.summary()["status"] == "interrupted"
     assert [record.exit.exit_code for record in offline.of("exit")] == [130]
+
+
+def test_jobs_of_one_command_have_ids_of_their_own(monkeypatch, tmp_path):
+    """WANDB_RUN_ID is of a whole command: a job that runs again has the id that it had, and no other job has."""
+    monkeypatch.chdir(tmp_path)
+    assert run_id(opening(tmp_path / "a", "job")) is None
+    monkeypatch.setenv("WANDB_RUN_ID", "abc")
+    first, second = (run_id(opening(tmp_path / name, "job")) for name in "ab")
+    assert first != second and first.startswith("abc-") and second.startswith("abc-")
+    assert run_id(opening(tmp_path / "a", "job")) == run_id(opening(Path("a"), "job")) == first
+    assert run_id(opening(tmp_path / "a")) == run_id(opening(tmp_path / "b", "repeats")) == "abc"  # alone in a command
+    own = logger()
+    own.open(opening(tmp_path / "a", "job"))
+    own.abandon("interrupted")
+    assert [found.run_id for found in (record.run for record in Offline(tmp_path / "a").of("run"))] == [first]
+
+
+def test_variables_of_wandb_are_defaults(monkeypatch):
+    for name, value in {"MODE": "disabled", "PROJECT": "theirs", "ENTITY": "me"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    settings = check(composed("logger=wandb")).choices["logger"].settings
+    assert (settings.mode, settings.project, settings.entity) == ("disabled", "theirs", "me")
+    assert check(composed("logger=wandb", "logger.mode=offline")).choices["logger"].settings.mode == "offline"
+    monkeypatch.setenv("WANDB_MODE", "sometimes")
+    with pytest.raises(ConfigError, match="=sometimes is not allowed: it must be one of offline"):
+        check(composed("logger=wandb"))
 
 
 def test_a_failed_request_is_no_progress():
