@@ -1,8 +1,5 @@
 """Prompts from records: files of JSON lines, question files, and data sets of the hub."""
 
-import functools
-import hashlib
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,27 +13,23 @@ from specbench.data.template import check_template, fill
 from specbench.errors import ConfigError, first_line, shown, visible
 from specbench.settings import BaseSettings
 
-log = logging.getLogger(__name__)
 LONGEST_NAME = 200  # characters of an id or a category
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 KINDS = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}
 
 
 class FileSettings(BaseSettings):
-    """A file of JSON lines. With a `url` it is a local copy of a published one: another sha256 is a warning."""
+    """A file of JSON lines. With a `url` it is a local copy of a published one."""
 
     path: str | None = Field(description="a file of JSON lines, or a question file")
     limit: int | None = Field(ge=1)
     url: str | None = None
-    sha256: str | None = None  # None: not known
 
     def check(self, prefix: str) -> None:
         if self.url is not None and (self.path is None or not Path(self.path).exists()):
             said = f"{prefix}path is not set" if self.path is None else f"{prefix}path={shown(self.path)} is not there"
             raise ConfigError(f"{said}: fetch {self.url} and give its place with {prefix}path=FILE")
         need_file(self.file, f"{prefix}path")
-        if self.sha256 is not None:
-            warn_of_another(self.file, self.sha256, str(self.url))
 
     @property
     def file(self) -> str:
@@ -44,16 +37,6 @@ class FileSettings(BaseSettings):
         if self.path is None:
             raise ConfigError("data.path=null is not allowed: it must be a file")
         return self.path
-
-
-@functools.cache  # once in a process: a configuration is checked more than once
-def warn_of_another(path: str, expected: str, url: str) -> None:
-    """Warns if a file has another hash than the published one."""
-    with open(path, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != expected.lower():
-        log.warning("data.path=%s has the sha256 %s, and %s had %s: numbers may not compare with those of others",
-                    path, found, url, expected)  # fmt: skip
 
 
 def text_of(value: Any, what: str, blank: bool = False) -> str:

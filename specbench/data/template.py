@@ -7,7 +7,6 @@ from string import Formatter
 from specbench.errors import ConfigError, first_line, shown
 
 SYNTAX = re.compile(r"[.\[\]!:{}]")  # what str.format would read as an attribute, an index, a conversion or a format
-LARGEST_TEMPLATE = 100_000  # characters
 
 
 def check_template(template: str | None, key: str, known: tuple[str, ...] = ()) -> None:
@@ -16,8 +15,6 @@ def check_template(template: str | None, key: str, known: tuple[str, ...] = ()) 
     if template is None:
         return
     named = f"{key}={shown(template)} is not allowed"
-    if len(template) > LARGEST_TEMPLATE:
-        raise ConfigError(f"{named}: it must have at most {LARGEST_TEMPLATE:,} characters")
     try:
         fields = [found for found in Formatter().parse(template) if found[1] is not None]
     except ValueError as error:

@@ -1,9 +1,7 @@
 """Named data sets, plain text and aligned text; every test makes its own small files."""
 
 import gzip
-import hashlib
 import json
-import logging
 from collections import Counter
 from pathlib import Path
 
@@ -43,19 +41,6 @@ def test_a_missing_file_says_where_it_is_to_be_had(name):
         with pytest.raises(ConfigError) as error:
             check(composed(f"data={name}", *words))
         assert str(error.value).startswith(said) and url in str(error.value)
-
-
-def test_another_file_is_a_warning_with_both_hashes(questions, caplog):
-    ours = hashlib.sha256(questions.read_bytes()).hexdigest()
-    words = ["data=mt_bench", f"data.path={questions}"]
-    check(composed(*words, "data.sha256=null"))
-    check(composed(*words, f"data.sha256={ours}"))
-    assert not caplog.records
-    with caplog.at_level(logging.WARNING):
-        check(composed(*words))
-        known = check(composed(*words)).choices["data"].settings.sha256
-    [record] = caplog.records  # once
-    assert ours in record.message and known in record.message and known != ours
 
 
 @pytest.mark.parametrize("words", ["data=questions", "data=spec_bench data.grouping=own", "data=mt_bench"])
