@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import ConfigError
-from specbench.measure import schema
 from specbench.measure.record import Record, content, read
 
 RESULTS, RECORDS, ROUNDS, PAGE = "results.json", "prompts.jsonl", "rounds.parquet", "page.html"
@@ -39,11 +38,15 @@ def write_text(path: Path, text: str) -> None:
 
 def read_run(folder: Path) -> Run:
     """A finished run. Raises ConfigError if results.json is not there or not one."""
+    from specbench.measure import schema  # which a new run does not need
+
     return Run(folder, schema.parsed(content(folder / RESULTS), schema.RESULTS, str(folder / RESULTS)), folder.name)
 
 
 def read_comparison(folder: Path) -> list[dict[str, Any]]:
     """The rows of a comparison. Raises ConfigError if comparison.json is not one."""
+    from specbench.measure import schema
+
     path = folder / COMPARISON
     found: list[dict[str, Any]] = schema.parsed(content(path), schema.COMPARISON, str(path))["rows"]
     return found

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -144,6 +146,41 @@ def decoded(wanted: "Job") -> "Run":
     if wanted.kind == "run":
         return execute_one(wanted, announce=print, begun=BEGUN)
     return execute_one(wanted, place=f"job {HydraConfig.get().job.num + 1}: ", begun=BEGUN)
+
+
+class Sweep(Callback):
+    """Hydra callback of every command; a single run has none of its events. Jobs may run in other processes, as with
+    Hydra's launchers for joblib, Slurm and Ray: nothing is kept but what stands in their folders."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.folder = Path()
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Checks every job, so that a mistake in the last one is not found after hours of the others."""
+        from specbench.run.sweep import jobs_of
+
+        self.folder = Path(config.hydra.sweep.dir)
+        try:
+            if not config.hydra.sweeper._target_.endswith(".BasicSweeper"):
+                raise ConfigError("hydra/sweeper must be basic: all jobs are known before the first one begins")
+            self.jobs = jobs_of(config, GlobalHydra.instance().config_loader(), self.folder)
+        except ConfigError as error:  # Hydra would only warn of it
+            stop(str(error), 2)
+        except Exception as error:  # likewise
+            log.info("the sweep was not begun", exc_info=error)
+            stop(f"the sweep cannot begin ({first_line(error)})", 1)
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        from specbench.run.sweep import summarise
+
+        try:
+            sentence, code = summarise(self.jobs, self.folder)
+        except Exception as error:  # Hydra would only warn of it
+            log.exception("no summary")
+            sentence, code = f"the sweep has no summary ({first_line(error)}): its jobs have their results", 1
+        if code:
+            stop(sentence, code)
 
 
 def refuse_verdict(job: "Job", run: "Run") -> None:

@@ -1,6 +1,5 @@
 """Sweeps: all jobs are checked before the first one starts; at the end there are a table, summary.csv and a page."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,49 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from specbench.errors import ConfigError, VerdictError, first_line, stop
+from specbench.errors import ConfigError, VerdictError
 
 if TYPE_CHECKING:
     from specbench.report.files import Run
     from specbench.run.jobs import Job
-
-log = logging.getLogger(__name__)
-
-
-class Sweep(Callback):
-    """Hydra callback of every command; a single run has none of its events. Jobs may run in other processes, as with
-    Hydra's launchers for joblib, Slurm and Ray: nothing is kept but what stands in their folders."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-        self.folder = Path()
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Checks every job, so that a mistake in the last one is not found after hours of the others."""
-        self.folder = Path(config.hydra.sweep.dir)
-        try:
-            if not config.hydra.sweeper._target_.endswith(".BasicSweeper"):
-                raise ConfigError("hydra/sweeper must be basic: all jobs are known before the first one begins")
-            self.jobs = jobs_of(config, GlobalHydra.instance().config_loader(), self.folder)
-        except ConfigError as error:  # Hydra would only warn of it
-            stop(str(error), 2)
-        except Exception as error:  # likewise
-            log.info("the sweep was not begun", exc_info=error)
-            stop(f"the sweep cannot begin ({first_line(error)})", 1)
-
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        try:
-            sentence, code = summarise(self.jobs, self.folder)
-        except Exception as error:  # Hydra would only warn of it
-            log.exception("no summary")
-            sentence, code = f"the sweep has no summary ({first_line(error)}): its jobs have their results", 1
-        if code:
-            stop(sentence, code)
 
 
 def jobs_of(config: DictConfig, loader: ConfigLoader, folder: Path, kind: str = "job") -> "list[Job]":
