@@ -78,8 +78,9 @@ def rotary_switch(config: PretrainedConfig) -> int:
     max_position_embeddings, which no text crosses."""
     rope = first_of(config, "rope_parameters") or {}
     kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # for all layers, or by their kind
-    lengths = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
-    return min(lengths, default=UNLIMITED_CONTEXT)
+    name = "original_max_position_embeddings"
+    lengths = [kind.get(name) or first_of(config, name) for kind in kinds if kind.get("rope_type") == "longrope"]
+    return min((int(length) for length in lengths if length), default=UNLIMITED_CONTEXT)
 
 
 def stops_of(source: Any) -> list[Any]:
