@@ -70,19 +70,8 @@ CHAINS = ("model", "ngram", "prompt_lookup", "bigram", "unigram", "random", "blo
           "under_under_model", "suffix")  # fmt: skip
 
 
-TREES = (
-    "tree_independent",
-    "tree_distinct",
-    "tree_best",
-    "tree_dynamic",
-    "tree_sampled",
-    "multi_draft",
-    "multi_draft_two",
-    "medusa",
-    "own_trees",
-    "mtp_distinct",
-    "eagle3_dynamic",
-)
+TREES = ("tree_independent", "tree_distinct", "tree_best", "tree_dynamic", "tree_sampled", "multi_draft",
+         "multi_draft_two", "medusa", "own_trees", "mtp_distinct", "eagle3_dynamic")  # fmt: skip
 
 
 DRAFTERS = CHAINS + TREES

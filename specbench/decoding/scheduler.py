@@ -163,7 +163,7 @@ class Scheduler:
 
     def _end(self, model: Model, clock: Clock) -> None:
         """A model has read: the first one is the target."""
-        clock.end(Stage.PREFILL if model is self.models[0] else Stage.DRAFTER_PREFILL, more=True)
+        clock.end(Stage.PREFILL if model is self.models[0] else Stage.DRAFTER_PREFILL)
 
     def _begin(self, state: State, rows: list[int]) -> None:
         """Makes these rows active: their prompts have been read."""

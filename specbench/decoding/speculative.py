@@ -42,7 +42,7 @@ def decode_speculative(
     """Repeats Algorithm 1 until `admit`, which may give rows to requests, returns False; returns the state. For every
     active row the target's cache must hold all committed tokens but the last. Without `begin` the drafter keeps what it
     knows."""
-    drafter.widths = sorted(policy.widths) if target.executor.fixed_shapes else ()
+    drafter.widths = sorted(policy.widths) if target.executor.fixed_shapes else ()  # few shapes to compile or capture
     if begin:
         drafter.begin(state, policy.stop)
     clock.start()

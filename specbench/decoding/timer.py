@@ -30,8 +30,8 @@ class Clock:
     def start(self) -> None:
         """Begins a new round."""
 
-    def end(self, stage: Stage, more: bool = False) -> None:
-        """Adds the time since the last mark to a stage of this round; `more` of what follows is of its kind."""
+    def end(self, stage: Stage) -> None:
+        """Adds the time since the last mark to a stage of this round."""
 
     def now(self) -> float:
         """Seconds of a clock that stands still while a round is recorded: requests arrive and wait by it."""
@@ -63,9 +63,9 @@ class Timer(Clock):
         self._rounds.append([])
         self._mark(Stage.HOST)
 
-    def end(self, stage: Stage, more: bool = False) -> None:
-        """As in the base class. Prompts are read to the end before the next stage begins, unless `more` are read."""
-        if stage in (Stage.PREFILL, Stage.DRAFTER_PREFILL) and not more:
+    def end(self, stage: Stage) -> None:
+        """As in the base class. Prompts are read to the end before the next stage begins."""
+        if stage in (Stage.PREFILL, Stage.DRAFTER_PREFILL):
             self._wait()
         self._mark(stage)
 
