@@ -27,7 +27,6 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 Some = Annotated[int, Field(ge=1, le=2**53)]
 Depth = Annotated[int, Field(ge=0, le=LARGEST_GAMMA)]
 Number = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1 + 1e-4)]  # a sum of float32 may be more than 1 by rounding
 
 
 @dataclass
@@ -49,7 +48,7 @@ class Rounds:
     verify: list[Number] = field(default_factory=list)  # in the target
     accept: list[Number] = field(default_factory=list)  # in the verifier
     host: list[Number] = field(default_factory=list)  # in Python between the calls
-    betas: list[list[Share]] = field(default_factory=list)  # beta of each tested step
+    betas: list[list[Number]] = field(default_factory=list)  # of each tested step; of a tree it may be more than 1
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -27,6 +27,8 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
 def test_a_failed_request_and_one_with_peers_are_read_back(tmp_path: Path) -> None:
     first, second = records(2)
     first.speculative, first.failed = None, "RuntimeError: no room"
+    assert second.speculative is not None
+    second.speculative.rounds.betas[0][0] = 1.1  # as an estimate of a tree's may be
     second.peers = {"generate": {"tokens": 3, "seconds": 0.5, "text": "a\u2028b", "ids": [1, 2, 3]}}
     with (tmp_path / "p").open("w", encoding="utf-8") as file:
         append(file, first)
