@@ -27,6 +27,7 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 Some = Annotated[int, Field(ge=1, le=2**53)]
 Depth = Annotated[int, Field(ge=0, le=LARGEST_GAMMA)]
 Number = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1 + 1e-4)]  # a sum of float32 may be more than 1 by rounding
 
 
 @dataclass

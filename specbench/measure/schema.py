@@ -33,11 +33,11 @@ def named(hint: Any) -> Any:
 known: Any = Number | None  # null where a run has no such number
 text: Any = str | None
 interval: Any = Annotated[list[Number], Field(min_length=2, max_length=2)] | None
-mean = shape({"mean": Share | None, "stderr": known, "n": Count})
+mean = shape({"mean": known, "stderr": known, "n": Count})  # above 1 for a few steps of a tree
 efficiency = shape({"mean": known, "stderr": known})
 ratio = {"measured": known, "ci95": interval}
 factor = shape({"factor": str, "value": Number, "ci95": interval})
-place = {"place": Annotated[int, Field(ge=1, le=LARGEST_GAMMA)], "mean": Share, "stderr": known, "n": Count}
+place = {"place": Annotated[int, Field(ge=1, le=LARGEST_GAMMA)], "mean": Number, "stderr": known, "n": Count}
 steps = ("c", "v", "o", "target_step_seconds", "drafter_step_seconds", "verify_seconds")
 ends = {"end_to_end": known, "end_to_end_ci95": interval, "theorem_3_8": known, "corrected": known}
 counted = ("prompts", "rounds", "tokens", "drafted", "tested", "accepted", "recovered", "bonus", "failed")
