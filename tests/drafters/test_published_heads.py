@@ -1,4 +1,4 @@
-"""Medusa heads of others: logits by a plain implementation."""
+"""Medusa heads of others: logits by a plain implementation, and refusals."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoints import WEIGHTS, checkpoint, config, tensors
+from checkpoints import WEIGHTS, checkpoint, config, cut, tensors, without
 from safetensors.torch import save_file
-from small_runs import composed, small
+from small_runs import composed, parts_of, small
 
 from specbench.config.build import build
 from specbench.config.check import check
+from specbench.errors import ConfigError
 from specbench.models.heads import read_heads
 
 HEADS, LAYERS, HIDDEN, VOCABULARY = 3, 2, 16, 24
@@ -93,3 +94,33 @@ def test_merged_checkpoints_are_heads_and_target(tmp_path):
 def test_layers_without_a_bias(tmp_path):
     state = {name: tensor for name, tensor in original(*parts(bias=False)).items() if "bias" not in name}
     compared(of_folder(written(tmp_path / "h", ORIGINAL, state)), *parts(bias=False))
+
+
+def of_24_tokens(state):
+    state.update({name: weight[:24].clone() for name, weight in state.items() if name.endswith(".2.weight")})
+
+
+def no_heads(state):
+    state.clear()
+    state["other.weight"] = torch.ones(1)
+
+
+BAD = {
+    "of fewer tokens": (tensors(of_24_tokens), "24 tokens, but"),
+    "no heads": (tensors(no_heads), "holds no Medusa heads"),
+    "no config": (without("config.json"), "it has no config.json"),
+    "no weights": (without(WEIGHTS), "it has no weights"),
+    "half of the file": (cut(WEIGHTS, 0.5), "could not be loaded"),
+    "half of the tensors": (tensors(lambda state: [state.pop(name) for name in [*state][::2]]), "lacks "),
+    "NaN": (tensors(lambda state: state["0.2.weight"].fill_(torch.nan)), "not finite in float32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_heads_are_refused_in_a_sentence(name, good, tmp_path):
+    folder = written(tmp_path / "h", ORIGINAL, original(*parts(16, 4160)))
+    change, expected = BAD[name]
+    change(folder)
+    with pytest.raises(ConfigError, match=expected) as error:
+        parts_of("target=model", f"target.path={good}", "drafter=medusa", f"drafter.path={folder}", "gamma=2")
+    assert f"drafter.path={folder}" in str(error.value) and "\n" not in str(error.value)
