@@ -17,7 +17,7 @@ from specbench.beams import rounds as beam_search
 from specbench.beams.decode import recorded
 from specbench.beams.numbers import judge
 from specbench.beams.reader import TreeReader
-from specbench.beams.rounds import BeamRound, draft, plain_round, speculative_round
+from specbench.beams.rounds import BeamRound, plain_round, speculative_round
 from specbench.beams.search import BeamRules, Search
 from specbench.config.check import check
 from specbench.decoding.sampling import Sampling
@@ -110,18 +110,6 @@ def test_a_target_that_drafts_for_itself_accepts_every_level():
     assert reader.tokens == sum(r.width for r in rounds)
 
 
-def test_a_level_without_a_possible_guess_ends_the_draft():
-    """From then on all tokens end a text, so none is a guess."""
-    target, twin = (tabular_model(random_table(V, 1), GREEDY, context=300) for _ in range(2))
-    search = Search(BeamRules(2, 4, 1.0, False), PROMPT[-1], frozenset(), 12, torch.device("cpu"))
-    readers = [TreeReader(model) for model in (target, twin)]
-    for reader in readers:
-        reader.open(PROMPT, 200)
-    plain_round(search, readers[0], Clock())
-    search.stop_tokens = frozenset(range(V))
-    assert len(search.running) == 2 and draft(search, readers[1], 3) == []
-
-
 def hub_model(module, stops) -> LanguageModel:
     """A model of transformers behind the adapter."""
     model = tabular_model(random_table(V, 1), GREEDY)
@@ -169,20 +157,6 @@ def test_levels_behind_the_end_of_the_text_are_not_counted():
     assert found.verify == [1.5, 1.5]
     whole = recorded(rounds[:2], calls[:2], 8)
     assert (whole.tokens, whole.accepted, whole.bonus) == ([3, 5], [2, 4], [0, 1])
-
-
-@pytest.mark.slow
-def test_calls_behind_the_end_of_the_best_text_are_no_rounds(tmp_path):
-    parts = parts_of("decoding=beam", "beams=3", "gamma=2", "decoding.length_penalty=0", "max_new_tokens=24")
-    parts.target.stop_tokens = [*parts.target.stop_tokens, *parts.target.tokenizer.encode(" =")]
-    result, records = run(parts, tmp_path)
-    for record in records:
-        for method, text in (("speculative", record.speculative), ("baseline", record.baseline)):
-            assert len(text.ids) < record.search[method]["levels"] and len(text.rounds) < record.search[method]["calls"]
-            assert min(text.rounds.tokens) > 0 and sum(text.rounds.tokens) == len(text.ids)
-    counts, beam = result.counts, result.details.beam
-    assert result.block_efficiency.mean == counts.tokens / counts.rounds
-    assert beam.levels > counts.tokens and beam.calls > counts.rounds
 
 
 REFUSED = {

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from beam_cases import LIMIT, assert_equal, enumerated_by, searched
+from beam_cases import LIMIT, assert_equal, searched
 from choosing import slow_unless
 from decoder_cases import CACHES
 from encoder_decoder_cases import INPUTS, Tokenizer, module_of
@@ -13,7 +13,6 @@ from specbench.beams.search import BeamRules
 from specbench.decoding.sampling import Sampling
 from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
-from specbench.models.reference_forward import stock_logits
 
 FAST = [("bart", "paged")]
 
@@ -89,27 +88,3 @@ def test_the_beams_and_scores_are_those_of_transformers(kind, cache, monkeypatch
         score, tolerance = stock_score(target, target.start_tokens, found[0].tokens, rules, read)
         assert score == pytest.approx(found[0].score, abs=tolerance)
     assert len(lengths) > 1 and min(tested) > 0
-
-
-def enumerated(model, read, rules, stops):
-    """As `enumerated_by`; each text is read by the stock module alone."""
-
-    def law(text):
-        so_far = torch.tensor([[*model.start_tokens, *text, 0]])
-        return stock_logits(model, so_far, so_far.shape[1] - 1, read)[0]
-
-    return enumerated_by(law, rules, stops, LIMIT)
-
-
-@pytest.mark.slow
-def test_both_searches_find_what_an_enumeration_finds_and_another_input_does_not():
-    module, other = pair("t5")
-    rules, differ = BeamRules(3, 6, 1.0, False), 0
-    for read, wrong in ((INPUTS[0], INPUTS[1]), (INPUTS[2], INPUTS[0])):
-        stops = stops_on_the_way(module, read)
-        target, drafter = adapted(module, stops), adapted(other, stops)
-        wanted = enumerated(target, read, rules, stops)
-        for chosen in (None, drafter):
-            assert_equal(searched(rules, read, stops, target, chosen)[0], wanted)
-        differ += [h.tokens for h in searched(rules, wrong, stops, target, drafter)[0]] != [t for t, _ in wanted]
-    assert differ == 2

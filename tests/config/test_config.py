@@ -15,7 +15,7 @@ from specbench.config import check as checking
 from specbench.config import compose as composing
 from specbench.config.check import check
 from specbench.config.compose import compose, conf_dir, fields
-from specbench.config.scalars import DRAFTING, GROUPS, LABELS, LOADED, RunConfig
+from specbench.config.scalars import GROUPS, RunConfig
 from specbench.errors import ConfigError
 from specbench.models.devices import pick_device
 
@@ -126,13 +126,6 @@ def test_the_device_of_a_run_is_the_current_one(monkeypatch):
     assert chosen == [1, 0, 0]
 
 
-def test_what_depends_on_a_setting():
-    """A new scalar is in none of the lists: plain decoding and all numbers depend on it."""
-    known = {*RunConfig.model_fields, *GROUPS, "experiment"}
-    assert {*LABELS, *DRAFTING, *LOADED} <= known and not {*LABELS} & {*DRAFTING, *LOADED}
-    assert "temperature" not in {*LABELS, *DRAFTING, *LOADED} and "target" in LOADED and "gamma" in DRAFTING
-
-
 def test_a_new_scalar_is_a_field_and_a_line(monkeypatch, tmp_path):
     class More(RunConfig):
         patience: int = Field(ge=1, le=9)
@@ -150,36 +143,3 @@ def test_a_new_scalar_is_a_field_and_a_line(monkeypatch, tmp_path):
         check(compose(["patience=10"]))
     with pytest.raises(ConfigError, match="Did you mean patience"):
         compose(["patiense=2"])
-
-
-DRAFTER = """
-from pydantic import Field
-
-from specbench.drafters.lookup_base import PointMassDrafter
-from specbench.settings import BaseSettings
-
-
-class Again(PointMassDrafter):
-    class Settings(BaseSettings):
-        period: int = Field(ge=1)
-
-    def __init__(self, period):
-        self.period = period
-
-    def guess(self, row, tokens, gamma):
-        return [tokens[-1]] * gamma
-"""
-
-
-def test_a_new_drafter_is_a_module_and_a_yaml(monkeypatch, tmp_path):
-    (tmp_path / "again.py").write_text(DRAFTER)
-    (tmp_path / "drafter").mkdir()
-    (tmp_path / "drafter" / "again.yaml").write_text("_target_: again.Again\nperiod: 2\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    path = f"hydra.searchpath=[file://{tmp_path}]"
-    choice = check(compose([path, "drafter=again", "drafter.period=5"])).choices["drafter"]
-    assert choice.name == "again" and choice.build(None, None).period == 5
-    with pytest.raises(ConfigError, match=r"drafter\.period=0 is not allowed: it must be an integer >= 1"):
-        check(compose([path, "drafter=again", "drafter.period=0"]))
-    with pytest.raises(ConfigError, match="verifier=rejection is not possible with drafter=again"):
-        check(compose([path, "drafter=again", "verifier=rejection", "temperature=1"]))

@@ -89,6 +89,9 @@ REFUSED = {  # overrides: what the sentence holds
     "logger.project=a/b": "logger.project=a/b is not allowed",
     "logger.tags=[a,a]": "logger.tags=['a', 'a'] is not allowed",
     "drafter=tree drafter.branching=[11,10,10]": "drafter.branching=[11, 10, 10] is not allowed: the product",
+    "drafter=dynamic_tree drafter.nodes=null": "are chains: use drafter=model",
+    "drafter=dynamic_tree drafter.children=independent":
+        "drafter.children=independent is not possible with drafter.nodes=16: it must be distinct or best",
     "drafter=tree drafter.branching=[[1]]": "drafter.branching=[[1]] is not allowed: it must be a list",
     "drafter=hierarchical drafter.below._target_=specbench.verifiers.match.MatchVerifier": "must be a subclass of Draf",
     "drafter=bigram drafter.path=/": "drafter.path=/ is not a file: it must be a text file in UTF-8",

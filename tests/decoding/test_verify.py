@@ -105,14 +105,6 @@ def test_the_test_of_the_distribution_can_fail():
     assert not chi_square_fits(first_tokens(p, q, 0.9), p.double().numpy())
 
 
-def test_temperature_zero_accepts_only_the_argmax():
-    p = torch.nn.functional.one_hot(torch.tensor([[3, 5, 1]]), V).float()
-    draft = Draft.chain(torch.tensor([[3, 4]]), None, torch.tensor([2]))
-    verdict = greedy_matching(p, draft)
-    assert verdict.accepted.tolist() == [1]
-    assert verdict.tokens[0, :2].tolist() == [3, 5]
-
-
 def test_temperature_zero_lenience_compares_with_the_maximum():
     """Accept x when p(x) >= l * max p, p before argmax (A.5)."""
     p = torch.tensor([[[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]]])

@@ -5,16 +5,14 @@ import math
 import pytest
 import torch
 from decoder_cases import V, make_drafter, tabular_model
-from small_runs import composed, parts_of, small
+from small_runs import parts_of
 from tabular import random_table
 
-from specbench.config.check import check
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import MISSING
 from specbench.drafters.tree_shapes import best_nodes, pool
-from specbench.errors import ConfigError
 
 NODES, WIDTH = 7, 3  # of make_drafter
 
@@ -129,17 +127,6 @@ def test_a_certain_guess_leaves_its_siblings_nothing():
 def test_a_temperature_of_the_drafter_draws_nothing_at_temperature_0(drafter):
     own = parts_of(f"drafter={drafter}", "temperature=0", "drafter.temperature=0.4", "executor=eager")
     assert own.drafter.shape.point_masses
-
-
-def test_a_drawn_tree_is_not_of_independent_guesses():
-    told = "drafter.children=independent is not possible with drafter.nodes=16: it must be distinct or best"
-    with pytest.raises(ConfigError, match=told):
-        check(composed(*small("drafter=dynamic_tree", "drafter.children=independent")))
-
-
-def test_a_tree_without_a_shape_is_refused():
-    with pytest.raises(ConfigError, match="are chains: use drafter=model"):
-        check(composed(*small("drafter=dynamic_tree", "drafter.nodes=null")))
 
 
 def test_equal_nodes_keep_their_parents():

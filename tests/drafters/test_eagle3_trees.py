@@ -6,7 +6,7 @@ import pytest
 import torch
 from choosing import slow_unless
 from decoder_cases import shape_of, spare_of
-from small_runs import composed, parts_of, run, small
+from small_runs import composed, small
 from test_eagle3 import expected_laws, overrides, parts
 
 from specbench.config.check import check
@@ -158,18 +158,6 @@ def test_what_is_wrong_is_seen(name, monkeypatch):
     kind, owner, part, change = CONTROLS[name]
     monkeypatch.setattr(owner, part, change(getattr(owner, part)))
     assert wrong("plain", grown("plain", kind)[:6]) > 0
-
-
-@pytest.mark.slow  # test_trees_are_those_of_the_whole_text, and a run of chains in test_eagle.py
-@pytest.mark.parametrize(("name", "shape", "verifier", "cache_name", "batch"), [
-    ("plain", "drafter.nodes=5", "iterative", "paged", 2),
-    ("two_layers", "drafter.branching=[2,2]", "traversal", "static", 2),
-])  # fmt: skip
-def test_a_run_at_temperature_0_writes_plain_decodings_tokens(name, shape, verifier, cache_name, batch, tmp_path):
-    own = parts_of(*overrides(name, shape, f"verifier={verifier}", f"cache={cache_name}", f"batch_size={batch}",
-                              "temperature=0", "gamma=3", "max_new_tokens=8"))  # fmt: skip
-    result, _ = run(own, tmp_path)
-    assert result.lossless.passed and result.counts.drafted > 0 and not result.counts.failed
 
 
 @pytest.mark.parametrize(("more", "expected"), [

@@ -11,7 +11,7 @@ from checkpoints import checkpoint, shutil
 from choosing import only
 from decoder_cases import noted_drafts
 from safetensors.torch import load_file, save_file
-from small_runs import composed, parts_of, run, small
+from small_runs import composed, parts_of, small
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel as StockMtp
@@ -157,14 +157,6 @@ def test_q_is_what_transformers_computes_from_the_whole_text(kind):
         assert not torch.allclose(
             q, stock_laws(module, own.target, [*text[:-2], text[-1], text[-2]], guesses), atol=1e-3
         )
-
-
-@pytest.mark.slow  # test_q_is_what_transformers_computes_from_the_whole_text decodes with the module
-@pytest.mark.parametrize("kind", SHAPES)
-def test_a_run_with_the_module_is_exact(kind, tmp_path):
-    overrides = ("temperature=0", "gamma=3", "max_new_tokens=6", "batch_size=2")
-    result, _ = run(parts(kind, *overrides), tmp_path)
-    assert result.lossless.passed and result.counts.drafted > 0 and not result.counts.failed
 
 
 def one_late(self, tokens, hidden, first, last, *others, predict=PairModel.predict):

@@ -33,14 +33,6 @@ def test_the_jackknife_is_that_of_a_loop(log: bool) -> None:
     assert found.stderr == pytest.approx(math.sqrt(11 / 12 * sum((x - np.mean(left)) ** 2 for x in left)))
 
 
-def test_of_a_mean_it_is_the_usual_standard_error() -> None:
-    values = np.random.default_rng(1).normal(5, 1, 20)
-    found = estimates({"x": values, "n": np.ones(20)}, range(20), lambda s: {"mean": s["x"] / s["n"]}, log=False)[
-        "mean"
-    ]
-    assert found.stderr == pytest.approx(values.std(ddof=1) / math.sqrt(20))
-
-
 def test_clusters_are_summed_first() -> None:
     made, clusters = columns(), ["x", "y", "z", "x", "y", "z", "x", "y", "z", "x", "y", "z"]
     summed = by_cluster(made, clusters)

@@ -3,14 +3,13 @@
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from records import facts, plainly, record, records, text_of
 
-from specbench.measure.record import Record, append, read
+from specbench.measure.record import Record
 from specbench.measure.results import facts_of, pace_drift, results, schema
 from specbench.measure.rounds import clusters_of_times, prompts_frame, rounds_frame
 
@@ -121,31 +120,6 @@ def test_a_second_that_is_moved_moves_only_its_factors() -> None:
     after = {f["factor"]: f["value"] for f in results(made, facts())["speedup"]["accounting"]}
     assert {name for name in before if not math.isclose(before[name], after[name])} == {"verify", "rest"}
     assert after["verify"] < before["verify"]
-
-
-def test_a_text_whose_seconds_are_not_its_rounds_breaks_the_product() -> None:
-    """Text.seconds is the sum of the rounds' seconds; a recorder that lost one would be seen in `rest`."""
-    made = records()
-    assert made[0].speculative
-    made[0].speculative.seconds *= 2
-    found = results(made, facts())
-    assert product(found) == pytest.approx(found["speedup"]["measured"])
-    assert found["cost"]["o"] > results(records(), facts())["cost"]["o"]
-
-
-def test_a_killed_run_gives_the_results_of_an_unbroken_one(tmp_path: Path) -> None:
-    made, whole, broken = records(6), tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
-    whole.write_text("".join(own.line() + "\n" for own in made))
-    cut = made[4].line()
-    broken.write_text("".join(own.line() + "\n" for own in made[:4]) + cut[: len(cut) // 2])  # in the fifth
-    kept = read(broken)
-    assert kept == made[:4]
-    broken.write_text("".join(own.line() + "\n" for own in kept))
-    with broken.open("a", encoding="utf-8") as file:
-        for own in made[4:]:
-            append(file, own)
-    assert results(read(broken), facts()) == results(read(whole), facts())
-    assert rounds_frame(read(broken)).equals(rounds_frame(read(whole)))
 
 
 def test_without_a_guess_there_are_speedup_and_costs_but_no_prediction() -> None:

@@ -13,7 +13,6 @@ from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.executors.compiled import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
-from specbench.models.hidden_states import hidden_states
 from specbench.models.language_model import LanguageModel
 
 LAYERS = 3
@@ -108,13 +107,3 @@ def test_states_of_a_traced_program(traced):
         wanted = expected([*TEXTS[0], 9, 2], layers)[len(TEXTS[0]) - 1 :]
         assert float((found[0] - wanted).abs().max()) < 1e-2 * float(wanted.abs().max())
     assert len(traced) == 2
-
-
-def test_a_model_without_a_list_of_layers():
-    stock = module()
-    layers, stock.model.layers = stock.model.layers, torch.nn.Sequential(*stock.model.layers)
-    try:
-        with pytest.raises(ValueError, match="LlamaForCausalLM has no list of its layers"), hidden_states(stock, (1,)):
-            pass
-    finally:
-        stock.model.layers = layers

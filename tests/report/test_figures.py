@@ -47,13 +47,6 @@ def test_the_measurement_stands_beside_the_prediction_over_gamma(run):
     assert figures.over_gamma(Run(run.folder, without)) is None
 
 
-def test_without_a_draft_there_is_no_accounting_and_no_acceptance(run):
-    speedup = run.results["speedup"] | {"accounting": []}
-    nothing = run.results | {"speedup": speedup, "acceptance": {"lengths": [3], "by_place": []}}
-    assert figures.accounting(Run(run.folder, nothing)) is None
-    assert figures.acceptance(Run(run.folder, nothing)) is None
-
-
 def test_acceptance_is_drawn_by_place(run):
     left, right = figures.acceptance(run).axes
     found = run.results["acceptance"]

@@ -36,13 +36,15 @@ def test_the_page_of_a_run_is_made_again(sweep, capsys):
     assert page.read_text() == before and str(page) in capsys.readouterr().out
 
 
-def test_the_page_of_a_comparison(sweep):
+def test_the_page_and_the_ranking_of_a_comparison(sweep, capsys):
     runs = files.read_all(sweep)
     rows = compare({run.label: run.records for run in runs})
     content = {"schema_version": 2, "kind": "comparison", "rows": rows}
     (sweep / files.COMPARISON).write_text(json.dumps(content))
     main([str(sweep)])
     assert "Ranking" in (sweep / files.PAGE).read_text()
+    main([str(sweep), "--format", "markdown"])
+    assert tables.written(tables.comparison(rows), "markdown") in capsys.readouterr().out
 
 
 def test_formats_print_the_same_tables(sweep, capsys):
@@ -53,13 +55,6 @@ def test_formats_print_the_same_tables(sweep, capsys):
         assert tables.written(tables.runs_table(runs), form) in out
         assert tables.written(tables.by_category(runs), form) in out
     assert not (sweep / files.PAGE).exists()
-
-
-def test_a_comparisons_ranking_is_printed(sweep, capsys):
-    rows = compare({run.label: run.records for run in files.read_all(sweep)})
-    (sweep / files.COMPARISON).write_text(json.dumps({"schema_version": 2, "kind": "comparison", "rows": rows}))
-    main([str(sweep), "--format", "markdown"])
-    assert tables.written(tables.comparison(rows), "markdown") in capsys.readouterr().out
 
 
 def test_a_folder_that_is_none(tmp_path, capsys):

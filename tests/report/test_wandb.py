@@ -14,7 +14,7 @@ from wandb.proto.wandb_internal_pb2 import Record as WandbRecord
 
 from specbench.config.check import check
 from specbench.errors import ConfigError
-from specbench.report import dashboards, loggers, wandb
+from specbench.report import dashboards, wandb
 from specbench.report.files import Run
 from specbench.report.loggers import Opening
 from specbench.report.wandb import WandbLogger, run_id
@@ -218,14 +218,6 @@ def test_names_that_wandb_refuses_are_refused_before_a_run():
     for bad in ({"project": "a/b"}, {"project": "p" * 129}, {"tags": ["a", "a"]}, {"tags": ["t" * 65]}):
         with pytest.raises(ConfigError, match=f"logger.{next(iter(bad))}="):
             validate(WandbLogger.Settings, OmegaConf.create(good | bad), "logger.")
-
-
-def test_no_logger_does_nothing(tmp_path):
-    own = loggers.NoLogger()
-    own.open(opening(tmp_path))
-    own.progress(records(1)[0])
-    own.abandon("failed")
-    assert not [*tmp_path.iterdir()]
 
 
 def test_the_blocks_of_a_dashboard(logged):

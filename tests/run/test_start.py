@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 from specbench.config.check import base_of
 from specbench.config.compose import conf_dir, known_keys
 from specbench.config.scalars import GROUPS, RunConfig
-from specbench.data import stdlib_corpus
 
 HEAVY = ("torch", "transformers", "wandb", "pyarrow", "matplotlib", "pandas")
 SAY = """import atexit, runpy, sys
@@ -87,23 +86,6 @@ def test_groups_are_those_of_the_configuration():
     for group in GROUPS:
         assert base_of(group).__module__ == GROUPS[group].rpartition(".")[0]
     assert set(RunConfig.model_fields) | set(GROUPS) <= set(known_keys([]))
-
-
-def test_the_corpus_leaves_out_folders_without_reading_them(monkeypatch, tmp_path):
-    for name in ("a.py", "b/c.py", "b/tests/d.py", "site-packages/e.py", "z.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
-        (tmp_path / name).write_text("x = 1")
-    looked = []
-    walk = stdlib_corpus.os.walk
-
-    def noted(root):
-        for entry in walk(root):
-            looked.append(Path(entry[0]).name)
-            yield entry
-
-    monkeypatch.setattr(stdlib_corpus.os, "walk", noted)
-    found = {path.relative_to(tmp_path).as_posix() for path in stdlib_corpus._files(tmp_path)}
-    assert found == {"a.py", "b/c.py"} and set(looked) == {tmp_path.name, "b"}
 
 
 def test_a_command_under_a_profiler_leaves_its_profile(tmp_path):
