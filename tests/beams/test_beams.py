@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from beam_cases import assert_equal, enumerated_by
+from beam_cases import assert_equal, searched
 from choosing import in_turn
 from decoder_cases import CACHES, V, tabular_model
 from small_runs import call, composed, parts_of, run, small
@@ -16,12 +16,11 @@ from specbench.beams import reader as tree_reader
 from specbench.beams import rounds as beam_search
 from specbench.beams.decode import recorded
 from specbench.beams.numbers import judge
-from specbench.beams.reader import TreeReader
-from specbench.beams.rounds import BeamRound, plain_round, speculative_round
-from specbench.beams.search import BeamRules, Search
+from specbench.beams.rounds import BeamRound
+from specbench.beams.search import BeamRules
 from specbench.config.check import check
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.timer import Clock, Stage
+from specbench.decoding.timer import Stage
 from specbench.errors import ConfigError
 from specbench.models.language_model import LanguageModel
 from specbench.report.files import read_run
@@ -31,30 +30,27 @@ PROMPT = [3, 1, 4, 1, 5]
 STOPS = {3, 8}
 
 
-def searched(rules, target, drafter=None, gamma=0, prompt=PROMPT, stops=STOPS, limit=12, columns=200):
-    """The finished search of one prompt, its rounds, and the target's reader; plain without a drafter."""
-    found = Search(rules, prompt[-1], frozenset(stops), limit, torch.device("cpu"))
-    readers = [TreeReader(model) for model in (target, drafter) if model is not None]
-    for reader in readers:
-        reader.open(prompt, columns)
-    rounds = []
-    while not found.over:
-        if drafter is None:
-            rounds.append(plain_round(found, *readers, Clock()))
-        else:
-            left = max(0, min(gamma, limit - found.levels - 1))
-            rounds.append(speculative_round(found, *readers, left, Clock()))
-    return found, rounds, readers[0]
-
-
-def enumerated(table, rules, prompt=PROMPT, stops=STOPS, limit=12):
-    """As `enumerated_by`, of a table of pairs."""
-
-    def law(text):
-        before, last = [*prompt, *text][-2:]
-        return table[before, last]
-
-    return enumerated_by(law, rules, stops, limit)
+def enumerated(table, rules, limit=12):
+    """Beam search of PROMPT written down once more: whole texts in Python lists, all continuations of each."""
+    running, finished = [((), 0.0)], []
+    for length in range(1, limit + 1):
+        every = []
+        for text, score in running:
+            before, last = [*PROMPT, *text][-2:]
+            log_p = table[before, last].double().log_softmax(-1).tolist()
+            every += [((*text, x), score + log_p[x]) for x in range(len(log_p))]
+        every.sort(key=lambda entry: -entry[1])
+        ended = [length == limit or text[-1] in STOPS for text, _ in every]
+        w = rules.width
+        finished += [(t, s / length**rules.length_penalty) for (t, s), e in zip(every[:w], ended, strict=False) if e]
+        finished = sorted(finished, key=lambda entry: -entry[1])[:w]
+        running = [entry for entry, e in zip(every, ended, strict=True) if not e][:w]
+        if not running:
+            break
+        best = running[0][1] / length**rules.length_penalty
+        if len(finished) == w and (rules.early_stopping or best <= finished[-1][1]):
+            break
+    return finished
 
 
 RULES = [BeamRules(1, 2, 1.0, False), BeamRules(3, 5, 1.0, False), BeamRules(3, 3, 0.0, True),
@@ -69,10 +65,12 @@ def test_both_searches_find_what_an_enumeration_finds(rules, cache, monkeypatch)
         table = random_table(V, seed)
         target = tabular_model(table, GREEDY, cache, context=300)
         wanted = enumerated(table, rules)
-        assert_equal(searched(rules, target)[0].finished, wanted)
+        assert_equal(searched(rules, target, prompt=PROMPT, stops=STOPS)[0].finished, wanted)
         for gamma, spread in ((1, 0.3), (3, 0.3), (3, 3.0), (6, 0.0)):
             similar = table + random_table(V, seed + 50, spread)
-            found, rounds, _ = searched(rules, target, tabular_model(similar, GREEDY, cache, context=300), gamma)
+            found, rounds, _ = searched(
+                rules, target, tabular_model(similar, GREEDY, cache, context=300), gamma, PROMPT, STOPS
+            )
             assert_equal(found.finished, wanted)
             assert sum(r.levels for r in rounds) == found.levels
             accepted, rejected = accepted + sum(r.accepted for r in rounds), rejected + sum(r.rejected for r in rounds)
@@ -96,14 +94,14 @@ def test_accepting_all_continuations_but_one_finds_other_beams(monkeypatch):
         table = random_table(V, seed)
         similar = table + random_table(V, seed + 50, 0.6)
         models = (tabular_model(t, GREEDY, context=300) for t in (table, similar))
-        found, _, _ = searched(rules, *models, gamma=4)
+        found, _, _ = searched(rules, *models, 4, PROMPT, STOPS)
         differ += [h.tokens for h in found.finished] != [tokens for tokens, _ in enumerated(table, rules)]
     assert differ > 2
 
 
 def test_a_target_that_drafts_for_itself_accepts_every_level():
     target, twin = (tabular_model(random_table(V, 1), GREEDY, context=300) for _ in range(2))
-    _, rounds, reader = searched(BeamRules(3, 3, 1.0, False), target, twin, gamma=4, stops=())
+    _, rounds, reader = searched(BeamRules(3, 3, 1.0, False), target, twin, 4, PROMPT)
     assert all(not r.rejected and r.accepted == r.gamma for r in rounds)
     assert [r.levels for r in rounds] == [5, 5, 2]
     assert rounds[1].width == 3 + 3 * 4  # w + u gamma (A.4)

@@ -73,18 +73,20 @@ def test_the_beams_and_scores_are_those_of_transformers(kind, cache, monkeypatch
         first = greedy_text(module, INPUTS[0])
         for m in (module, other, unlike):
             m.generation_config.suppress_tokens, m.generation_config.bad_words_ids = [first[2]], [[first[3]]]
-    lengths, tested = set(), [0, 0]
+    lengths, accepted, rejected = set(), 0, 0
     for read, penalty, early in zip(INPUTS, (0.0, 1.0, 2.0), (True, False, False), strict=True):
         rules = BeamRules(4, 8, penalty, early)
         stops = stops_on_the_way(module, read)
         wanted = of_transformers(module, read, rules, stops)
         target, *drafters = (adapted(m, stops, cache) for m in (module, other, unlike))
-        assert_equal(searched(rules, read, stops, target)[0], wanted)
+        assert_equal(searched(rules, target, stops=stops, read=read)[0].finished, wanted)
         for drafter in drafters:
-            found, *counts = searched(rules, read, stops, target, drafter)
+            search, rounds, _ = searched(rules, target, drafter, 3, stops=stops, read=read)
+            found = search.finished
             assert_equal(found, wanted)
-            tested = [have + more for have, more in zip(tested, counts, strict=True)]
+            accepted += sum(r.accepted for r in rounds)
+            rejected += sum(r.rejected for r in rounds)
         lengths |= {len(hypothesis.tokens) for hypothesis in found}
         score, tolerance = stock_score(target, target.start_tokens, found[0].tokens, rules, read)
         assert score == pytest.approx(found[0].score, abs=tolerance)
-    assert len(lengths) > 1 and min(tested) > 0
+    assert len(lengths) > 1 and accepted > 0 and rejected > 0

@@ -5,7 +5,7 @@ import torch
 from decoder_cases import CACHES, V, logits_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specbench.cache.paged import Blocks, PagedCache
+from specbench.cache.paged import PagedCache
 from specbench.decoding.draft import Draft
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
@@ -163,16 +163,6 @@ def test_no_block_leaks_whatever_happens():
     for row in list(running):
         cache.release(row)
     assert in_use(cache) == 0
-
-
-def test_a_block_is_not_freed_twice_and_not_invented():
-    blocks = Blocks(1)
-    block = blocks.take()
-    with pytest.raises(RuntimeError, match="in use"):
-        blocks.take()
-    blocks.drop(block)
-    with pytest.raises(RuntimeError, match="freed twice"):
-        blocks.drop(block)
 
 
 def test_a_common_prefix_is_shared_and_outlives_its_first_owner():

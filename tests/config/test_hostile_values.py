@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from small_runs import composed
 
-from specbench.config.check import base_of, check
+from specbench.config.check import base_of
 from specbench.config.compose import conf_dir, explain, option_file
 from specbench.config.scalars import GROUPS, RunConfig
 from specbench.data.template import check_template, fill
@@ -121,35 +120,6 @@ def test_any_value_of_any_option(place, data):
         assert "\n" not in str(error) and len(str(error)) < 1500
     else:
         sound(found)
-
-
-@cache
-def whole() -> Any:
-    return OmegaConf.masked_copy(composed(), [key for key in composed() if key != "hydra"])
-
-
-@pytest.mark.slow
-@given(st.dictionaries(st.sampled_from([key for name, key in FIELDS if name == "run"] + ["data.limit", "drafter.top_k",
-       "gamma_policy.gamma", "target.path", "cache._target_", "logger.tags", "executor"]), VALUE, min_size=1,
-       max_size=3))  # fmt: skip
-@settings(MANY, max_examples=500)
-def test_any_values_of_a_whole_run(changes):
-    config = whole()
-    before = {key: OmegaConf.select(config, key) for key in changes}
-    try:
-        for key, value in changes.items():
-            set_value(config, key, value)
-        checked = check(config, {})
-    except ConfigError as error:
-        assert any(key.split(".")[-1] in str(error) or key.split(".")[0] in str(error) for key in changes), error
-        assert "\n" not in str(error)
-    else:
-        sound(checked.root)
-        for choice in checked.choices.values():
-            sound(choice.settings)
-    finally:
-        for key, value in before.items():
-            OmegaConf.update(config, key, value, merge=False)
 
 
 @given(

@@ -119,14 +119,5 @@ def test_drafters_of_counts_count_the_ends_of_a_translator_s_texts():
     assert [text.strip() for text in texts[:5]] == [line.strip() for line in lines[:5]]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("target", ["ende", "bytes"])
-def test_drafters_of_counts_see_the_text_of_the_task(target, tmp_path):
-    """A bigram of the target's own kind of text is accepted more often than the unigram, and both sometimes."""
-    few = (f"data={TASKS[target]}", "data.limit=2", "max_new_tokens=10", "executor=eager")
-    found = [run(parts_of(f"drafter={target}_{kind}", *few), tmp_path)[0].alpha.mean for kind in ("unigram", "bigram")]
-    assert 0.01 < found[0] < found[1] < 0.9
-
-
 def test_data_that_are_asked_for_win_over_the_drafter_s():
     assert composed("drafter=bytes", "data=stdlib").data._target_ == "specbench.data.stdlib.StdlibData"

@@ -222,16 +222,6 @@ def length_of(rows):
     return rows.length + 1
 
 
-def test_only_captures_after_warm_up_are_late():
-    executor = NoGraphs()
-    add = executor.compiled(torch.neg)
-    for width, ready, late in ((1, False, 0), (1, True, 0), (2, True, 1), (3, False, 1), (3, True, 1), (4, True, 2)):
-        executor.warm = ready
-        add(torch.ones(width))
-        assert executor.late == late
-    assert executor.late == 2 and len(executor.notes()) == 1
-
-
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
