@@ -70,6 +70,8 @@ def parsed(data: bytes) -> list[WandbRecord]:
             continue
         _, size, kind = struct.unpack("<IHB", data[at : at + 7])
         at += 7 + size
+        if at > len(data):  # not written to its end yet
+            break
         piece += data[at - size : at]
         if kind in (1, 4):
             found.append(WandbRecord.FromString(piece))
