@@ -46,7 +46,7 @@ def run_page(run: Run, records: Sequence[Record]) -> str:
         "Acceptance": figures.acceptance(run),
     }
     shown = {"By category": tables.by_category([run]), "By method": tables.methods(run)}
-    shown |= {"Factors of the speedup": tables.costs(run), "By place in the draft": tables.acceptance(run)}
+    shown["Factors of the speedup"] = tables.costs(run)
     texts = [record for record in records if record.speculative and record.baseline][:PROMPTS_SHOWN]
     title = results["name"] if results["status"] == "complete" else f"{results['name']} ({results['status']})"
     return rendered(title, (headline(results), verdict_and_prediction(results)), tiles(results), drawn, shown,
@@ -77,7 +77,7 @@ def sweep_page(runs: Sequence[Run], title: str) -> str:
     speedup = best.results["speedup"]
     answer = f"Fastest of {len(runs)} runs: {best.label}, {tables.ratio(speedup['measured'], speedup['ci95'])}"
     rows = [(run.label, s["measured"], s["ci95"], s["theorem_3_8"]) for run in runs if (s := run.results["speedup"])]
-    drawn = {"Speedup": figures.speedups(rows), "Speedup by setting": figures.sweep_lines(runs)}
+    drawn = {"Speedup": figures.speedups(rows)}
     shown = {"Runs": tables.runs_table(runs), "By category": tables.by_category(runs)}
     notes = ["Jobs of a sweep run at different times: python -m specbench.compare decodes each prompt by all in turn."]
     return rendered(title, (answer, verdicts(runs)), [], drawn, shown, notes=notes,

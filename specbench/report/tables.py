@@ -1,4 +1,4 @@
-"""Tables of finished runs as DataFrames: by run, category, method and place in the draft, and of a comparison."""
+"""Tables of finished runs as DataFrames: by run, category and method, and of a comparison."""
 
 import html
 import re
@@ -140,23 +140,6 @@ def methods(run: Run) -> pd.DataFrame:
             **{head: milliseconds(latency[key][name]) if name in latency[key] else "-" for head, key in waits.items()},
         }
         for name, over in ratios.items()
-    )
-
-
-def acceptance(run: Run) -> pd.DataFrame:
-    """Mean of beta at each place of the draft, and how many rounds accepted so many guesses."""
-    places = {entry["place"]: entry for entry in run.results["acceptance"]["by_place"]}
-    lengths = dict(enumerate(run.results["acceptance"]["lengths"]))
-    rounds = run.results["counts"]["rounds"]
-    return pd.DataFrame(
-        {
-            "guesses": str(place),
-            "rounds that accepted so many": f"{lengths.get(place, 0):,}",
-            "share": f"{lengths.get(place, 0) / rounds:.1%}" if rounds else "-",
-            "beta at this place": mean(places.get(place)),
-            "tested": f"{places[place]['n']:,}" if place in places else "-",
-        }
-        for place in range(max([*places, *lengths], default=-1) + 1)
     )
 
 

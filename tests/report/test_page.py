@@ -87,7 +87,6 @@ def test_its_tables_are_those_of_the_results(run, shown):
         ("prompts", tables.by_category([run])),
         ("speculative over it", tables.methods(run)),
         ("factor", tables.costs(run)),
-        ("guesses", tables.acceptance(run)),
     ):
         assert shown.table(heading) == table.astype(str).to_dict("records")
 
@@ -193,7 +192,7 @@ def test_the_page_of_a_sweep(sweep):
     assert found.table("category") == tables.by_category(sweep).astype(str).to_dict("records")
     best = max(run.results["speedup"]["measured"] for run in sweep)
     assert f"{best:.2f}x" in found.text[: found.text.index("Runs")]
-    assert len(found.figures) == 2  # over all runs, and over gamma
+    assert len(found.figures) == 1
 
 
 def test_the_page_of_a_comparison(sweep):

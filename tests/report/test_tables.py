@@ -83,16 +83,6 @@ def test_the_table_of_methods(runs):
         assert rows["transformers"][head] == "-"
 
 
-def test_the_table_of_places(runs):
-    found = runs[1].results["acceptance"]
-    table = tables.acceptance(runs[1])
-    assert [first(cell) for cell in table["rounds that accepted so many"]] == found["lengths"]
-    assert table["rounds that accepted so many"].map(first).sum() == runs[1].results["counts"]["rounds"]
-    for entry in found["by_place"]:
-        row = table[table["guesses"] == str(entry["place"])].iloc[0]
-        assert near(row["beta at this place"], entry["mean"]) and first(row["tested"]) == entry["n"]
-
-
 def test_factors_multiply_to_the_speedup(runs):
     rows = tables.costs(runs[1]).to_dict("records")
     product = 1.0
