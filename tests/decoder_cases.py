@@ -218,7 +218,7 @@ def make_drafter(kind: str, target: LanguageModel, text_file: str, drafter_model
     if kind == "prompt_lookup":
         return PromptLookupDrafter(max_match=3, min_match=1)
     if kind == "suffix":
-        return SuffixDrafter(8, 1.0, 1.0, 0.1, 0, gamma=5)
+        return SuffixDrafter(8, 1.0, 1.0, 0.1, gamma=5)
     if kind == "bigram":
         return BigramDrafter(training_tokens(text_file, target.tokenizer), V, sampling, smoothing=1.0)
     if kind == "unigram":

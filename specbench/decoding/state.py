@@ -66,7 +66,6 @@ class State:
         self.kept = [0] * self.batch_size  # tokens that each row kept of it, recovered or bonus token included
         self.drawn = 0  # the depth to which its draft was drawn, before it was padded
         self.waiting = 0  # requests that have arrived and have no row yet
-        self.warm_up = False  # whether the requests are no part of the run
 
     def admit(self, sequences: Mapping[int, Sequence]) -> None:
         """Gives rows to sequences, by row. They stay idle until `begin`."""

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from specbench.decoding.draft import Draft
 from specbench.decoding.state import State
 from specbench.drafters.lookup_base import PointMassDrafter
 from specbench.errors import ConfigError
@@ -23,26 +22,17 @@ class NgramTable:
         self.followers: dict[tuple[int, ...], dict[int, int]] = defaultdict(dict)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Counts the tokens that are new since the last call. Tokens counted before that are not in the text any more
-        (rejected inside `drafter=hierarchical`) are taken back first."""
-        while self.tokens != tokens[: len(self.tokens)]:
-            self._take_back()
+        """Counts the tokens that are new since the last call, or all of a text that does not begin with what was
+        counted: another request's, or one whose tokens were rejected inside `drafter=hierarchical`."""
+        if self.tokens != tokens[: len(self.tokens)]:
+            self.tokens.clear()
+            self.followers.clear()
         for token in tokens[len(self.tokens) :]:
             for order in self.orders:
                 if len(self.tokens) >= order - 1:
                     counts = self.followers[self._context(order)]
                     counts[token] = counts.pop(token, 0) + 1  # the most recent one moves to the end
             self.tokens.append(token)
-
-    def _take_back(self) -> None:
-        """Undoes the last counted token."""
-        token = self.tokens.pop()
-        for order in self.orders:
-            if len(self.tokens) >= order - 1:
-                counts = self.followers[self._context(order)]
-                counts[token] -= 1
-                if counts[token] == 0:
-                    del counts[token]
 
     def _context(self, order: int) -> tuple[int, ...]:
         return tuple(self.tokens[len(self.tokens) - order + 1 :])
@@ -75,14 +65,6 @@ class NgramDrafter(PointMassDrafter):
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         self.tables = [NgramTable(*self.orders) for _ in range(state.batch_size)]
-        self.request_ids = state.request_ids
-
-    def propose(self, state: State, gamma: list[int]) -> Draft:
-        for row, (before, now) in enumerate(zip(self.request_ids, state.request_ids, strict=True)):
-            if before != now:
-                self.tables[row] = NgramTable(*self.orders)
-        self.request_ids = state.request_ids
-        return super().propose(state, gamma)
 
     def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
         table, text = self.tables[row], list(tokens)

@@ -1,5 +1,5 @@
 """SuffixDecoding (2411.04975): copies the likeliest continuation of the text's last tokens, by counts of the text so
-far and, if asked for, of past outputs."""
+far."""
 
 from collections import abc
 from dataclasses import dataclass
@@ -98,22 +98,12 @@ class SuffixAutomaton:
             above = self.link[above]
         return state
 
-    def match(self, tokens: abc.Sequence[int]) -> tuple[int, int]:
-        """The state of the longest suffix of some tokens that occurred, and its length, at most `depth`."""
-        state = size = 0
-        for token in tokens[-self.depth :]:
-            while state > 0 and token not in self.next[state]:
-                state = self.link[state]
-                size = self.length[state]
-            if token in self.next[state]:
-                state, size = self.next[state][token], size + 1
-        return state, size
-
-    def guess(self, state: int, size: int, limits: abc.Sequence[int], min_prob: float) -> Guess:
-        """The continuation with the largest score, the sum of its probabilities, after the last m of `size` tokens, for
+    def guess(self, limits: abc.Sequence[int], min_prob: float) -> Guess:
+        """The continuation with the largest score, the sum of its probabilities, after the text's last m tokens, for
         any m; of equal scores that of the longest m. After m tokens it has at most limits[m], numbers that rise and
         then fall."""
         found: Guess = [], []
+        state, size = self.end, self.size
         score, length, link = 0.0, self.length, self.link
         while state > 0:
             above = link[state]
@@ -152,11 +142,9 @@ class _Request:
     """What is known of the request that has a row."""
 
     request_id: int
-    prompt: int  # tokens
-    own: SuffixAutomaton
+    counted: SuffixAutomaton
     text: list[int]  # the sequence's own list, which grows
     read: list[int]  # of it
-    kept: bool  # whether its output is one of the past
 
     def goes_on(self, text: list[int]) -> bool:
         """Whether a text begins with what was read: inside `drafter=hierarchical` tokens may be rejected later."""
@@ -165,37 +153,31 @@ class _Request:
 
 class SuffixDrafter(Drafter):
     """Guesses the most frequent continuation of the text's last m tokens, for the m with the largest sum of
-    probabilities; a guess has at most factor * m + offset tokens. q is a point mass on each. With `past`, the outputs
-    of finished requests of the run are searched too: at least the last `past` of them, and at most twice as many."""
+    probabilities; a guess has at most factor * m + offset tokens. q is a point mass on each."""
 
     class Settings(BaseSettings):
         depth: int = Field(ge=2, le=1000)
         factor: float = Field(ge=0, le=1000)
         offset: float = Field(ge=0, le=1000)
         min_prob: float = Field(ge=0, le=1)
-        past: int = Field(ge=0, le=10**6)
 
     @classmethod
     def point_masses(cls, settings: Any) -> bool:
         return True
 
-    def __init__(self, depth: int, factor: float, offset: float, min_prob: float, past: int, gamma: int):
+    def __init__(self, depth: int, factor: float, offset: float, min_prob: float, gamma: int):
         """`gamma` is the most levels of any round. The choice among continuations does not depend on the round's own
         gamma: after the same text the first guess is the same."""
-        self.depth, self.min_prob, self.keep = depth, min_prob, past
-        self.reads_text = not past  # past outputs: it depends on the requests before
+        self.depth, self.min_prob = depth, min_prob
         self.limits = [min(gamma, int(factor * m + offset), depth - m) for m in range(depth + 1)]
-        self.requests: dict[int, _Request] = {}
-        self.outputs: list[list[int]] = []
-        self.past = SuffixAutomaton(depth)
+        self.requests: dict[int, _Request] = {}  # by row
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "SuffixDrafter":
         return cls(**vars(settings), gamma=context.gamma)
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
-        while self.requests:
-            self._remember(self.requests.pop(min(self.requests)))
+        self.requests = {}
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         return point_mass_chain([self.guess(state, row)[0][:g] if g else [] for row, g in enumerate(gamma)], state)
@@ -205,36 +187,15 @@ class SuffixDrafter(Drafter):
         known, sequence = self.requests.get(row), state.at(row)
         text = sequence.tokens
         if known is None or known.request_id != sequence.request_id or not known.goes_on(text):
-            known = self._open(row, sequence, kept=not state.warm_up)
+            known = self.requests[row] = self._new(sequence)
         known.text, new = text, text[len(known.read) :]
         known.read += new
-        known.own.extend(new)
-        found = known.own.guess(known.own.end, known.own.size, self.limits, self.min_prob)
-        if not self.outputs:
-            return found
-        at = self.past.match(known.read[-self.depth :])
-        past = self.past.guess(*at, self.limits, self.min_prob)
-        return past if sum(past[1]) > sum(found[1]) else found
+        known.counted.extend(new)
+        return known.counted.guess(self.limits, self.min_prob)
 
-    def _open(self, row: int, sequence: Sequence, kept: bool) -> _Request:
-        """Forgets the row's last request, and reads what an encoder read for this one."""
-        old = self.requests.get(row)
-        if old is not None and old.request_id != sequence.request_id:
-            self._remember(old)
-        new = SuffixAutomaton(self.depth)
-        new.extend(sequence.encoder_input or ())
-        new.restart()
-        self.requests[row] = _Request(sequence.request_id, sequence.prompt_length, new, [], [], kept)
-        return self.requests[row]
-
-    def _remember(self, request: _Request) -> None:
-        """Adds a finished output to those of the past, if any are kept."""
-        if not self.keep or not request.kept:
-            return
-        new = [request.text[request.prompt :]]
-        if len(self.outputs) == 2 * self.keep:
-            new, self.outputs, self.past = [*self.outputs[-self.keep :], *new], [], SuffixAutomaton(self.depth)
-        for tokens in new:
-            self.past.extend(tokens)
-            self.past.restart()
-        self.outputs += new
+    def _new(self, sequence: Sequence) -> _Request:
+        """A request of which only what an encoder reads is counted."""
+        counted = SuffixAutomaton(self.depth)
+        counted.extend(sequence.encoder_input or ())
+        counted.restart()
+        return _Request(sequence.request_id, counted, [], [])

@@ -61,16 +61,14 @@ class Session:
         policy: GammaPolicy | None = None,
         verifier: Verifier | None = None,
         keep: bool = False,
-        warm_up: bool = False,
     ) -> Decoded:
         """Decodes jobs through the run's rows of `columns` columns; `arrivals` in seconds. Policy and verifier are the
         run's own unless given. `keep`: p and q of the tokens are kept for the verdict, as far as there is room.
-        `warm_up`: the texts are no part of the run. Raises ConfigError if the cache is too small."""
+        Raises ConfigError if the cache is too small."""
         parts = self.parts
         policy, verifier = policy or parts.policy, verifier or parts.verifier
         target, drafter = parts.target, parts.drafter
         state = self._idle_state(columns)
-        state.warm_up = warm_up
         models: list[LanguageModel] = [target, *drafter.models] if speculative else [target]
         scheduler = Scheduler(jobs, models, parts.root.prefill_chunk, parts.spare, arrivals)
         clock = Timer(target.device)

@@ -42,13 +42,12 @@ def warm_up(session: Session, batch: Batch) -> None:
         with going_on(f"warm-up at {length} tokens"):
             for verifier in parts.verifier.levels:
                 jobs = row_jobs(session, batch, prompt, [TOKENS], end)
-                session.decode(jobs, False, batch.columns, verifier=verifier, warm_up=True)
+                session.decode(jobs, False, batch.columns, verifier=verifier)
                 for gamma in dict.fromkeys((*gammas, 0)):
                     policy = FixedGamma(gamma, parts.policy.signal)
                     jobs = row_jobs(session, batch, prompt, [gamma + TOKENS, SHORT] if fixed else [gamma + SHORT], end)
                     for keep in (False, parts.root.verdict_tokens > 0):
-                        session.decode(jobs, True, batch.columns, policy=policy, verifier=verifier, keep=keep,
-                                       warm_up=True)  # fmt: skip
+                        session.decode(jobs, True, batch.columns, policy=policy, verifier=verifier, keep=keep)
     executor.warm = True
     for name, peer in parts.peers.items():
         with going_on(f"warm-up of {name}"):
@@ -108,6 +107,6 @@ def calibrate(session: Session, batch: Batch) -> None:
         requests = [batch.requests[(turn + row) % len(batch.requests)] for row in range(parts.root.batch_size)]
         jobs = [session.job(request, min(CALIBRATION_TOKENS, parts.root.max_new_tokens)) for request in requests]
         policy = FixedGamma(gamma, parts.policy.signal)
-        for text in session.decode(jobs, True, batch.columns, policy=policy, warm_up=True).texts:
+        for text in session.decode(jobs, True, batch.columns, policy=policy).texts:
             costs.add(text.rounds)
     parts.policy.calibrate(costs)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from decoder_cases import jobs_of, make_drafter, spare_of, tabular_model
-from small_runs import parts_of, run
 
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
@@ -57,7 +56,7 @@ def test_an_automaton_guesses_what_a_search_finds(seed):
     unlike = 0
     for end in range(1, len(text) + 1):
         automaton.extend(text[end - 1 : end])
-        found = automaton.guess(automaton.end, automaton.size, limits, 0.1)
+        found = automaton.guess(limits, 0.1)
         assert found == by_search([text[:end]], text[:end], limits, depth, 0.1)
         unlike += found != by_search([text[: end - 1]], text[:end], limits, depth, 0.1)
     assert unlike  # negative control: without the last token's own occurrences
@@ -65,16 +64,14 @@ def test_an_automaton_guesses_what_a_search_finds(seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_an_automaton_of_several_texts_guesses_what_a_search_finds(seed):
+    """As of an encoder's input and the text: counts of all texts, for the end of the last one."""
     draws = np.random.default_rng(seed)
     texts = [draws.integers(3, size=length).tolist() for length in draws.integers(1, 15, size=8)]
     limits, automaton = [min(4, m, 6 - m) for m in range(7)], SuffixAutomaton(6)
-    for text in texts:
-        automaton.extend(text)
+    for number, text in enumerate(texts, 1):
         automaton.restart()
-    for _ in range(20):
-        text = draws.integers(4, size=9).tolist()  # 3 occurs in none of them
-        found = automaton.guess(*automaton.match(text), limits, 0.1)
-        assert found == by_search(texts, text, limits, 6, 0.1)
+        automaton.extend(text)
+        assert automaton.guess(limits, 0.1) == by_search(texts[:number], text, limits, 6, 0.1)
 
 
 PROMPTS = [[3, 7, 1, 3, 7, 2, 3, 7], [1, 2, 1, 2, 1], [5, 6, 7, 8, 9, 5, 6], [4]]
@@ -116,7 +113,7 @@ def state_of(text, encoder_input=None):
 
 
 def suffix(**other):
-    return SuffixDrafter(**{"depth": 8, "factor": 1.0, "offset": 1.0, "min_prob": 0.1, "past": 0, "gamma": 4} | other)
+    return SuffixDrafter(**{"depth": 8, "factor": 1.0, "offset": 1.0, "min_prob": 0.1, "gamma": 4} | other)
 
 
 def test_the_first_guess_does_not_depend_on_gamma():
@@ -144,32 +141,3 @@ def test_an_encoders_input_is_searched_too():
     drafter = suffix()
     drafter.begin(state)
     assert drafter.guess(state, 0)[0] == [6, 7]
-
-
-@pytest.mark.parametrize("past", [0, 1, 2])
-def test_past_outputs_are_searched_if_asked_for(past):
-    """Texts 7 8 N after different prompts: N of the last ones is known, that of the prompts is not."""
-    drafter = suffix(past=past)
-    for last in (1, 2, 3, 4, 5):
-        state = state_of([6, 6, 2])
-        drafter.begin(state)
-        drafter.guess(state, 0)  # so far nothing of this output
-        state.at(0).tokens += [7, 8, last]
-    drafter.begin(state)
-    assert [output[-1] for output in drafter.outputs] == {0: [], 1: [4, 5], 2: [3, 4, 5]}[past]
-    found = drafter.guess(state_of([9, 7, 8]), 0)
-    assert found == (([5], [1 / max(1, len(drafter.outputs))]) if past else ([], []))
-
-
-@pytest.mark.slow
-def test_outputs_of_warm_up_and_probes_are_no_past_outputs(tmp_path, monkeypatch):
-    """Only those of the three prompts are known. Control: with every decode they are more."""
-    words = ("drafter=suffix", "drafter.past=50", "temperature=0", "gamma=2", "data.limit=3")
-    parts = parts_of(*words)
-    run(parts, tmp_path / "run")
-    assert 2 <= len(parts.drafter.outputs) <= 3  # the last one is taken over when the next decode begins
-    never = property(lambda self: False, lambda self, value: None)
-    monkeypatch.setattr(State, "warm_up", never, raising=False)
-    control = parts_of(*words)
-    run(control, tmp_path / "control")
-    assert len(control.drafter.outputs) > 3
