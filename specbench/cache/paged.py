@@ -172,13 +172,16 @@ class PagedCache(SlotCache):
 
     def place(self, slots: Tensor, visible: int, row: int | None = None, in_blocks: bool = False) -> None:
         super().place(slots, visible, row, in_blocks)
-        if self.table.device != slots.device:
-            self.table = move(self.table, slots.device)
         table = self.block_table()
         self.targets = self._where(table, slots)  # [b, N], indices into the pool
         if not in_blocks:
             columns = torch.arange(visible, device=slots.device).expand(len(table), -1)
             self.columns = self._where(table, columns)  # [b, visible], indices into the pool
+
+    def choose(self, tokens: Tensor, visible: int, row: int | None = None) -> None:
+        super().choose(tokens, visible, row)
+        if self.table.device != self.device:
+            self.table = move(self.table, self.device)
 
     def block_table(self) -> Tensor:
         return self.table[self.span]

@@ -36,6 +36,7 @@ class SlotCache(Component, Cache):
         self.rows, self.capacity = rows, columns
         self.slots = torch.empty(0)  # [b, N], columns of the tokens being forwarded
         self.visible = 0  # columns that attention reads
+        self.device = torch.device("cpu")  # of the tokens being forwarded
         self.span = slice(0, 0)  # the rows of the forward
         self.pools: list[Tensor] = []  # keys and values of each layer in turn, in the backend's own shapes
         self.numbers: dict[Any, int] = {}  # of the parts of the model that store something
@@ -64,8 +65,19 @@ class SlotCache(Component, Cache):
         are too many."""
         if not torch.compiler.is_compiling() and visible > self.capacity:
             raise ValueError(f"the cache holds {self.capacity} columns, {visible} are needed")
-        self.slots, self.visible, self.in_blocks = slots, visible, in_blocks
-        self.span = slice(0, len(slots)) if row is None else slice(row, row + 1)
+        self.slots, self.in_blocks = slots, in_blocks
+        self.choose(slots, visible, row)
+
+    def choose(self, tokens: Tensor, visible: int, row: int | None = None) -> None:
+        """As `place`, for a forward of tokens [b, N] that finds their columns itself, in `stored_blocks`."""
+        self.visible, self.device = visible, tokens.device
+        self.span = slice(0, len(tokens)) if row is None else slice(row, row + 1)
+
+    def stored_blocks(self, layer_idx: int, new: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values, [blocks, heads, block size, head size], as `update` returns them in blocks; made
+        for new ones like new [b, heads, n, head size]."""
+        keys, values = self.stored(self._number(layer_idx), new, new)
+        return self.blocks_of(keys), self.blocks_of(values)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -128,7 +140,7 @@ class SlotCache(Component, Cache):
 
     def block_table(self) -> Tensor:
         """[b, width]: for each row of the forward, the numbers of the blocks that hold its columns, in order."""
-        return constant(torch.arange)(self.span.start, self.span.stop, device=self.slots.device)[:, None]
+        return constant(torch.arange)(self.span.start, self.span.stop, device=self.device)[:, None]
 
     def commit(self, path: Tensor, base: Tensor) -> None:
         """Moves the accepted path of a tree to consecutive columns: path [B, P] holds its node indices in order, base

@@ -35,6 +35,7 @@ class Executor(Component):
 
     fixed_shapes = False  # whether drafts are padded to one width, so that few shapes occur
     needs_cuda = False
+    traces = False  # whether functions are compiled, which kernels of whole layers are no part of
     captures_graphs = False  # whether calls keep memory of their own, for the estimate before a run
     runs_encoders = True  # whether it can run encoder-decoders
     runs_recurrent = True  # whether it can run models with a recurrent state

@@ -41,6 +41,7 @@ class CompiledExecutor(EagerExecutor):
     """Compiles each function of tensors, the model's forward included, for the shapes of its calls."""
 
     fixed_shapes = True
+    traces = True
     runs_recurrent = False
 
     def __init__(self, half_weights: bool = True):

@@ -24,16 +24,15 @@ from torch import Tensor
 from specbench.decoding.rows import Rows
 from specbench.errors import causes
 from specbench.executors.base import Executor, HasCache
-from specbench.executors.compiled import CompiledFunction, name_of
+from specbench.executors.compiled import name_of
 from specbench.executors.pytree import bucket, flatten_arguments, rebuild
-from specbench.settings import BaseSettings
 
 log = logging.getLogger(__name__)
 WARM_UP_CALLS = 2  # calls before a capture, in which kernels choose algorithms and constants are made
 
 
 class CudaGraphExecutor(Executor):
-    """Captures each function that is called outside another capture, as it is written or compiled before."""
+    """Captures each function that is called outside another capture."""
 
     fixed_shapes = True
     needs_cuda = True
@@ -41,37 +40,22 @@ class CudaGraphExecutor(Executor):
     runs_encoders = False
     runs_recurrent = False
 
-    class Settings(BaseSettings):
-        compile: bool = True
-
-    def __init__(self, compile: bool = False) -> None:
-        """With `compile` functions are compiled before they are captured."""
-        self.compiles = compile
+    def __init__(self) -> None:
         self.not_captured: dict[str, str] = {}  # functions that run eagerly, and why
         self.inside = False  # a captured function: what it calls is part of its graph
         self.captures, self.late = 0, 0  # captures in all, and those after warm-up
-        self.compiled_functions: dict[Callable[..., Any], CompiledFunction] = {}
         self.functions: dict[Callable[..., Any], Captured] = {}
         self.static_addresses: set[int] = set()  # of results, which stay where they are
         self.pools: list[Any] = []  # the last one is used; others hold graphs from before a capture that failed
         gc.collect()  # models and graphs of an earlier run die in cycles
         self.stream: Any = None  # of captures and of the calls before them: each stream keeps workspaces of its own
 
-    @classmethod
-    def from_settings(cls, settings: Any, device: torch.device, run: Any) -> "CudaGraphExecutor":
-        return cls(settings.compile)
-
     def compiled(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
-        if torch.compiler.is_compiling():
-            return function
-        if self.compiles and function not in self.compiled_functions:
-            self.compiled_functions[function] = CompiledFunction(function, model)
-        return self.captured(self.compiled_functions.get(function, function), model)
+        return self.captured(function, model)
 
     def compiled_whole(
         self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
     ) -> Callable[..., Any]:
-        """It is not compiled itself: it calls functions that are, and all of it is one graph."""
         return self.captured(function, model)
 
     def captured(self, function: Callable[..., Any], model: HasCache | None) -> Callable[..., Any]:
@@ -97,7 +81,7 @@ class CudaGraphExecutor(Executor):
         return [*(size // 2 + 1 for size in sizes[:0:-1]), 2]
 
     def run_eagerly(self, why: str) -> None:
-        self.captures_graphs = self.fixed_shapes = self.compiles = False
+        self.captures_graphs = self.fixed_shapes = False
         self.not_captured["everything"] = why
 
     def give_up(self, captured: "Captured", error: Exception) -> None:
@@ -118,8 +102,6 @@ class CudaGraphExecutor(Executor):
         ]
         if self.late:
             found.append(f"CUDA graphs captured after warm-up: {self.late}; rounds that waited for them took longer")
-        for function in self.compiled_functions.values():
-            found += function.notes()
         return found
 
     @contextmanager
@@ -241,11 +223,11 @@ class Captured:
         self, spec: Any, tensors: list[Tensor], in_place: list[bool], alive: list[weakref.ref[Tensor]]
     ) -> Graph:
         """Runs the function on copies to warm up, and captures it; `in_place` says which tensors are used in place."""
-        copies = [copy_with_strides(t) for t in tensors]
+        copies = [t.clone() for t in tensors]
         inputs = [t if own else copy for t, copy, own in zip(tensors, copies, in_place, strict=True)]
         executor = self.executor
         with executor.whole():
-            with stand_in_cache(self.model, apart=executor.compiles):
+            with stand_in_cache(self.model):
                 found = executor.warm_up(lambda: self.function(*rebuild(spec, copies)))
             result, like = flatten_arguments(found)
             kept = [self._buffer(number, t) for number, t in enumerate(like)]
@@ -277,26 +259,17 @@ class Captured:
         self.graphs = {key: g for key, g in self.graphs.items() if all(ref() is not None for ref in g.alive)}
 
 
-def copy_with_strides(t: Tensor) -> Tensor:
-    """A copy of a tensor of any shape with the same strides: a program of Inductor is for these. If several of its
-    entries are one place in memory, the copy is contiguous."""
-    if any(step == 0 and size > 1 for size, step in zip(t.shape, t.stride(), strict=True)):
-        return t.clone()
-    return t.new_empty_strided(t.shape, t.stride()).copy_(t)
-
-
 @contextmanager
-def stand_in_cache(model: HasCache | None, apart: bool) -> Iterator[None]:
-    """Inside this context the cache of the model uses other tensors. If they have to be `apart`, as for a compiler,
-    which would take one and the same for one input, they are as many as its own. Else two in turn serve all of the
-    same shape, since keys and values must not be one: enough to run the same kernels, and as large as one layer."""
+def stand_in_cache(model: HasCache | None) -> Iterator[None]:
+    """Inside this context the cache of the model uses other tensors. Two in turn serve all of the same shape, since
+    keys and values must not be one: enough to run the same kernels, and as large as one layer."""
     if model is None:
         yield
         return
     copies: dict[Any, Tensor] = {}
     kinds = []
     for number, t in enumerate(model.cache_tensors()):
-        kinds.append((number if apart else number % 2, t.shape, t.dtype))
+        kinds.append((number % 2, t.shape, t.dtype))
         if kinds[-1] not in copies:
             copies[kinds[-1]] = t.clone()
     with model.on_cache([copies[kind] for kind in kinds]):

@@ -5,6 +5,9 @@ many columns a row has is read on the device. A row's columns are divided among 
 merges their partial results, in the order of the columns. S follows from shapes alone, so one CUDA graph serves every
 length, and programs beyond a row's columns return at once. Sums are in float32.
 
+For few new tokens a program has PART columns, by their positions alone, and a tile has 16 query rows. What a row does
+not see adds exact zeros. So its result has the same bits beside any others, in any cache.
+
 b rows, N new tokens, M entries of a tree, H query heads, K key heads, G = H / K, D head size (E of values), S splits.
 """
 
@@ -15,27 +18,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS = 256  # wanted: two for each multiprocessor of a large GPU
-MOST_ROWS = 64  # of a tile; a row is one query head of one new token
+FEW = 64  # new tokens of a text: with more, programs are many enough without splits
+PART = 256  # columns of a split
+ROWS, MOST_ROWS = 16, 64  # of a tile, for few and for many new tokens; a row is one query head of one new token
 MOST_ROWS_OF_TREES = 32  # with more, what a row sees of a tree spills registers
-FEW_TILES = 4
-VARY = ["N", "M", "sees_row", "sees_token", "depth_row"]  # from call to call: one kernel serves all values
+MERGED = tl.constexpr(32)  # weights of splits that are read at a time
+VARY = ["N", "M", "sees_row", "sees_token", "depth_row", "splits", "per"]  # one kernel serves all values
 LOG2E = 1.4426950408889634
 
 
 @triton.jit
 def share(
-    tile, first, N, M, size, BM: tl.constexpr, BN: tl.constexpr, G: tl.constexpr, TREE: tl.constexpr,
-    WINDOW: tl.constexpr, SPLITS: tl.constexpr,
+    tile, first, N, M, size, per, BM: tl.constexpr, BN: tl.constexpr, G: tl.constexpr, TREE: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """What a tile of query rows sees: its first tile of BN columns, tiles of each split, the end of the last column."""
+    """What a tile of query rows sees: its first tile of BN columns, the end of the last column, and the first split of
+    `per` tiles that it sees of, and how many."""
     end = tl.minimum(first + tl.minimum(((tile + 1) * BM - 1) // G + 1, N), size)
     end = tl.maximum(end, 1)  # a token before column 0 stands for the one there
     begin = first * 0
     if WINDOW:
         place = first + N - M if TREE else first + tile * BM // G  # the least position of the rows, or less
         begin = tl.maximum(place - WINDOW + 1, 0) // BN
-    return begin, tl.cdiv(tl.cdiv(end, BN) - begin, SPLITS), end
+    return begin, end, begin // per, tl.cdiv(tl.cdiv(end, BN), per) - begin // per
 
 
 @triton.jit
@@ -70,13 +75,15 @@ def sees_columns(
 
 
 @triton.jit
-def merge(partial, weight, out, inside, real, made, E: tl.constexpr, SPLITS: tl.constexpr):
+def merge(partial, weight, out, inside, real, made, E: tl.constexpr):
     """Merges the partial results of a tile of query rows, at `partial` and `weight` of split 0, in the order of the
     splits. They are read from where all multiprocessors see them."""
-    split = tl.arange(0, SPLITS)
-    there = real[:, None] & (split < made)[None, :]
-    powers = tl.load(weight[:, None] + split[None, :], mask=there, other=float("-inf"), cache_modifier=".cg")
-    most = tl.max(powers, 1)  # [BM]
+    split = tl.arange(0, MERGED)
+    most = tl.full(real.shape, float("-inf"), tl.float32)  # [BM]
+    for i in range(0, made, MERGED):
+        there = real[:, None] & (i + split < made)[None, :]
+        at = weight[:, None] + i + split[None, :]
+        most = tl.maximum(most, tl.max(tl.load(at, mask=there, other=float("-inf"), cache_modifier=".cg"), 1))
     most = tl.where(most == float("-inf"), 0.0, most)
     sums = tl.zeros(inside.shape, tl.float32)
     total = tl.zeros(most.shape, tl.float32)
@@ -105,21 +112,21 @@ def add_tile(most, total, sums, score, seen, v, PRECISION: tl.constexpr, WIDEN: 
 
 @triton.jit
 def store(
-    mean, power, out, partial, weight, counter, place, e, real, split, made, E: tl.constexpr, SPLITS: tl.constexpr
+    mean, power, out, partial, weight, counter, place, e, real, split, splits, made, E: tl.constexpr
 ):  # fmt: skip
     """Stores the results mean [BM, BE] of a split with the logarithms of their weights power [BM]; the last program to
     finish merges those of all. place [BM] is where each query row stands in [b, N, H]."""
     inside = real[:, None] & (e < E)[None, :]
     at_out = out + place[:, None] * E + e[None, :]
-    if SPLITS == 1:
+    if splits == 1:
         tl.store(at_out, mean.to(out.dtype.element_ty), mask=inside)
     else:
-        at, at_weight = partial + (place * SPLITS)[:, None] * E + e[None, :], weight + place * SPLITS
+        at, at_weight = partial + (place * splits)[:, None] * E + e[None, :], weight + place * splits
         tl.store(at + split * E, mean, mask=inside, cache_modifier=".cg")
         tl.store(at_weight + split, power, mask=real, cache_modifier=".cg")
         tl.debug_barrier()  # all of this program is stored before it counts itself
         if tl.atomic_add(counter, 1) == made - 1:
-            merge(at, at_weight, at_out, inside, real, made, E, SPLITS)
+            merge(at, at_weight, at_out, inside, real, made, E)
             tl.store(counter, 0)
 
 
@@ -127,10 +134,10 @@ def store(
 def attend_split(
     q, keys, values, table, first, sees, depth, out, partial, weight, finished,
     q_row, q_head, q_token, k_block, k_head, k_column, v_block, v_head, v_column,
-    table_row, sees_row, sees_token, depth_row, N, M, size, block, scale,
+    table_row, sees_row, sees_token, depth_row, N, M, size, block, splits, per, scale,
     G: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-    BE: tl.constexpr, TREE: tl.constexpr, WINDOW: tl.constexpr, ONE_BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-    PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+    BE: tl.constexpr, TREE: tl.constexpr, WINDOW: tl.constexpr, ONE_BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Attention of BM query rows of one key head over one split of the columns. A query row is one query head of one
     new token. With one split the result goes to out [b, N, H, E], else to partial [b, N, H, S, E] with the logarithm of
@@ -140,10 +147,9 @@ def attend_split(
     tiles = tl.cdiv(N * G, BM)
     row, tile = tl.program_id(2) // tiles, tl.program_id(2) % tiles
     start = tl.load(first + row)
-    begin, count, end = share(tile, start, N, M, size, BM, BN, G, TREE, WINDOW, SPLITS)
-    made = tl.cdiv(tl.cdiv(end, BN) - begin, count)  # splits that have columns
-    begin += split * count
-    stop = tl.minimum(begin + count, tl.cdiv(end, BN))
+    begin, end, skipped, made = share(tile, start, N, M, size, per, BM, BN, G, TREE, WINDOW)
+    begin = tl.maximum(begin, (skipped + split) * per)
+    stop = tl.minimum((skipped + split + 1) * per, tl.cdiv(end, BN))
     if begin >= stop:
         return
 
@@ -180,36 +186,19 @@ def attend_split(
     place_of = (row.to(tl.int64) * N + n) * (heads * G) + query_head  # [BM], in [b, N, H]
     counter = finished + tl.program_id(2) * heads + head
     store(
-        sums / total[:, None], most + tl.log2(total), out, partial, weight, counter, place_of, e, real, split, made, E,
-        SPLITS,
+        sums / total[:, None], most + tl.log2(total), out, partial, weight, counter, place_of, e, real, split, splits,
+        made, E,
     )  # fmt: skip
 
 
-def tile_shape(rows: int, widest: int, dtype: torch.dtype, tree: bool) -> tuple[int, int, int]:
-    """Query rows and columns of a tile, and warps of a program, for `rows` query rows of a key head and heads of
-    `widest` numbers. With these no kernel of a named model spills registers (`test_no_kernel_spills`)."""
-    BM = min(max(16, triton.next_power_of_2(rows)), MOST_ROWS_OF_TREES if tree else MOST_ROWS)
+def tile_shape(N: int, group: int, widest: int, dtype: torch.dtype, tree: bool) -> tuple[int, int, int]:
+    """Query rows and columns of a tile, and warps of a program, for N new tokens, `group` query heads of a key head,
+    and heads of `widest` numbers. With these no kernel of a named model spills registers (`test_no_kernel_spills`)."""
+    few, most = N <= FEW, MOST_ROWS_OF_TREES if tree else MOST_ROWS
+    BM = ROWS if few else min(max(ROWS, triton.next_power_of_2(N * group)), most)
     if dtype == torch.float32:
         return BM, 16, 8
-    return BM, 32 if widest > 128 else 64, 8 if tree or widest > 128 or BM == MOST_ROWS else 4
-
-
-def counted_tiles(tiles: int) -> int:
-    """As many tiles as `number_of_splits` counts: 1, a few or many, so that prompts of most lengths share a kernel."""
-    return tiles if tiles == 1 else FEW_TILES if tiles <= FEW_TILES else PROGRAMS
-
-
-def lengths_of_variants(heads: int, key_heads: int) -> list[int]:
-    """Numbers of new tokens that between them run all kernels that any number would, for a cache of one capacity."""
-    group = heads // key_heads
-    most = [16, 32, MOST_ROWS, FEW_TILES * MOST_ROWS]  # query rows: see `tile_shape` and `counted_tiles`
-    return sorted({max(1, rows // group) for rows in most} | {most[-1] // group + 2})
-
-
-def number_of_splits(programs: int, columns: int, BN: int) -> int:
-    """S, a power of two, for `programs` programs without splits, and a cache of so many columns in tiles of BN."""
-    most: int = triton.next_power_of_2(triton.cdiv(columns, BN))
-    return min(most, 1 << (max(1, PROGRAMS // programs).bit_length() - 1))
+    return BM, 32 if widest > 128 else 64, 4 if few else 8
 
 
 @cache
@@ -233,9 +222,10 @@ def attend(
     """
     (b, H, N, D), (_, K, block, E), width = q.shape, values.shape, table.shape[1]
     G, tree = H // K, sees is not None
-    BM, BN, warps = tile_shape(N * G, max(D, E), q.dtype, tree)
+    BM, BN, warps = tile_shape(N, G, max(D, E), q.dtype, tree)
     tiles = triton.cdiv(N * G, BM)
-    S = number_of_splits(b * K * counted_tiles(tiles), width * block, BN)
+    S = triton.cdiv(width * block, PART) if N <= FEW else 1
+    per = PART // BN if S > 1 else triton.cdiv(width * block, BN)  # tiles of columns of a split
     out = torch.empty(b, N, H, E, dtype=q.dtype, device=q.device)
     partial = torch.empty((b, N, H, S, E) if S > 1 else (1,), dtype=torch.float32, device=q.device)
     weight = torch.empty((b, N, H, S) if S > 1 else (1,), dtype=torch.float32, device=q.device)
@@ -244,11 +234,12 @@ def attend(
     M = N if sees is None else sees.shape[2]
     strides = (*q.stride()[:3], *keys.stride()[:3], *values.stride()[:3], table.stride(0))
     strides = (*strides, *(path.stride()[:2] if tree else (0, 0)), place.stride(0))
+    finished = counters(q.device, triton.next_power_of_2(b * tiles * K))
     attend_split[(S, K, b * tiles)](
-        q, keys, values, table, first, path, place, out, partial, weight, counters(q.device, PROGRAMS),
-        *strides, N, M, width * block, block, scale * LOG2E,
+        q, keys, values, table, first, path, place, out, partial, weight, finished,
+        *strides, N, M, width * block, block, S, per, scale * LOG2E,
         G=G, D=D, E=E, BM=BM, BN=BN, BD=triton.next_power_of_2(max(D, 16)), BE=triton.next_power_of_2(max(E, 16)),
-        TREE=tree, WINDOW=window or 0, ONE_BLOCK=width == 1, SPLITS=S,
+        TREE=tree, WINDOW=window or 0, ONE_BLOCK=width == 1,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", WIDEN=triton.knobs.runtime.interpret,
         num_warps=warps, num_stages=2,
     )  # fmt: skip

@@ -172,6 +172,7 @@ class Facts:
     acceptance_rule: str = "sum min(p, q)"  # what beta is
     choices: dict[str, str] = field(default_factory=dict)  # option by group of the configuration
     overrides: list[str] = field(default_factory=list)
+    batch_invariant: bool = False  # whether p has the same bits beside any other tokens, so that no tie is excused
 
 
 def append(file: IO[str], record: Record) -> None:

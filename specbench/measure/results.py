@@ -201,6 +201,7 @@ def _details(records: Sequence[Record], run: Sample, facts: Facts) -> dict[str, 
     return {
         "facts": dataclasses.asdict(facts),
         "prompts": {"template": facts.template, "sha256": prompts_hash(records)},
+        "batch_invariant": facts.batch_invariant,
         "choices": facts.choices,
         "overrides": facts.overrides,
         "clusters": len({*run.times}),

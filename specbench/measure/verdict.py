@@ -225,7 +225,7 @@ def judge(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
     if not readings:
         passed, reason = None, next((reading["unread"] for reading in every), "no text was read again")
     elif facts.greedy:
-        passed, reason = _judge_equality(records, readings, details)
+        passed, reason = _judge_equality(records, readings, details, facts.batch_invariant)
     else:
         sums = sequential.no_sums()
         for reading in readings:
@@ -260,9 +260,9 @@ def _pooled(readings: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | N
 
 
 def _judge_equality(
-    records: Sequence[Record], readings: Sequence[dict[str, Any]], details: dict[str, Any]
+    records: Sequence[Record], readings: Sequence[dict[str, Any]], details: dict[str, Any], invariant: bool
 ) -> tuple[bool | None, str]:
-    """The verdict at temperature 0."""
+    """The verdict at temperature 0. With an `invariant` p every text must be plain decoding's, ties included."""
     different = [r for r in records if r.speculative and r.baseline and r.speculative.ids != r.baseline.ids]
     kinds = [(record.verdict or {}).get("divergence") or "unknown" for record in different]
     wrong = sum(reading["wrong"] for reading in readings)
@@ -270,8 +270,8 @@ def _judge_equality(
     details |= {"differ": len(kinds), "ties": kinds.count("tie")}
     if wrong:
         return False, f"{wrong} tokens do not have the largest logit of the stock module"
-    if "bug" in kinds:
-        return False, f"{kinds.count('bug')} outputs differ from plain decoding's"
+    if kinds and (invariant or "bug" in kinds):
+        return False, f"{len(kinds) if invariant else kinds.count('bug')} outputs differ from plain decoding's"
     if "unknown" in kinds:
         return None, f"{kinds.count('unknown')} outputs differ from plain decoding's where they were not read again"
     return True, ""

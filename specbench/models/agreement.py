@@ -1,6 +1,7 @@
 """What is tried once with every loaded model: that the adapter's logits on ragged rows, chains and trees are those of
 the stock module on each text alone. T tokens, V vocabulary."""
 
+import logging
 import math
 from collections import abc
 from contextlib import suppress
@@ -14,6 +15,7 @@ from specbench.decoding.token_tree import static_tree
 from specbench.errors import ConfigError, first_line
 from specbench.models.language_model import LanguageModel
 
+log = logging.getLogger(__name__)
 TEXT = 8  # tokens, within the shortest context that decodes anything
 STARTS = (1, 2)  # where each of two rows goes on
 PARENT, PATHS = (0, 0, 1, 1, 2), ((0, 2, 5), (0, 1, 3), (0, 1, 4))  # a tree, and nodes on its paths
@@ -27,9 +29,13 @@ PLACED, PLACED_16_BIT = 1e-3, 0.1  # of the largest logit: what rounding may exp
 @torch.inference_mode()
 def reads_trees(model: LanguageModel, key: str) -> bool:
     """Whether trees behind two rows of unequal lengths have the logits that their paths have in the module as
-    transformers calls it. A Triton kernel with which chains have not is given up. Raises ConfigError if chains have not
+    transformers calls it. Triton kernels with which chains have not are given up. Raises ConfigError if chains have not
     without it, or if the module is not causal."""
     reason, trees = _tried(model, key)
+    if model.fused is not None and (reason := reason or model.fused.difference(model)) is not None:
+        log.warning("%s runs without the kernels of layers, which takes longer: %s", model.name, reason)
+        model.fused = None
+        reason, trees = _tried(model, key)
     if reason is not None and model.kernel:
         from specbench.models.kernel_attention import kept
 

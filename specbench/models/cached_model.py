@@ -25,7 +25,7 @@ from specbench.models.attention_mask import AttentionMask, TokenPlaces, carries_
 from specbench.models.causal_call import CausalCall
 from specbench.models.flops import per_token, stored
 from specbench.models.generation import not_applied, suppressed_by
-from specbench.models.sizes import context_of, first_of, rotary_switch, stops_of
+from specbench.models.sizes import context_of, rotary_switch, stops_of
 from specbench.models.vocabulary import VocabMap
 from specbench.settings import UNLIMITED_CONTEXT, Component
 
@@ -89,6 +89,7 @@ class CachedModel(Component):
             executor.run_eagerly(f"{name} makes its positions itself")
         self.attention = attention
         self.kernel = False  # else the kernel attends, not SDPA
+        self.fused = None if self.recurrence is not None or self.encoder is not None else self._fused_step(attention)
         # Launched one by one, the kernel takes the host longer than SDPA.
         if attention == "triton" or (attention == "auto" and self.device.type == "cuda" and executor.captures_graphs):
             from specbench.models import kernel_attention
@@ -99,6 +100,20 @@ class CachedModel(Component):
         self.operations_per_token, self.step_bytes = per_token(self.module)
         self.cached: list[int] = []
         self.feature_layers: tuple[int, ...] = ()  # whose hidden states a drafter reads; see `hidden_states`
+
+    def _fused_step(self, attention: str) -> Any:
+        """The kernels of Llama-like layers for this module, on CUDA or with attention=triton; None if it has others."""
+        if attention == "sdpa" or (attention == "auto" and self.device.type != "cuda") or self.executor.traces:
+            return None
+        from specbench.models import kernel_attention
+
+        return kernel_attention.fused_step(self.module, self.mask.windows, self.device, self.name)
+
+    def batch_invariant(self, rows: int, width: int, drafter: Any) -> bool:
+        """Whether p of a token has the same bits in plain decoding and among `width` tokens: all forwards of the drafts
+        run as kernels, and no token moves in the cache. In a batch prompts are read beside others, or alone."""
+        own = self.fused is not None and self.fused.holds(rows * width)
+        return own and rows == 1 and not drafter.trees
 
     # -- What the model is ----------------------------------------------------------------------
 
@@ -169,10 +184,10 @@ class CachedModel(Component):
         """Lengths of prompts with which all kernels of attention run once; empty without the Triton kernel."""
         if not self.kernel:
             return []
-        from specbench.kernels.attention import lengths_of_variants
 
-        heads = self.config.num_attention_heads
-        return lengths_of_variants(heads, first_of(self.config, "num_key_value_heads") or heads)
+        from specbench.kernels.attention import FEW
+
+        return [1, FEW + 1]
 
     # -- Rows of the cache ----------------------------------------------------------------------
 
@@ -291,6 +306,11 @@ class CachedModel(Component):
         at positions first[b], first[b] + 1, ... or, in a tree, by depth; first [b]. Tokens at negative positions must
         be the one at position 0, which is then read several times. Unless `suppressing`, they are the module's own,
         also of tokens that generate() never draws. Only tensor operations: an executor may compile or capture it."""
+        if self.fused is not None and self.fused.serves(tokens):
+            self.cache.choose(tokens, visible, row)
+            read = tokens if tokens.is_floating_point() else self.vocabulary.read(tokens)
+            logits = self.fused.logits(self.cache, read, first, tree, keep_logits)
+            return self.vocabulary.fit(self.suppressed(logits, first) if suppressing else logits)  # no token is first
         slots = (first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)).clamp(min=0)
         self.cache.place(slots, visible, row, self.kernel)
         root = first if tree is None else first - (tree.sees.shape[2] - tokens.shape[1])  # column of entry 0

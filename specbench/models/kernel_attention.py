@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from specbench.errors import ConfigError
+from specbench.errors import ConfigError, first_line
 from specbench.models.attention_mask import RECURRENT, TokenPlaces, layer_kinds
 from specbench.models.sizes import first_of
 
@@ -52,18 +52,6 @@ def _shape_of_attend(q: Tensor, keys: Tensor, values: Tensor, *others: Any) -> T
     return q.new_empty(b, N, heads, values.shape[3])
 
 
-@torch.library.custom_op("specbench::stored", mutates_args=())
-def stored_op(x: Tensor) -> Tensor:
-    """A copy of x, of any shape, that a compiler makes once. Without it, Inductor writes what `attend` reads anew in
-    front of every layer."""
-    return x.clone()
-
-
-@stored_op.register_fake
-def _shape_of_stored(x: Tensor) -> Tensor:
-    return torch.empty_like(x)
-
-
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, specbench_seen: SeenColumns | None = None, **others: Any,
@@ -94,10 +82,7 @@ def arguments(model: Any, first: Tensor, places: TokenPlaces) -> dict[str, Any]:
     """The keyword arguments that say what new tokens see, the first of them in columns first [b]. The mask has no
     columns, so that no other attention function takes it."""
     b, N = places.slots.shape
-    table = model.cache.block_table()
-    if torch.compiler.is_compiling():
-        table, first = stored_op(table), stored_op(first)
-    seen = SeenColumns(table, first, places, model.mask.windows)
+    seen = SeenColumns(model.cache.block_table(), first, places, model.mask.windows)
     return {"attention_mask": first.new_empty((b, 1, N, 0), dtype=torch.bool), "specbench_seen": seen}
 
 
@@ -109,6 +94,20 @@ def choose_kernel(attention: str, module: Any, device: torch.device, name: str) 
         if module.config.get_text_config()._attn_implementation != NAME:
             reason = f"{type(module).__name__} has an attention of its own"
     return kept(attention, name, reason)
+
+
+def fused_step(module: Any, windows: tuple[int | None, ...], device: torch.device, name: str) -> Any:
+    """The `FusedStep` of a module, None if it has other parts than Llama's."""
+    reason = refusal(module, device)
+    if reason is None:
+        from specbench.models.fused_step import FusedStep, UnlikeLlamaError
+
+        try:
+            return FusedStep(module, windows)
+        except (AttributeError, ValueError, UnlikeLlamaError) as error:  # it lacks a part, or has another
+            reason = first_line(error)
+    log.info("%s runs as it is written: %s", name, reason)
+    return None
 
 
 def refusal(module: Any, device: torch.device) -> str | None:

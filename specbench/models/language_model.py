@@ -3,7 +3,7 @@ scores drafts (section 2.2). B rows, b of them in a forward, N new tokens, D lev
 """
 
 from collections import abc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -47,15 +47,27 @@ class LanguageModel(CachedModel):
             self.read_row(state.tokens[row : row + 1], row, begin, end, keep_logits=keep_logits)
 
     @contextmanager
+    def noting(
+        self, layers: abc.Sequence[int], select: Callable[[Tensor], Tensor] | None = None
+    ) -> Iterator[list[Tensor]]:
+        """`hidden_states` of the module, also where its kernels run, which then multiply all of them."""
+        from specbench.models.hidden_states import hidden_states
+
+        with hidden_states(self.module, layers, select) as found:
+            if self.fused is None:
+                yield found
+                return
+            with self.fused.noting(layers, found):
+                yield found
+
+    @contextmanager
     def _given_hidden(self, row: int | None, begin: int) -> Iterator[int]:
         """Inside this context one forward reads prompt tokens, the first at position `begin`, of a row or of all
         (None), whose hidden states the reader is given. Yields the number of logits that the forward should keep."""
         if self.hidden_reader is None:
             yield 1
             return
-        from specbench.models.hidden_states import hidden_states
-
-        with hidden_states(self.module, self.feature_layers, lambda hidden: hidden[:, -1:]) as found:
+        with self.noting(self.feature_layers, lambda hidden: hidden[:, -1:]) as found:
             yield 0
         self.hidden_reader.take_hidden(row, begin, found[0])
 
@@ -139,9 +151,7 @@ class LanguageModel(CachedModel):
         x = torch.cat([last, guesses], 1)
         hidden = None
         if layers is not None:
-            from specbench.models.hidden_states import hidden_states
-
-            with hidden_states(self.module, layers) as found:
+            with self.noting(layers) as found:
                 logits = self.forward(x, length - 1, visible, tree=tree)
             hidden = torch.cat(found, 1)  # of tokens that were read one by one
         else:

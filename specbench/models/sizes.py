@@ -80,7 +80,7 @@ def rotary_switch(config: PretrainedConfig) -> int:
     kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # for all layers, or by their kind
     name = "original_max_position_embeddings"
     lengths = [kind.get(name) or first_of(config, name) for kind in kinds if kind.get("rope_type") == "longrope"]
-    return min((int(length) for length in lengths if length), default=UNLIMITED_CONTEXT)
+    return min([UNLIMITED_CONTEXT, *(int(length) for length in lengths if length)])  # compilers read no default
 
 
 def stops_of(source: Any) -> list[Any]:

@@ -374,4 +374,5 @@ def facts_of(method: Method, status: Status, known: Mapping[str, Any], seconds: 
         acceptance_rule=parts.acceptance_rule,
         choices=parts.checked.names,
         overrides=list(method.job.overrides),
+        batch_invariant=target.batch_invariant(parts.root.batch_size, parts.policy.largest + 1, drafter),
     )  # fmt: skip

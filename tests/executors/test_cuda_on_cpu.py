@@ -36,7 +36,7 @@ def unlike_the_table(monkeypatch, *overrides) -> list[str]:
 
 @pytest.mark.parametrize("overrides", [
     ("executor=eager",), ("executor=eager", "temperature=0", "cache=paged"), ("executor=eager", "drafter=ngram"),
-    ("executor=cudagraph", "executor.compile=false", "executor._target_=graph_memory.Rerun"),
+    ("executor=cudagraph", "executor._target_=graph_memory.Rerun"),
 ], ids=str)  # fmt: skip
 def test_the_host_waits_once_a_round(overrides, monkeypatch):
     assert unlike_the_table(monkeypatch, *overrides) == []

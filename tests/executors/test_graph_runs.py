@@ -44,7 +44,7 @@ def notes_and_executor(kind, executor, texts, monkeypatch, tmp_path):
     """The notes of a run without failures, and its executor."""
     monkeypatch.setattr(buckets, "SMALLEST_BUCKET", 32)
     monkeypatch.setattr(specbench.run.warm_up, "CALIBRATION_TOKENS", 6)
-    graphs = ("executor=cudagraph", f"executor._target_={executor}", "executor.compile=false")
+    graphs = ("executor=cudagraph", f"executor._target_={executor}")
     parts = parts_of(*graphs, "data.limit=2", "data=jsonl", f"data.path={texts}", *KINDS[kind])
     results = run(parts, tmp_path)[0]
     assert results.counts.failed == 0

@@ -103,8 +103,9 @@ class Problem:
 
 @pytest.fixture
 def splits(monkeypatch):
-    """Four splits for the problems below, which have one or two key heads times rows."""
-    monkeypatch.setattr(attention, "PROGRAMS", 8)
+    """Several splits for the problems below."""
+    monkeypatch.setattr(attention, "PART", 16)
+    monkeypatch.setattr(attention, "tile_shape", lambda *given: (16, 16, 4))
 
 
 CASES = {
@@ -147,26 +148,19 @@ def test_errors_are_seen(splits):
     )
 
 
-def test_with_the_same_splits_a_row_is_bitwise_the_same_alone_beside_others_and_in_blocks(monkeypatch):
-    monkeypatch.setattr(attention, "number_of_splits", lambda *given: 2)
+def test_a_row_is_bitwise_the_same_alone_beside_others_and_in_blocks(splits, monkeypatch):
     problem = Problem(N=4, heads=4, key_heads=1, D=64, rows=[70, 33], block=16)
     both = problem.found()
     q, table, first = problem.q, problem.table, problem.first
     assert problem.found(q=q[:1], table=table[:1], first=first[:1]).equal(both[:1])  # rows
-    assert problem.found(q=q[:, :, :1]).equal(both[:, :1])  # new tokens, of as many tiles of columns
+    assert problem.found(q=q[:, :, :1]).equal(both[:, :1])  # new tokens
     keys, values = (x[table].transpose(1, 2).flatten(2, 3) for x in (problem.keys, problem.values))  # [b, K, T, D]
     assert problem.found(keys=keys, values=values, table=torch.arange(2)[:, None]).equal(both)  # cache
     longer = Problem(N=4, heads=4, key_heads=1, D=64, rows=[30], block=16)
-    assert not longer.found(q=longer.q[:, :, :1]).equal(longer.found()[:, :1])  # of 2 tiles and of 3
-    monkeypatch.setattr(attention, "number_of_splits", lambda *given: 1)
+    assert longer.found(q=longer.q[:, :, :1]).equal(longer.found()[:, :1])  # of 2 splits and of 3
+    monkeypatch.setattr(attention, "PART", 48)
     other = problem.found()  # negative control: another order of sums
     assert not other.equal(both) and torch.allclose(other, both, atol=1e-5)
-
-
-def test_the_number_of_splits_follows_from_shapes():
-    assert attention.number_of_splits(8, 4096, 64) == 32
-    assert attention.number_of_splits(8, 128, 64) == 2
-    assert attention.number_of_splits(300, 4096, 64) == 1
 
 
 def test_the_order_in_which_splits_finish_changes_no_bit(splits, monkeypatch):
@@ -179,8 +173,9 @@ def test_the_order_in_which_splits_finish_changes_no_bit(splits, monkeypatch):
     monkeypatch.setattr(interpreter, "range", turned, raising=False)  # of the programs, not of a kernel's loops
     assert torch.equal(problem.found(), found)
     monkeypatch.undo()
-    monkeypatch.setattr(attention, "PROGRAMS", 8)
-    counters = attention.counters(problem.q.to(DEVICE).device, 8)
+    monkeypatch.setattr(attention, "PART", 16)
+    monkeypatch.setattr(attention, "tile_shape", lambda *given: (16, 16, 4))
+    counters = attention.counters(problem.q.to(DEVICE).device, 4)  # rows, tiles and key heads
     assert not counters.any()
     counters += 1  # negative control: a program takes itself for the last one, and reads what no other has written
     empty = torch.empty
@@ -234,7 +229,6 @@ def decode(module, how, cache="static", kind="chain", rows=1, new=6):
 @pytest.fixture
 def one_tile(monkeypatch):
     """One program for each row and key head, with one tile: the interpreter is slow."""
-    monkeypatch.setattr(attention, "PROGRAMS", 1)
     monkeypatch.setattr(attention, "tile_shape", lambda *given: (64, 64, 4))
 
 

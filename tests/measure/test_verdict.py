@@ -357,7 +357,7 @@ def test_every_alternative_has_mean_one_and_there_are_at_most_twenty() -> None:
         assert torch.allclose(total, torch.ones_like(total), atol=1e-9), one.name
 
 
-def greedy(ours: list[int], plain: list[int], table: Any, dtype: Any = torch.float32) -> dict[str, Any]:
+def greedy(ours: list[int], plain: list[int], table: Any, dtype: Any = torch.float32, **known: Any) -> dict[str, Any]:
     """The verdict at temperature 0 on one text after [1, 2]."""
     target = tabular_model(table, GREEDY)
     target.dtype = dtype
@@ -367,7 +367,7 @@ def greedy(ours: list[int], plain: list[int], table: Any, dtype: Any = torch.flo
     )
     draws = Draws("p / q", [0], [ours[0]], [1.0], [1.0], [True], [True])
     found = read_as(target, drafter, [1, 2], ours, plain, draws, GREEDY)
-    return judge([found], facts(greedy=True))
+    return judge([found], facts(greedy=True, **known))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -385,7 +385,9 @@ def test_at_temperature_0_only_a_tie_is_forgiven(dtype: Any, tables: Any) -> Non
             assert found["passed"] is passes, found
             assert found["details"]["differ"] == 1 and found["details"]["ties"] == int(passes)
             assert found["details"]["wrong"] == int(not passes and ours == second)
+            assert not greedy([3, ours], [3, plain], table, dtype, batch_invariant=True)["passed"]
         assert greedy([3, best], [3, best], table, dtype)["passed"]
+        assert greedy([3, best], [3, best], table, dtype, batch_invariant=True)["passed"]
 
 
 def test_at_temperature_0_what_is_no_tie_is_a_bug(tables: Any) -> None:

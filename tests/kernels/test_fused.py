@@ -1,0 +1,228 @@
+"""The kernels of Llama-like layers against the modules of transformers, and to the bit against themselves.
+
+Without a GPU they run in Triton's interpreter.
+"""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from decoder_cases import CACHES
+
+pytest.importorskip("triton")
+
+import transformers
+from triton import knobs
+
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.token_tree import static_tree
+from specbench.executors.compiled import CompiledExecutor
+from specbench.executors.eager import EagerExecutor
+from specbench.kernels import attention, fused
+from specbench.models import agreement
+from specbench.models.fused_step import FusedStep, UnlikeLlamaError
+from specbench.models.language_model import LanguageModel
+
+DEVICE = "cpu" if knobs.runtime.interpret else "cuda"
+pytestmark = pytest.mark.cuda
+PARENTS, COLUMNS = (0, 0, 1, 1, 2), 32
+KINDS = {
+    "llama": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+                                  "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
+    "qwen2": {}, "qwen3": {"head_dim": 16}, "mistral": {"sliding_window": 5},
+}  # fmt: skip
+
+
+def tiny(kind: str, layers: int = 2, dtype=torch.float32, **more):
+    """A tiny module whose norms and biases are no ones and zeros, and whose eps matters."""
+    torch.manual_seed(0)
+    config = transformers.CONFIG_MAPPING[kind](**{
+        "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": layers, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 70, "max_position_embeddings": 96, "initializer_range": 0.3,
+        "rms_norm_eps": 0.1, "pad_token_id": 0, **KINDS.get(kind, {}), **more,
+    })  # fmt: skip
+    module = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.dim() == 1:
+                weight.uniform_(0.5, 1.5)
+    return module.to(DEVICE, dtype)
+
+
+def model_of(module, how: str = "triton", cache: str = "static", rows: int = 1, columns: int = COLUMNS):
+    model = LanguageModel(copy.deepcopy(module), None, name="tiny", sampling=Sampling(), new_cache=CACHES[cache],
+                          executor=EagerExecutor(), attention=how)  # fmt: skip
+    assert (model.fused is not None) == (how == "triton")
+    model.allocate(rows, columns)
+    model.cache.reserve([columns] * rows)
+    return model
+
+
+@torch.no_grad()
+def read(model, tokens, first, parents=None):
+    """Logits after tokens [b, N] from the columns first on, on the CPU."""
+    tree = None if parents is None else static_tree(parents, torch.device(DEVICE))
+    tokens, first = torch.tensor(tokens, device=DEVICE), torch.tensor(first, device=DEVICE)
+    return model.forward(tokens, first, model.cache.capacity, tree=tree).cpu()
+
+
+TEXT = [5, 9, 2, 7, 11, 30, 8, 1, 64, 3, 3, 17, 20, 41]
+
+
+def forwards(model):
+    """Logits of two rows of unequal lengths: a text, a token, a chain and a tree; and what is cached then."""
+    found = [read(model, [TEXT[:8], TEXT[3:11]], [0, -3])]
+    found.append(read(model, [[12], [13]], [8, 5]))
+    found.append(read(model, [TEXT[:6], TEXT[5:11]], [9, 6]))
+    found.append(read(model, [[1, 2, 3, 4, 5, 6]] * 2, [12, 9], PARENTS))
+    return found + [t[:, :, :9].cpu() for t in model.cache.tensors() if t.dim() == 4]
+
+
+def error(module, cache="static") -> float:
+    """The largest difference from SDPA in the module itself, as a share of the largest value."""
+    found, right = forwards(model_of(module, "triton", cache, 2)), forwards(model_of(module, "sdpa", cache, 2))
+    assert len(found) == len(right) >= 4
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, right, strict=True))
+
+
+@pytest.mark.parametrize(("kind", "cache"), [
+    ("llama", "static"), ("qwen2", "paged"), ("qwen3", "static"), ("mistral", "paged"), ("gemma", "dynamic"),
+])  # fmt: skip
+def test_the_fused_step_is_the_module(kind, cache):
+    if kind == "gemma":  # its own activation and norm, but it scales its embeddings
+        with pytest.raises(UnlikeLlamaError):
+            FusedStep(tiny(kind, head_dim=16), (None,))
+        kind = "llama"
+    assert error(tiny(kind), cache) < 1e-5
+
+
+# -- Faults -----------------------------------------------------------------------------------------
+
+
+def with_places(change):
+    """`project` with other places."""
+    project = fused.project
+    return lambda stream, heads, places, *others: project(stream, heads, change(places), *others)
+
+
+def a_slot_too_far(places):
+    """And with the positions of the right ones."""
+    return places._replace(first=places.first + 1, angles=tuple(t.roll(1, 0) for t in places.angles))
+
+
+def a_position_too_far(places):
+    """Of single tokens only: what is turned like all others is not seen."""
+    return places._replace(angles=tuple(t.roll(-1, 0) for t in places.angles)) if places.shape[1] == 1 else places
+
+
+def without(x, weight, bias, stream, gain, add=fused.add):
+    """No residual."""
+    return add(x, weight, bias, fused.Stream(torch.zeros_like(stream.x), *stream[1:]), gain)
+
+
+FAULTS = {
+    "slot": ("project", lambda: with_places(a_slot_too_far)),
+    "position": ("project", lambda: with_places(a_position_too_far)),
+    "eps": ("gate", lambda: lambda *given, gate=fused.gate: gate(*given[:3], 1e-6, given[4])),
+    "residual": ("add", lambda: without),
+    "activation": ("gate", lambda: lambda *given, gate=fused.gate: gate(*given[:4], fused.GELU)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_seen(fault, monkeypatch):
+    """Negative controls: also what is tried with every loaded model sees them."""
+    module, (name, make) = tiny("llama", 1), FAULTS[fault]
+    model = model_of(module)
+    assert agreement.reads_trees(model, "tiny") and model.fused is not None
+    monkeypatch.setattr(fused, name, make())
+    assert error(module) > 1e-3
+    assert agreement.reads_trees(model, "tiny") and model.fused is None
+
+
+# -- To the bit -------------------------------------------------------------------------------------
+
+
+def behind(model, first, groups, row=0):
+    """Logits of the tokens of one row that follow its text, read in groups of so many."""
+    found, begin = [], first
+    for count in groups:
+        tokens = [TEXT[begin : begin + count]]
+        found.append(read(model, tokens, [begin]))
+        begin += count
+    return torch.cat(found, 1)[0]
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """Texts of several splits."""
+    monkeypatch.setattr(attention, "PART", 16)
+    monkeypatch.setattr(attention, "tile_shape", lambda *given: (16, 16, 4))
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("llama", torch.bfloat16), ("qwen3", torch.float32)])
+def test_a_row_is_the_same_to_the_bit_beside_any_others(kind, dtype, parts):
+    module = tiny(kind, 1, dtype)
+    alone, six, paged = model_of(module), model_of(module), model_of(module, cache="paged")
+    for model in (alone, six, paged):
+        read(model, [TEXT[:4] * 5], [0])
+    one = torch.cat([read(alone, [[TEXT[i]]], [20 + i]) for i in range(6)], 1)
+    assert read(six, [TEXT[:6]], [20]).equal(one) and read(paged, [TEXT[:6]], [20]).equal(one)
+    assert read(alone, [TEXT[:6] + TEXT[:10]], [20])[:, :6].equal(one)  # 16 tokens; what they write is the same again
+    stored = [[t[0, :, :26].cpu() for t in model.cache.tensors()] for model in (alone, six)]
+    assert all(a.equal(b) for a, b in zip(*stored, strict=True))
+    for cache in ("static", "paged"):
+        both = model_of(module, cache=cache, rows=2)
+        read(both, [TEXT[:4] * 5, TEXT[2:6] * 5], [0, -7])
+        assert read(both, [TEXT[:6], TEXT[6:12]], [20, 13])[:1].equal(one)
+
+
+def test_an_order_of_sums_that_depends_on_the_rows_is_seen(monkeypatch):
+    """Negative control."""
+    module, inputs = tiny("llama", hidden_size=64), fused.inputs_of_tile
+    model = model_of(module)
+    read(model, [TEXT[:4]], [0])
+    one = read(model, [TEXT[4:5]], [4])
+    assert read(model, [TEXT[4:10]], [4])[:, :1].equal(one)
+    monkeypatch.setattr(fused, "inputs_of_tile", lambda *given: inputs(*given) // 2)
+    assert not read(model, [TEXT[4:10]], [4])[:, :1].equal(one)
+
+
+# -- Which modules ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["phi3", "olmo2", "glm", "cohere", "gpt_neox", "granite", "smollm3"])
+def test_other_modules_run_as_they_are_written(kind):
+    """Some are seen by their parts, others, whose parts are Llama's, by what they compute."""
+    more = {"smollm3": {"no_rope_layers": [1, 0]}, "granite": {"residual_multiplier": 0.5}, "glm": {"head_dim": 16}}
+    module = tiny(kind, **more.get(kind, {}))
+    model = LanguageModel(module, None, name="tiny", sampling=Sampling(), new_cache=CACHES["static"],
+                          executor=EagerExecutor(), attention="triton")  # fmt: skip
+    assert (model.fused is not None) == (kind in ("granite", "smollm3"))
+    agreement.reads_trees(model, "tiny")
+    assert model.fused is None and model.kernel
+
+
+def test_compiled_functions_and_attention_sdpa_run_the_module():
+    for executor, how in ((CompiledExecutor(), "triton"), (EagerExecutor(), "sdpa")):
+        model = LanguageModel(tiny("llama", 1), None, name="tiny", sampling=Sampling(), new_cache=CACHES["static"],
+                              executor=executor, attention=how)  # fmt: skip
+        assert model.fused is None and not model.batch_invariant(1, 6, SimpleNamespace(trees=False))
+    fast = model_of(tiny("llama", 1))
+    for rows, trees, same in ((1, False, True), (2, False, False), (1, True, False)):
+        assert fast.batch_invariant(rows, 6, SimpleNamespace(trees=trees)) == same
+
+
+@pytest.mark.parametrize("layers", [(), (0, 1, 2)])
+def test_hidden_states_are_those_of_the_module(layers):
+    module, found = tiny("llama"), []
+    for how in ("triton", "sdpa"):
+        model = model_of(module, how)
+        with model.noting(layers) as hidden:
+            read(model, [TEXT[:8]], [0])
+            read(model, [TEXT[8:10]], [8])
+        assert len(hidden) == 2 and "forward" not in vars(model.module.lm_head)
+        found.append(torch.cat(hidden, 1))
+    assert found[0].shape == (1, 10, 48 * max(1, len(layers)))
+    assert float((found[0] - found[1]).abs().max() / found[1].abs().max()) < 1e-5
