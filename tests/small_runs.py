@@ -41,7 +41,7 @@ def training(*overrides: str):
 @cache
 def short_prompts() -> str:
     """A file of 32 prompts of about 50 tokens: reading long ones would be most of a test's time."""
-    prompts = StdlibData(limit=None, count=32, kind="python").prompts()
+    prompts = StdlibData(StdlibData.Settings(limit=None, count=32, kind="python")).prompts()
     path = Path(tempfile.mkdtemp()) / "short.jsonl"
     lines = (json.dumps({"prompt": "\n".join(prompt.turns[0].splitlines()[-5:])}) for prompt in prompts)
     path.write_text("\n".join(lines))

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from specbench.data.files import TEXT, need_file, read_text
-from specbench.data.prompts import Prompt, StoredData
+from specbench.data.prompts import Data, Prompt
 from specbench.data.sources import place_of
 from specbench.data.template import check_template, fill
 from specbench.errors import ConfigError
 from specbench.settings import BaseSettings
 
 
-class ParallelData(StoredData):
+class ParallelData(Data):
     """Two aligned text files, a sentence a line: the line of `path` is the prompt, or the template with {source} and
     {reference} in it. A line that is blank in one of them is left out."""
 

@@ -49,24 +49,10 @@ class Request:
 
 
 class Data(Component, ABC):
-    """A source of prompts; `limit` is the largest number of prompts to take, None for all: the first ones or, if the
-    source is `stratified`, as many of each category."""
+    """A source of prompts, which is read as its settings say. They have `limit`, the largest number of prompts to take,
+    None for all: the first ones or, if the source is `stratified`, as many of each category."""
 
-    limit: int | None = None
     stratified: ClassVar[bool] = False
-
-    @classmethod
-    def from_settings(cls, settings: Any) -> "Data":
-        """Builds the source; by default the settings are the constructor's arguments. Raises ConfigError."""
-        return cls(**vars(settings))
-
-    @abstractmethod
-    def prompts(self) -> Iterator[Prompt]:
-        """The prompts, in a fixed order. Raises ConfigError if the source cannot be read."""
-
-
-class StoredData(Data):
-    """A source that is read as its settings say."""
 
     def __init__(self, settings: Any):
         self.settings, self.limit = settings, settings.limit
@@ -74,6 +60,10 @@ class StoredData(Data):
     @classmethod
     def from_settings(cls, settings: Any) -> Self:
         return cls(settings)
+
+    @abstractmethod
+    def prompts(self) -> Iterator[Prompt]:
+        """The prompts, in a fixed order. Raises ConfigError if the source cannot be read."""
 
 
 def load(data: Data) -> list[Prompt]:

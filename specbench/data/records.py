@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from specbench.data.files import need_file, read_json_lines
-from specbench.data.prompts import Prompt, StoredData
+from specbench.data.prompts import Data, Prompt
 from specbench.data.template import check_template, fill
 from specbench.errors import ConfigError, first_line, shown, visible
 from specbench.settings import BaseSettings
@@ -92,7 +92,7 @@ def record_prompt(number: int, record: Mapping[str, Any], settings: Any) -> Prom
     return Prompt(str(number), (text(settings.field),), label)
 
 
-class JsonlData(StoredData):
+class JsonlData(Data):
     """A file of JSON objects, one a line, plain or gzipped: a field is the prompt, or fields fill the template."""
 
     class Settings(FileSettings):
@@ -114,7 +114,7 @@ class JsonlData(StoredData):
             yield record_prompt(number, record, self.settings)
 
 
-class QuestionsData(StoredData):
+class QuestionsData(Data):
     """Question files in the format of Spec-Bench, MT-bench and SPEED-Bench: `question_id`, `category`, `turns`, and
     `system` and `tools` if there are any; or chats, with `messages` in place of turns. With `grouping: spec_bench`, the
     eight categories of MT-bench are one, `mt_bench`, as in Spec-Bench's table."""
@@ -159,7 +159,7 @@ def read_questions(path: str, turns: int | None) -> Iterator[Prompt]:
             raise ConfigError(f"{where} has no list of turns or messages: it is not a question file")
 
 
-class HubData(StoredData):
+class HubData(Data):
     """Any data set that `datasets.load_dataset` opens: a hub id, or a local folder."""
 
     class Settings(BaseSettings):

@@ -51,18 +51,16 @@ class StdlibData(Data):
         count: int = Field(ge=1, le=10**9)
         kind: Literal["python", "prose", "mixed"]
 
-    def __init__(self, limit: int | None, count: int, kind: str):
-        self.limit, self.count, self.kind = limit, count, kind
-
     def prompts(self) -> Iterator[Prompt]:
-        each = [take(kind) for kind in (("python", "prose") if self.kind == "mixed" else (self.kind,))]
+        s = self.settings
+        each = [take(kind) for kind in (("python", "prose") if s.kind == "mixed" else (s.kind,))]
         found = [prompt for prompts in zip(*each, strict=False) for prompt in prompts]
-        if self.count > len(found):
+        if s.count > len(found):
             raise ConfigError(
-                f"data.count={self.count} is not possible: this Python's standard library has {len(found)} prompts of "
-                f"data.kind={self.kind}"
+                f"data.count={s.count} is not possible: this Python's standard library has {len(found)} prompts of "
+                f"data.kind={s.kind}"
             )
-        return iter(found[: self.count])
+        return iter(found[: s.count])
 
 
 def take(kind: str) -> list[Prompt]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import Field
 
 from specbench.data.files import TEXT, need_file, read_text
-from specbench.data.prompts import Prompt, StoredData
+from specbench.data.prompts import Data, Prompt
 from specbench.data.records import label_of
 from specbench.errors import ConfigError
 from specbench.settings import BaseSettings
@@ -14,7 +14,7 @@ from specbench.settings import BaseSettings
 ENDINGS = (".txt", ".md", ".text")  # of the files that are read in a folder
 
 
-class TextData(StoredData):
+class TextData(Data):
     """Windows of a text file, or of all text files in a folder: each of `window` characters, `stride` after the one
     before. What is left at the end of a file, less than a window, is left out, unless it is the whole file."""
 

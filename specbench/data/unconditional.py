@@ -17,8 +17,6 @@ class UnconditionalData(Data):
         count: int = Field(ge=1, le=10**6)
         limit: int | None = Field(ge=1)
 
-    def __init__(self, start: str | None, count: int, limit: int | None):
-        self.start, self.count, self.limit = start, count, limit
-
     def prompts(self) -> Iterator[Prompt]:
-        return (Prompt(str(number), (self.start or "",)) for number in range(1, self.count + 1))
+        s = self.settings
+        return (Prompt(str(number), (s.start or "",)) for number in range(1, s.count + 1))

@@ -37,30 +37,17 @@ class Workload(Component):
 
 class Poisson(Workload):
     """A Poisson process of `rate` requests per second, the same for every decoder of a run and for every run with this
-    seed. In every segment the rate is `spike` times as high for `spike_length` requests from number `spike_from` on
-    (counted from 0)."""
+    seed."""
 
     over_time = True
+    rate: float
 
     class Settings(BaseSettings):
         rate: float = Field(ge=1e-6, le=1e6)
         segment: int = Field(ge=0, le=10**9)
-        spike: float = Field(ge=1e-6, le=1e6)
-        spike_from: int = Field(ge=0, le=10**9)
-        spike_length: int = Field(ge=0, le=10**9)
 
-    def __init__(
-        self,
-        seed: int,
-        rate: float,
-        segment: int = 0,
-        spike: float = 1.0,
-        spike_from: int = 0,
-        spike_length: int = 0,
-    ):
-        self.seed, self.rate, self.spike = seed, rate, spike
-        self.spiked = slice(spike_from, spike_from + spike_length)
-        self.segment = max(segment, self.spiked.stop if spike_length else 0)
+    def __init__(self, seed: int, rate: float, segment: int = 0):
+        self.seed, self.rate, self.segment = seed, rate, segment
 
     @classmethod
     def from_settings(cls, settings: Any, seed: int) -> "Poisson":
@@ -71,11 +58,9 @@ class Poisson(Workload):
         if self.arrivals(requests)[-1] > LONGEST_WAIT:
             raise ConfigError(
                 f"the workload's last request of {requests} would arrive after more than {LONGEST_WAIT // 3600} hours: "
-                "choose a higher workload.rate or workload.spike, or a lower data.limit"
+                "choose a higher workload.rate, or a lower data.limit"
             )
 
     def arrivals(self, requests: int, segment: int = 0) -> list[float]:
-        rates = np.full(requests, self.rate)
-        rates[self.spiked] *= self.spike
-        gaps = np.random.default_rng([self.seed, segment]).exponential(size=requests) / rates
+        gaps = np.random.default_rng([self.seed, segment]).exponential(1 / self.rate, requests)
         return [float(second) for second in np.cumsum(gaps)]

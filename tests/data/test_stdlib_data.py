@@ -9,7 +9,7 @@ from specbench.data.stdlib_corpus import is_held_out, read_modules
 
 
 def prompts(kind, count=40):
-    return list(StdlibData(limit=None, count=count, kind=kind).prompts())
+    return list(StdlibData(StdlibData.Settings(limit=None, count=count, kind=kind)).prompts())
 
 
 def test_prompts_are_held_out_and_end_where_they_say():

@@ -63,7 +63,7 @@ def test_a_token_of_the_byte_model_is_a_byte(recipes, monkeypatch):
 
 
 def test_unconditional_prompts_differ_in_their_noise_alone():
-    prompts = load(UnconditionalData(start=None, count=5, limit=3))
+    prompts = load(UnconditionalData(UnconditionalData.Settings(start=None, count=5, limit=3)))
     assert [prompt.id for prompt in prompts] == ["1", "2", "3"] and {prompt.turns for prompt in prompts} == {("",)}
 
 

@@ -35,12 +35,6 @@ def test_arrivals_are_seeded_and_come_at_the_rate():
     assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)  # exponential
 
 
-def test_a_spike_is_a_spike():
-    gaps = np.diff([0.0, *Poisson(0, 5.0, spike=8.0, spike_from=1000, spike_length=1000).arrivals(3000)])
-    assert gaps[1000:2000].mean() == pytest.approx(1 / 40, rel=0.15)
-    assert gaps[:1000].mean() == pytest.approx(1 / 5, rel=0.15) == pytest.approx(gaps[2000:].mean(), rel=0.2)
-
-
 def decode_arrivals(tables, arrivals, verifier=None, kind="model", clock=None, record=None) -> Scheduler:
     """The queue of requests that were decoded through two rows, plainly without a `kind` of drafter."""
     target, similar = (tabular_model(logits, Sampling()) for logits in (tables.target, tables.similar))

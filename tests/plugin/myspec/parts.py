@@ -39,12 +39,10 @@ class ListData(Data):
 
     class Settings(BaseSettings):
         texts: list[str]
-
-    def __init__(self, texts: list[str]):
-        self.texts = texts
+        limit: int | None = None
 
     def prompts(self) -> Iterator[Prompt]:
-        for number, text in enumerate(self.texts):
+        for number, text in enumerate(self.settings.texts):
             yield Prompt(f"list {number}", (text,), "mine")
 
 
