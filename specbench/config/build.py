@@ -94,7 +94,7 @@ def build(
         target = targets[key] = choices["target"].build(scored)
     drafter: Drafter = choices["drafter"].build(context, target)
     refuse_unfit(target, drafter, policy.largest, root.batch_size)
-    refuse_short_context(checked, drafter, requests)
+    refuse_short_context(checked, target, drafter, requests)
     decoding: Decoding = choices["decoding"].build()
     decoding.refuse_models([target, *drafter.models])
     verifier: Verifier = (
@@ -233,10 +233,12 @@ def refuse_unfit(target: LanguageModel, drafter: Drafter, largest: int, rows: in
         )
 
 
-def refuse_short_context(checked: Checked, drafter: Drafter, requests: Mapping[Prompt, Request]) -> None:
+def refuse_short_context(
+    checked: Checked, target: LanguageModel, drafter: Drafter, requests: Mapping[Prompt, Request]
+) -> None:
     """Raises ConfigError if the drafter's context leaves no prompt room for a guess and the token after it. Of several
-    turns the first may be shorter than what was rendered, the last."""
-    if any(len(prompt.turns) > 1 for prompt in requests):
+    turns the first may be shorter than what was rendered, the last; the prompts of encoders are not in that context."""
+    if target.encoder is not None or any(len(prompt.turns) > 1 for prompt in requests):
         return
     shortest = min(len(request.tokens) for request in requests.values())
     if shortest + 2 > drafter.context:
