@@ -22,6 +22,7 @@ from specbench.decoding.token_tree import MISSING, branching_tree, level_slices,
 from specbench.decoding.verify import block_verification, rejection_sampling, speculative_sampling
 from specbench.decoding.verify_tree import iterative_beta, iterative_sampling, longest_path, match
 from specbench.drafters.blockwise import chosen_tree
+from specbench.drafters.multi_draft import join_drafts
 from specbench.drafters.tree_shapes import without_replacement
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.typical import TypicalVerifier
@@ -283,6 +284,15 @@ def test_beta_of_typical_acceptance_is_its_rate_on_a_chain():
         distribution = p[row, 1].numpy()
         passing = distribution >= min(0.09, 0.3 * np.exp((distribution * np.log(distribution)).sum()))
         assert beta[row, 1].item() == pytest.approx(draft.probs[row, 1].numpy()[passing].sum())
+
+
+def test_drafts_stand_side_by_side():
+    """A wrong parent would cost guesses and no exactness: each q is that of the guess's own draw."""
+    one = Draft.tree(torch.tensor([[1, 2, 3]]), branching_tree([1, 2]), None, torch.tensor([3]))
+    two = Draft.tree(torch.tensor([[4, 5, 6, 7]]), branching_tree([2, 1]), None, torch.tensor([2]))
+    both = join_drafts([one, two])
+    assert both.tokens.tolist() == [[1, 4, 5, 2, 3, 6, 7]]
+    assert both.levels == (3, 4) and both.parent.tolist() == [[0, 0, 0, 1, 1, 2, 3]] and both.count.tolist() == [5]
 
 
 def test_the_chosen_tree_has_the_likeliest_nodes():
