@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from rich.filesize import decimal
 
 from specbench.config.check import Checked, check_models
 from specbench.config.decoding import Decoding
-from specbench.config.memory import memory_needed, size
+from specbench.config.memory import memory_needed
 from specbench.config.scalars import LOADED, RunConfig
 from specbench.data.prompts import Prompt, Request, load, notes_on_prompts, render
 from specbench.decoding import sampling
@@ -228,8 +229,8 @@ def refuse_unfit(target: LanguageModel, drafter: Drafter, largest: int, rows: in
     needed = sum(int(model.state_bytes) for model in (target, *drafter.models)) * rows * kept
     if needed > (free := free_bytes(target.device)):
         raise ConfigError(
-            f"the run needs {size(needed)} for recurrent states, {kept} of each of {rows} rows, but {size(free)} are "
-            "free: use a smaller batch_size or gamma"
+            f"the run needs {decimal(needed)} for recurrent states, {kept} of each of {rows} rows, but "
+            f"{decimal(free)} are free: use a smaller batch_size or gamma"
         )
 
 

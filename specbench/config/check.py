@@ -44,8 +44,13 @@ class Checked:
 def check(config: DictConfig, names: Mapping[str, str] | None = None) -> Checked:
     """Checks a composed configuration. `names` are the options that were chosen, by group; by default those that Hydra
     stored in the configuration. Raises ConfigError."""
-    names = names or hydra_choices(config)
-    root, choices = check_early(config, names)
+    names = names or OmegaConf.select(config, "hydra.runtime.choices") or {}
+    others = (*GROUPS, "experiment", "hydra")
+    scalars = OmegaConf.masked_copy(config, [str(key) for key in config if key not in others])
+    scalars._set_parent(config)
+    root = validate(RunConfig, scalars)
+    inside_outputs(root.name)
+    choices = {group: choose(config, group, names.get(group)) for group in WITHOUT_TORCH}
     waiting.choose()  # before the classes below load torch
     for group in GROUPS:
         if group not in choices:
@@ -57,17 +62,6 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None) -> Checked
     own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     resolved: Any = OmegaConf.to_container(own, resolve=True)
     return Checked(root, choices, resolved)
-
-
-def check_early(config: DictConfig, names: Mapping[str, str] | None = None) -> tuple[RunConfig, dict[str, Choice]]:
-    """The part of `check` that does not load torch: scalars, and choices of WITHOUT_TORCH. Raises ConfigError."""
-    names = names or hydra_choices(config)
-    others = (*GROUPS, "experiment", "hydra")
-    scalars = OmegaConf.masked_copy(config, [str(key) for key in config if key not in others])
-    scalars._set_parent(config)
-    root = validate(RunConfig, scalars)
-    inside_outputs(root.name)
-    return root, {group: choose(config, group, names.get(group)) for group in WITHOUT_TORCH}
 
 
 def choose(config: DictConfig, group: str, name: str | None) -> Choice:
@@ -84,12 +78,6 @@ def base_of(group: str) -> type[Any]:
     module, _, name = GROUPS[group].rpartition(".")
     found: type[Any] = vars(import_module(module))[name]
     return found
-
-
-def hydra_choices(config: DictConfig) -> dict[str, str]:
-    """The option that was chosen in each group, as Hydra stores it in the configuration."""
-    noted = OmegaConf.select(config, "hydra.runtime.choices") or {}
-    return {str(group): str(option) for group, option in noted.items() if group in GROUPS}
 
 
 def check_combinations(root: RunConfig, choices: Mapping[str, Choice], device: "torch.device") -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from rich.filesize import decimal
 
 from specbench.config.check import Checked
 from specbench.errors import ConfigError
@@ -32,15 +33,15 @@ def memory_needed(
         devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     free = sum(map(free_bytes, devices))
     sentence = (
-        f"memory: weights {size(weights)}, keys and values {size(kv)} ({rows} rows of {columns:,} tokens), activations "
-        f"about {size(activations)}; {size(free)} free on {context.device}"
+        f"memory: weights {decimal(weights)}, keys and values {decimal(kv)} ({rows} rows of {columns:,} tokens), "
+        f"activations about {decimal(activations)}; {decimal(free)} free on {context.device}"
     )
     needed = weights + kv + activations
     if needed > free:
         change = "a smaller batch_size or max_new_tokens, or fewer cache.blocks with cache=paged"
         if weights >= free:
             change = "a smaller model, dtype=bfloat16 or another device"
-        raise ConfigError(f"the run needs {size(needed)} but does not have it ({sentence}): use {change}")
+        raise ConfigError(f"the run needs {decimal(needed)} but does not have it ({sentence}): use {change}")
     return sentence
 
 
@@ -64,13 +65,3 @@ def activation_bytes(checked: Checked, context: Context, models: Sequence[ModelS
     scoring = LOGIT_COPIES * root.batch_size * tokens * max(model.vocab_size for model in models) * 4
     graphs: int = 2 * scoring if context.executor.captures_graphs else 0
     return int(max(reading, encoding, scoring)) + graphs
-
-
-def size(count: int) -> str:
-    """Bytes as text: 1500000000 is "1.5 GB"."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:,.3g} TB"

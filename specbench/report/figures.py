@@ -74,13 +74,6 @@ def at_one(axes: Any) -> None:
     axes.set_xlabel("speedup over plain decoding")
 
 
-def draw_interval(axes: Any, value: float | None, ends: Sequence[float] | None, y: float, **look: Any) -> None:
-    """A value with its 95 % interval."""
-    if value is not None:
-        axes.plot(value, y, "o", **look)
-        axes.plot(ends or (value, value), (y, y), linewidth=2, color=look["color"])
-
-
 def over_gamma(run: Run) -> Figure | None:
     """Theorem 3.8's prediction over gamma by the run's alpha and c, and the measurement at the run's own gamma."""
     speedup, counts = run.results["speedup"], run.results["counts"]
@@ -163,7 +156,9 @@ def speedups(rows: Sequence[tuple[str, float | None, Sequence[float] | None, flo
     with matplotlib.rc_context(STYLE):
         figure, axes = canvas(len(rows))
         for y, (_, measured, ends, predicted) in enumerate(rows):
-            draw_interval(axes, measured, ends, y, color=MEASURED, label="measured, 95 % interval")
+            if measured is not None:
+                axes.plot(measured, y, "o", color=MEASURED, label="measured, 95 % interval")
+                axes.plot(ends or (measured, measured), (y, y), linewidth=2, color=MEASURED)
             if predicted is not None:
                 axes.plot(predicted, y, "D", color=THEORY, markerfacecolor="none", label="Theorem 3.8")
         name_rows(axes, [row[0] for row in rows])

@@ -49,8 +49,17 @@ def run_page(run: Run, records: Sequence[Record]) -> str:
     shown["Factors of the speedup"] = tables.costs(run)
     texts = [record for record in records if record.speculative and record.baseline][:PROMPTS_SHOWN]
     title = results["name"] if results["status"] == "complete" else f"{results['name']} ({results['status']})"
-    return rendered(title, (headline(results), verdict_and_prediction(results)), tiles(results), drawn, shown,
-                    notes=results["notes"], texts=texts, facts=facts([run]))  # fmt: skip
+    answer = (headline(results), verdict_and_prediction(results))
+    return rendered(
+        drawn,
+        shown,
+        title=title,
+        answer=answer,
+        tiles=tiles(results),
+        notes=results["notes"],
+        texts=texts,
+        facts=facts([run]),
+    )
 
 
 def tiles(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -77,11 +86,10 @@ def sweep_page(runs: Sequence[Run], title: str) -> str:
     speedup = best.results["speedup"]
     answer = f"Fastest of {len(runs)} runs: {best.label}, {tables.ratio(speedup['measured'], speedup['ci95'])}"
     rows = [(run.label, s["measured"], s["ci95"], s["theorem_3_8"]) for run in runs if (s := run.results["speedup"])]
-    drawn = {"Speedup": figures.speedups(rows)}
     shown = {"Runs": tables.runs_table(runs), "By category": tables.by_category(runs)}
     notes = ["Jobs of a sweep run at different times: python -m specbench.compare decodes each prompt by all in turn."]
-    return rendered(title, (answer, verdicts(runs)), [], drawn, shown, notes=notes,
-                    facts=facts(runs))  # fmt: skip
+    return rendered({"Speedup": figures.speedups(rows)}, shown, title=title, answer=(answer, verdicts(runs)),
+                    notes=notes, facts=facts(runs))  # fmt: skip
 
 
 def comparison_page(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], title: str) -> str:
@@ -92,29 +100,18 @@ def comparison_page(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], titl
     ordered = sorted(runs, key=lambda run: places.get(run.label, len(rows)))
     shown = {"Ranking": tables.comparison(rows), "Runs": tables.runs_table(ordered)}
     shown["By category"] = tables.by_category(ordered)
-    first = ordered[0].results
-    return rendered(title, (compared_headline(rows), verdicts(runs)), [], {"Speedup": figures.speedups(bars)}, shown,
-                    notes=first["notes"], facts=facts(runs))  # fmt: skip
+    answer = (compared_headline(rows), verdicts(runs))
+    return rendered({"Speedup": figures.speedups(bars)}, shown, title=title, answer=answer,
+                    notes=ordered[0].results["notes"], facts=facts(runs))  # fmt: skip
 
 
-def rendered(
-    title: str,
-    answer: tuple[str, str],
-    tiles: Sequence[tuple[str, str, str]],
-    drawn: Mapping[str, Figure | None],
-    shown: Mapping[str, Any],
-    *,
-    notes: Sequence[str],
-    facts: Mapping[str, str],
-    texts: Sequence[Record] = (),
-) -> str:
-    """The template with its parts."""
+def rendered(drawn: Mapping[str, Figure | None], shown: Mapping[str, Any], **others: Any) -> str:
+    """The template with its figures, its tables, and `others` by the names that it gives them."""
     pictures = {name: figures.svg(figure) for name, figure in drawn.items() if figure is not None}
     parts = {
         name: (list(frame.columns), frame.astype(str).values.tolist()) for name, frame in shown.items() if len(frame)
     }
-    return template().render(title=title, answer=answer, tiles=tiles, pictures=pictures, tables=parts, notes=notes,
-                             facts=facts, texts=texts, text_columns=tables.TEXT_COLUMNS)  # fmt: skip
+    return template().render(pictures=pictures, tables=parts, text_columns=tables.TEXT_COLUMNS, **others)
 
 
 def interval(ends: Sequence[float] | None) -> str:

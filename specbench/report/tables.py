@@ -13,6 +13,7 @@ from specbench.report.files import Run
 Cells = Mapping[str, Callable[[Mapping[str, Any]], Any]]
 FORMATS = ("markdown", "latex", "csv")
 TEXT_COLUMNS = ("run", "category", "method", "factor", "lossless")  # the others hold numbers
+LEFT_OUT = ("config", "provenance", "details", "notes", "by_category", "acceptance", "schema_version")
 VERDICTS = {True: "passed", False: "failed", None: "unknown"}
 
 
@@ -110,9 +111,12 @@ def runs_table(runs: Sequence[Run]) -> pd.DataFrame:
 
 def sweep_csv(runs: Sequence[Run]) -> pd.DataFrame:
     """The numbers of each run under the names of results.json, for summary.csv."""
-    leave = ("config", "provenance", "details", "notes", "by_category", "acceptance")
-    rows = [{key: value for key, value in run.results.items() if key not in leave} for run in runs]
-    return pd.DataFrame([{"run": run.label, **flat(row)} for run, row in zip(runs, rows, strict=True)])
+    return pd.DataFrame([{"run": run.label, **flat(numbers(run.results))} for run in runs])
+
+
+def numbers(results: Mapping[str, Any]) -> dict[str, Any]:
+    """What results.json holds, without what is no number of the whole run."""
+    return {name: value for name, value in results.items() if name not in LEFT_OUT}
 
 
 def by_category(runs: Sequence[Run]) -> pd.DataFrame:

@@ -13,7 +13,6 @@ from specbench.report.files import PAGE, Run
 from specbench.report.loggers import Logger, Opening
 from specbench.settings import BaseSettings
 
-LEFT_OUT = ("config", "provenance", "details", "notes", "by_category", "acceptance", "schema_version")
 EXIT_CODES = {"complete": 0, "interrupted": 130, "failed": 1}
 MOST_ROUNDS = 5000  # in the history; of longer runs only every second, third, ... round
 
@@ -183,9 +182,9 @@ def prompt_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 def summary(results: Mapping[str, Any]) -> dict[str, Any]:
     """What results.json holds as flat keys, as "speedup/measured", without numbers that do not exist."""
-    from specbench.report.tables import flat  # loads pandas, which no refusal waits for
+    from specbench.report.tables import flat, numbers  # loads pandas, which no refusal waits for
 
-    found = flat({name: value for name, value in results.items() if name not in LEFT_OUT})
+    found = flat(numbers(results))
     for factor in results["speedup"]["accounting"]:
         found[f"speedup/accounting/{factor['factor']}"] = factor["value"]
     for category in results["by_category"]:

@@ -14,8 +14,8 @@ from specbench.errors import CommandError, ConfigError, first_line
 from specbench.executors import waiting
 from specbench.report.files import Run
 from specbench.report.loggers import Logger, Opening
+from specbench.run.collect import write_pooled
 from specbench.run.jobs import Job, finished
-from specbench.run.pooled import write_pooled
 from specbench.run.run import locked
 
 log = logging.getLogger(__name__)

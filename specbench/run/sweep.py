@@ -1,7 +1,6 @@
 """Sweeps: all jobs are checked before the first one starts; at the end there are a table, summary.csv and a page."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +10,9 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from specbench.errors import ConfigError, VerdictError
+from specbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from specbench.report.files import Run
     from specbench.run.jobs import Job
 
 
@@ -35,27 +33,22 @@ def jobs_of(config: DictConfig, loader: ConfigLoader, folder: Path, kind: str = 
             own = loader.load_sweep_config(config, list(words))
         with open_dict(own):
             own.hydra.job.id = own.hydra.job.num = number
-        with named(words, every):
+        try:
             jobs.append(Job(folder / str(own.hydra.sweep.subdir), check(own), list(words), kind))
+        except ConfigError as error:
+            # The sentence names the job, by the words that not all jobs have.
+            name = " ".join(word for word in words if any(word not in others for others in every))
+            if not name or name in str(error):
+                raise
+            raise ConfigError(f"{name}: {error}") from error
     return jobs
-
-
-@contextmanager
-def named(words: Sequence[str], every: Sequence[Sequence[str]]) -> Iterator[None]:
-    """Inside, a ConfigError names the job of these words, by those that not all jobs have."""
-    try:
-        yield
-    except ConfigError as error:
-        own = " ".join(word for word in words if any(word not in others for others in every))
-        if not own or own in str(error):
-            raise
-        raise ConfigError(f"{own}: {error}") from error
 
 
 def summarise(jobs: "Sequence[Job]", folder: Path) -> tuple[str, int]:
     """Prints the table of the finished jobs, and writes summary.csv and the page. Returns a sentence and the exit code:
     1 if a job has no results, 3 if one with strict=true has no good verdict."""
     from specbench.report import files, page, tables, terminal
+    from specbench.run.command import not_shown_lossless
     from specbench.run.jobs import finished
 
     found = [finished(job.folder, job.checked.resolved) for job in jobs]
@@ -67,16 +60,5 @@ def summarise(jobs: "Sequence[Job]", folder: Path) -> tuple[str, int]:
         files.write_text(folder / files.PAGE, page.sweep_page(runs, folder.name))
     if len(runs) < len(jobs):
         return f"{len(jobs) - len(runs)} of {len(jobs)} jobs have no results, see run.log in their folders", 1
-    bad = sum(not_lossless(job, run) for job, run in zip(jobs, runs, strict=True))
+    bad = sum(not_shown_lossless(job, run) for job, run in zip(jobs, runs, strict=True))
     return (f"strict=true: {bad} of {len(jobs)} jobs are not shown to be lossless", 3) if bad else ("", 0)
-
-
-def not_lossless(job: "Job", run: "Run") -> bool:
-    """Whether a job with strict=true has no good verdict."""
-    from specbench.run.command import refuse_verdict
-
-    try:
-        refuse_verdict(job, run)
-    except VerdictError:
-        return True
-    return False
