@@ -192,7 +192,7 @@ def read(path: Path) -> list[Record]:
     it is no file, or another line is no record."""
     if not path.exists():
         return []
-    lines, found = content(path).split("\n"), list[Record]()
+    lines, found = content(path).split(b"\n"), list[Record]()
     for number, line in enumerate(lines[:-1], 1):
         place = f"{path} line {number}"
         try:
@@ -207,18 +207,19 @@ def read(path: Path) -> list[Record]:
     return found
 
 
-def content(path: Path) -> str:
-    """The text of a file that a run has left. Raises ConfigError if it is no file, or no text."""
+def content(path: Path) -> bytes:
+    """What a file holds that a run has left, which a kill may have cut inside a character. Raises ConfigError if it is
+    no file."""
     if not path.is_file():
         what = "is no file" if path.exists() else "is not there"
         raise ConfigError(f"{path} {what}: choose the folder of a finished run")
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        return path.read_bytes()
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read ({first_line(error)})") from error
 
 
-def refused(error: ValidationError, text: str, place: str) -> ConfigError:
+def refused(error: ValidationError, text: bytes, place: str) -> ConfigError:
     """What pydantic refused first, with the key, the value and what is allowed."""
     first, keys = error.errors(include_url=False)[0], list[str]()
     if first["type"] == "json_invalid":

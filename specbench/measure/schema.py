@@ -89,7 +89,7 @@ def finite(figures: str) -> float:
     return number
 
 
-def parsed(content: str, hint: type[BaseModel], place: str) -> Any:
+def parsed(content: bytes, hint: type[BaseModel], place: str) -> Any:
     """JSON that has the shape of `hint`, in plain Python. `place` says where it stands. Raises ConfigError."""
     try:
         found = json.loads(content, parse_float=finite, parse_constant=finite)

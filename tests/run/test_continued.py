@@ -42,10 +42,10 @@ def facts(folder):
 
 
 def cut(folder, lines):
-    """Leaves what a kill leaves: some whole lines, half of another one, and no results."""
+    """Leaves what a kill leaves: some whole lines, another one up to the middle of a character, and no results."""
     path = folder / "prompts.jsonl"
     kept = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(kept[:lines]) + kept[lines][:200])
+    path.write_bytes("".join(kept[:lines]).encode() + kept[lines][:200].encode() + "é".encode()[:1])
     for name in ("results.json", "rounds.parquet", "page.html"):
         (folder / name).unlink()
     return kept
