@@ -23,25 +23,28 @@ class DistilledStudent(Student):
 
     def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
         super().__init__(target, loss, settings)
-        self.model = model
+        self.models: Any = nn.ModuleList([model])
 
     @classmethod
     def use(cls, settings: Any, folder: Path) -> list[str]:
         return ["drafter=model", quoted("drafter.path", folder)]
 
     def distributions(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The K guesses are those of the K models for the same position."""
         with torch.no_grad():
-            p = self.target(input_ids=tokens).logits
-        return p.flatten(0, 1)[:, None], self.model(input_ids=tokens).logits.flatten(0, 1)[:, None]
+            p = self.target(input_ids=tokens).logits.flatten(0, 1)
+        q = torch.stack([model(input_ids=tokens).logits.flatten(0, 1) for model in self.models], 1)
+        return p[:, None].expand_as(q), q
 
     def models_in(self, folder: Path) -> list[Path]:
         return [folder]
 
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
-        self.model.to(torch.bfloat16).save_pretrained(folder)
+        for model, path in zip(self.models, self.models_in(folder), strict=True):
+            model.to(torch.bfloat16).save_pretrained(path)
 
 
-class BoostedStudents(Student):
+class BoostedStudents(DistilledStudent):
     """`count` small models that all begin as the checkpoint `model`, in one training (SpecInfer's boost-tuning): a
     position counts for a drafter if no drafter before it has the target's argmax there. These are the examples that
     SpecInfer leaves in its data for this drafter, found anew at each step."""
@@ -50,20 +53,13 @@ class BoostedStudents(Student):
         count: int = Field(ge=1, le=16)
 
     def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
-        super().__init__(target, loss, settings)
-        self.models: Any = nn.ModuleList([model, *(deepcopy(model) for _ in range(settings.count - 1))])
+        super().__init__(target, loss, settings, model)
+        self.models.extend(deepcopy(model) for _ in range(settings.count - 1))
 
     @classmethod
     def use(cls, settings: Any, folder: Path) -> list[str]:
         paths = ",".join(f'"{path}"' for path in drafter_folders(folder, settings.count))
         return ["drafter=multi_draft", "drafter.samples=1", f"drafter.paths=[{paths}]"]
-
-    def distributions(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The K guesses are those of the K drafters for the same position."""
-        with torch.no_grad():
-            p = self.target(input_ids=tokens).logits.flatten(0, 1)
-        q = torch.stack([model(input_ids=tokens).logits.flatten(0, 1) for model in self.models], 1)
-        return p[:, None].expand_as(q), q
 
     def weights(self, p: Tensor, q: Tensor) -> Tensor:
         """[n, K]: 1 where no drafter before this one has the argmax of p, else 0, from logits [n, K, V]."""
@@ -76,10 +72,6 @@ class BoostedStudents(Student):
 
     def models_in(self, folder: Path) -> list[Path]:
         return drafter_folders(folder, len(self.models))
-
-    def save(self, folder: Path, accuracy: list[list[float]]) -> None:
-        for model, path in zip(self.models, self.models_in(folder), strict=True):
-            model.to(torch.bfloat16).save_pretrained(path)
 
 
 def drafter_folders(folder: Path, count: int) -> list[Path]:
