@@ -63,7 +63,10 @@ def decoded_before(folder: Path, config: Mapping[str, Any]) -> list[Record]:
     path = folder / files.CONFIG
     if not path.is_file() or finished(folder, config) is not None:
         return []
-    before: Any = OmegaConf.to_container(OmegaConf.load(path))
-    if not isinstance(before, dict) or settings(before) != settings(config):
+    try:
+        before: Any = OmegaConf.to_container(OmegaConf.load(path))
+        if settings(before) != settings(config):
+            return []
+    except Exception:  # a damaged file, for which the parsers have many errors, is as one with other settings
         return []
     return [record for record in read(folder / files.RECORDS) if not record.failed]

@@ -143,10 +143,11 @@ def opened(job: Job, parts: Parts, stack: ExitStack) -> Method:
     """A method with its logger and its records open; those of a run that was interrupted are kept."""
     path = job.folder / files.RECORDS
     records = decoded_before(job.folder, job.checked.resolved)
-    for name in (files.RESULTS, files.ROUNDS, files.PAGE):
+    # Records without a configuration are not taken over, so that a kill in between mixes no two runs.
+    for name in (*(() if records else (files.CONFIG,)), files.RESULTS, files.ROUNDS, files.PAGE):
         (job.folder / name).unlink(missing_ok=True)
-    files.write_text(job.folder / files.CONFIG, OmegaConf.to_yaml(OmegaConf.create(job.checked.resolved)))
     files.write_text(path, "".join(record.line() + "\n" for record in records))
+    files.write_text(job.folder / files.CONFIG, OmegaConf.to_yaml(OmegaConf.create(job.checked.resolved)))
     notes = []
     if records:
         notes.append(f"{len(records)} requests were decoded by a process that was interrupted")

@@ -5,6 +5,7 @@ import json
 import pytest
 from small_runs import call, fail_where, interrupt_the_second_group, run_main, small
 
+from specbench.report import files
 from specbench.report.files import read_run
 
 OPTIONS = ("logger=none", "executor=eager", "data.limit=5", "hydra.run.dir=run")
@@ -97,6 +98,35 @@ def test_other_settings_begin_anew(monkeypatch, tmp_path):
     assert call(words_of("gamma=2"), monkeypatch, tmp_path) == 0
     assert not any("interrupted" in note for note in read_run(folder).results["notes"])
     assert {max(record.speculative.rounds.gamma) for record in read_run(folder).records} == {2}
+
+
+@pytest.mark.parametrize("damaged", ["gamma: [", "- 1", "\0"])
+def test_a_damaged_configuration_is_as_other_settings(damaged, monkeypatch, tmp_path):
+    assert call(words_of(), monkeypatch, tmp_path) == 0
+    cut(tmp_path / "run", 2)
+    (tmp_path / "run" / "config.yaml").write_text(damaged)
+    assert call(words_of(), monkeypatch, tmp_path) == 0
+    assert not any("interrupted" in note for note in read_run(tmp_path / "run").results["notes"])
+
+
+@pytest.mark.parametrize("word", ["gamma=2", "force=true"])
+def test_a_kill_while_a_run_begins_leaves_no_records_of_another(word, monkeypatch, tmp_path):
+    folder, write, written = tmp_path / "run", files.write_text, []
+    assert call(words_of(), monkeypatch, tmp_path) == 0
+    if word == "gamma=2":
+        cut(folder, 2)
+
+    def killed(path, text):
+        written.append(path)
+        if len(written) == 2:  # of the records and the configuration one is new
+            raise KeyboardInterrupt
+        write(path, text)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write_text", killed)
+        assert call(words_of(word), patched, tmp_path) == 130
+    assert call(words_of(word.replace("true", "false")), monkeypatch, tmp_path) == 0
+    assert not any("interrupted" in note for note in read_run(folder).results["notes"])
 
 
 def test_a_finished_run_is_done_again(monkeypatch, tmp_path):
