@@ -20,9 +20,7 @@ def searched(rules, target, drafter=None, gamma=0, prompt=(), stops=(), limit=LI
     drafter."""
     start, forced = [*(prompt or target.start_tokens)], target.forced_tokens
     found = Search(rules, start[-1], frozenset(stops), limit - forced, target.device, forced)
-    readers = [TreeReader(model) for model in (target, drafter) if model is not None]
-    for reader in readers:
-        reader.open(start, 200, read)
+    readers = [TreeReader(model, start, 200, read) for model in (target, drafter) if model is not None]
     rounds = []
     while not found.over:
         if drafter is None:

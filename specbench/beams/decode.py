@@ -51,11 +51,12 @@ def _search(
     prompt, stops = list(job.tokens), frozenset(model.stop_tokens)
     search = Search(rules, prompt[-1], stops, job.limit - len(prompt), model.device, model.forced_tokens)
     clock.start()
-    target = opened(model, job, columns)
+    target = TreeReader(model, prompt, columns, job.encoder_input)
     clock.end(Stage.PREFILL)
     drafter, room = None, 0
     if drafting is not None:
-        drafter, room = opened(drafting, job, columns), drafting.context - len(prompt) - 1
+        drafter = TreeReader(drafting, prompt, columns, job.encoder_input)
+        room = drafting.context - len(prompt) - 1
         clock.end(Stage.DRAFTER_PREFILL)
     rounds: list[BeamRound] = []
     while not search.over:
@@ -69,13 +70,6 @@ def _search(
             rounds.append(speculative_round(search, target, drafter, levels, clock))
     read = 0 if drafter is None else drafter.tokens
     return rounds, FoundBeams(tuple(search.finished), search.levels, len(rounds), target.tokens, read)
-
-
-def opened(model: LanguageModel, job: Sequence, columns: int) -> TreeReader:
-    """A reader that has read the prompt of a job."""
-    reader = TreeReader(model)
-    reader.open(job.tokens, columns, job.encoder_input)
-    return reader
 
 
 def recorded(rounds: abc.Sequence[BeamRound], calls: abc.Sequence[Seconds], end: int) -> Rounds:

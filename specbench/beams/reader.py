@@ -23,21 +23,19 @@ class TreeReader:
     """A model's cache during one search. `columns` are the nodes in it, in order of their columns, or None where one
     was given up; those before `trunk` are the text that all running hypotheses share, at its own positions."""
 
-    def __init__(self, model: LanguageModel):
+    def __init__(
+        self, model: LanguageModel, prompt: Sequence[int], columns: int, encoder_input: EncoderInput | None = None
+    ):
+        """Reads an encoder's input, if there is one, and a prompt, all but its last token, into an empty cache of so
+        many columns."""
         self.model = model
-        self.begin, self.trunk = 0, 0
+        model.allocate(1, columns)
+        model.open_text(torch.tensor([list(prompt)], device=model.device), len(prompt), columns, encoder_input)
+        self.begin, self.trunk = len(prompt) - 1, 0
         self.columns: list[Node | None] = []
         self.place: dict[Node, int] = {}
         self.paths: dict[Node, Sees] = {}  # rows of `_sees`, up to the node's own entry: a child's begins with it
         self.tokens = 0  # that were read, the prompt's not counted
-
-    def open(self, prompt: Sequence[int], columns: int, encoder_input: EncoderInput | None = None) -> None:
-        """Reads an encoder's input, if there is one, and a prompt, all but its last token, into an empty cache of so
-        many columns."""
-        self.model.allocate(1, columns)
-        text = torch.tensor([list(prompt)], device=self.model.device)
-        self.model.open_text(text, len(prompt), columns, encoder_input)
-        self.begin = len(prompt) - 1
 
     def unread(self, nodes: Iterable[Node]) -> list[Node]:
         """The nodes on the paths to these that are not in the cache, by depth."""
