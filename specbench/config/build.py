@@ -63,7 +63,7 @@ class Parts:
         longest input of their encoders."""
         if self.target.start_tokens is None:
             return self.target.context - 1
-        return min(m.input_context for m in (self.target, *self.drafter.models) if m.start_tokens is not None)
+        return min(m.encoder.context for m in (self.target, *self.drafter.models) if m.encoder is not None)
 
 
 def build(
@@ -261,9 +261,9 @@ def notes_on_models(target: LanguageModel, drafter: Drafter, verifier: Verifier,
             found.append(
                 f"the {role}'s generation_config asks for {', '.join(asked)}, which neither the run nor its peers do"
             )
-        if role == "drafter" and model.shared_tokens is not None:
+        if role == "drafter" and model.vocabulary.shared is not None:
             found.append(
-                f"{model.name} has {model.shared_tokens:,} of the target's {target.vocab_size:,} tokens, and guesses "
-                "no others (drafter.vocabulary=intersection): alpha is at most p's share of them"
+                f"{model.name} has {model.vocabulary.shared:,} of the target's {target.vocab_size:,} tokens, and "
+                "guesses no others (drafter.vocabulary=intersection): alpha is at most p's share of them"
             )
     return [*found, *([verifier.note] if verifier.note else [])]

@@ -240,7 +240,7 @@ def load_eagle3(
         state = {name: found[own].to(target.dtype) for name, own in names.items() if own in found}
         module.load_state_dict(state, strict=False, assign=True)
         targets = targets_of(found, config.draft_vocab_size, config.vocab_size)
-    stock: Any = target.stock_module()
+    stock: Any = target.stock
     if EMBEDDING not in found:
         module.set_input_embeddings(stock.get_input_embeddings())
     if HEAD not in found:

@@ -100,7 +100,7 @@ def one_layer(config: PretrainedConfig, experts: bool) -> PretrainedConfig:
 
 def _built(parts: Mapping[str, Tensor], config: PretrainedConfig, target: LanguageModel, named: str) -> PreTrainedModel:
     """The model with one layer from the tensors of a module, on the target's device. Raises ConfigError."""
-    kind: Any = type(target.stock_module())
+    kind: Any = type(target.stock)
     layer = {place.removeprefix("layer."): tensor for place, tensor in parts.items() if place.startswith("layer.")}
     state = {f"model.layers.0.{name}": tensor for name, tensor in layer.items()}
     state |= {f"model.{place}": tensor for place, tensor in parts.items() if place.startswith("norm.")}

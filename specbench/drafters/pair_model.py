@@ -51,7 +51,7 @@ class PairModel(LanguageModel):
             attention=target.attention if target.kernel else "sdpa",
         )  # fmt: skip
         self.pair_input: Any = self.module.pair_input
-        parts = zip(_ends(self.module), _ends(module), _ends(target.stock_module()), strict=True)
+        parts = zip(_ends(self.module), _ends(module), _ends(target.stock), strict=True)
         shared = [weight for part, before, theirs in parts if before is theirs for weight in part.parameters()]
         self.weight_bytes -= sum({id(weight): weight.nbytes for weight in shared}.values())
         self.width = gamma + 1  # pending pairs of a row, at most

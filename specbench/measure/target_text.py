@@ -150,7 +150,7 @@ def read_alpha(target: Any, drafter: Any, texts: Iterable[tuple[abc.Sequence[int
 
 def _without_mask(model: Any, text: Tensor, begin: int) -> Tensor:
     """`stock_scores` [n, V] of a drafter that sees the whole text."""
-    own, module = model.vocabulary.read(text), model.stock_module()
+    own, module = model.vocabulary.read(text), model.stock
     length = text.shape[1] - 1
     with own_attention(module):
         nothing = torch.zeros(1, 1, length, length, dtype=module.dtype, device=text.device)

@@ -81,7 +81,7 @@ def _read_rows(model: LanguageModel, key: str) -> tuple[Tensor, list[Tensor]]:
         model.encode(row, Sequence([], 0, 0, read))
         model.read_row(text, row, 0, start)
         alone = torch.tensor([[*ids[:start], *(ids[entry] for entry in path)] for path in paths], device=model.device)
-        logits = plain_logits(model.stock_module(), alone, read)  # [paths, T, V]
+        logits = plain_logits(model.stock, alone, read)  # [paths, T, V]
         before = logits[[0, 2], : start + 2]  # of tokens that these two paths share
         if logits.shape[-1] != model.own_vocab_size:
             raise ValueError(f"logits of {logits.shape[-1]} tokens, but vocab_size={model.own_vocab_size}")

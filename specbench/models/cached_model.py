@@ -47,6 +47,7 @@ class CachedModel(Component):
     operations_per_token: float  # multiply-adds with weights: what c_hat compares (Definition 3.10)
     state_bytes: float  # bytes of one row's recurrent state, if it has one
     executor: Executor
+    stock: PreTrainedModel  # the module as transformers made it
     owner: "CachedModel | None" = None  # the model whose layers and cache it uses, if they are not its own
     encoder: "Encoder | None" = None
     hidden_reader: Any = None  # a drafter whose `take_hidden` is given the hidden states of prompts
@@ -68,7 +69,7 @@ class CachedModel(Component):
         self.device, self.dtype = weight.device, weight.dtype
         refuse_unknown_kinds(module.config, name)
         self.mask = AttentionMask(self.config, self.dtype)
-        self.executor, self._stock, self.module = executor, module, executor.load(module)
+        self.executor, self.stock, self.module = executor, module, executor.load(module)
         if self.device.type == "cuda":
             from specbench.models.float_logits import with_float_logits
 
@@ -117,10 +118,6 @@ class CachedModel(Component):
 
     # -- What the model is ----------------------------------------------------------------------
 
-    def stock_module(self) -> PreTrainedModel:
-        """The module as transformers made it."""
-        return self._stock
-
     def shared(self, sampling: Sampling, new_cache: Callable[[int, int], SlotCache], executor: Executor) -> Self:
         """A model of the same weights with its own sampling and cache, run by an `executor` that shares them."""
         model = copy.copy(self)
@@ -136,11 +133,6 @@ class CachedModel(Component):
         return self.vocabulary.wanted
 
     @property
-    def shared_tokens(self) -> int | None:
-        """How many of the target's tokens a drafter's model has, if its tokenizer is another one; else None."""
-        return self.vocabulary.shared
-
-    @property
     def context(self) -> int:
         """The longest text that the model supports, in tokens."""
         own = context_of(self.config, "decoder") - self.decoder.first
@@ -152,11 +144,6 @@ class CachedModel(Component):
         switch = rotary_switch(self.config)
         why = f"its longrope turns all keys otherwise beyond {switch:,} tokens"
         return [] if switch == UNLIMITED_CONTEXT else [why]
-
-    @property
-    def input_context(self) -> int:
-        """The longest input of its encoder, in tokens; 0 without one."""
-        return 0 if self.encoder is None else self.encoder.context
 
     @property
     def start_tokens(self) -> list[int] | None:
@@ -200,7 +187,11 @@ class CachedModel(Component):
             self.free()  # its memory, before the next one is made
             made = self.new_cache(rows, self.executor.columns(columns))
             made.contiguous = self.decoder.contiguous
-            self.cache = made if self.recurrence is None else self.recurrence.cache(made)
+            self.cache = made
+            if self.recurrence is not None:
+                from specbench.models.recurrent_cache import RecurrentCache
+
+                self.cache = RecurrentCache(made)
         else:
             cache.clear()
         self.cached = [0] * rows

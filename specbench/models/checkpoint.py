@@ -29,7 +29,6 @@ MODEL = "a model, which must be a hub id or a folder with a config.json"
 TRAINED = "what python -m specbench.train makes, which must be a hub id or a folder with a config.json"
 # Tensors that do not fit are listed, and refused by name.
 WHOLE = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-ADAPTER = "adapter_config.json"
 GGUF, CONVERSION = ".gguf", 2  # the version of what models/gguf.py writes
 NAMED = 3  # tensors that an error names
 
@@ -59,8 +58,9 @@ def check_path(key: str, path: str, revision: str | None = None, must: str = MOD
     or if a folder is given with a revision. `must` says what is wanted."""
     folder, why = local_path(path), None
     if path and folder.is_dir():
-        refuse_adapter(key, path, folder / ADAPTER)
-        if not (folder / "config.json").is_file():
+        if (folder / "adapter_config.json").is_file():
+            why = "it is a PEFT adapter, which must be merged with its base and saved first"
+        elif not (folder / "config.json").is_file():
             why = "it has no config.json"
         elif revision is not None:
             why = f"it is a folder, which has no {key.rpartition('.')[0]}.revision={shown(revision)}"
@@ -73,19 +73,6 @@ def check_path(key: str, path: str, revision: str | None = None, must: str = MOD
             why = short_message(error)
     if why is not None:
         raise ConfigError(f"{key}={shown(path)} is not {must}: {why}")
-
-
-def refuse_adapter(key: str, path: str, file: Path) -> None:
-    """Raises ConfigError if this is the adapter_config.json of a PEFT adapter: its base's weights are elsewhere."""
-    if not file.is_file():
-        return
-    with reading(key, path, ADAPTER):
-        base = read_json(file).get("base_model_name_or_path")
-    raise ConfigError(
-        f"{key}={shown(path)} is a PEFT adapter of {base}, and no model by itself: merge it once with peft, "
-        f"`AutoPeftModelForCausalLM.from_pretrained({path!r}).merge_and_unload().save_pretrained(FOLDER)`, save the "
-        f"tokenizer there too, and give {key}=FOLDER"
-    )
 
 
 @contextmanager

@@ -14,20 +14,17 @@ import transformers
 from huggingface_hub.utils.tqdm import enable_progress_bars
 from pydantic import Field
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.utils.hub import cached_file
 
 from specbench.data.sources import SHIPPED
 from specbench.errors import ConfigError, unknown
 from specbench.models.agreement import reads_trees
 from specbench.models.attention_mask import refuse_unknown_kinds
 from specbench.models.checkpoint import (
-    ADAPTER,
     GGUF,
     WHOLE,
     check_path,
     local_path,
     reading,
-    refuse_adapter,
     refuse_incomplete,
     refuse_not_finite,
     source_of,
@@ -122,12 +119,7 @@ def load_config(settings: PretrainedModel.Settings, role: str) -> PretrainedConf
         return _config_of_shape(settings, role)
     key = f"{role}.path"
     with _reading(settings, role, "config"):
-        try:
-            found: PretrainedConfig = transformers.AutoConfig.from_pretrained(str(source), **_options(settings))
-        except OSError:  # no config.json on the hub
-            missing = {"revision": settings.revision, "_raise_exceptions_for_missing_entries": False}
-            refuse_adapter(key, settings.path, Path(cached_file(str(source), ADAPTER, **missing) or ""))
-            raise
+        found: PretrainedConfig = transformers.AutoConfig.from_pretrained(str(source), **_options(settings))
     if not settings.trust_remote_code and type(found) not in loader_of(found)._model_mapping:
         kind = "a multimodal checkpoint" if found.sub_configs else "no language model"
         raise ConfigError(

@@ -16,7 +16,7 @@ from transformers import DynamicCache as StockCache
 from transformers import PreTrainedModel
 
 from specbench.cache.dynamic import DynamicCache
-from specbench.cache.slots import SlotCache, cache_argument
+from specbench.cache.slots import cache_argument
 from specbench.decoding.rows import window
 from specbench.decoding.state import State
 from specbench.decoding.transfers import upload
@@ -85,10 +85,6 @@ class Recurrence:
             for number, state in vars(layer)[name].items()
             if state is not None
         }
-
-    def cache(self, columns: SlotCache) -> RecurrentCache:
-        """A cache of states beside one of keys and values."""
-        return RecurrentCache(columns)
 
     def logits(
         self, model: Any, words: dict[str, Tensor], slots: Tensor, positions: Tensor, visible: int, row: int | None,

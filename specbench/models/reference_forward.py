@@ -59,7 +59,7 @@ def stock_logits(
     """Logits [T - begin, V] that predict the tokens begin .. T - 1 of a text [1, T] after an encoder's input, if there
     is one, from one forward without a cache, with the masks and positions that transformers makes itself and its own
     attention. With `suppressing` tokens that generate() never draws are impossible."""
-    module = model.stock_module()
+    module = model.stock
     eager = text.shape[1] <= LONGEST_EAGER or not module._supports_sdpa
     with own_attention(module, "eager" if eager else "sdpa"), _unrounded(module):
         if encoder_input is not None:

@@ -87,18 +87,18 @@ def assistants(target: LanguageModel, drafter: LanguageModel | None, gamma: int)
     lookup = {"prompt_lookup": Assistant(None, {"prompt_lookup_num_tokens": gamma})}
     if drafter is None:
         return lookup
-    if drafter.shared_tokens is not None or drafter.own_vocab_size != target.vocab_size:
+    if drafter.vocabulary.shared is not None or drafter.own_vocab_size != target.vocab_size:
         log.warning("left out: assisted generation of transformers needs one tokenizer and logits of the same size")
         return lookup
     constant = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0}
-    return {"assisted": Assistant(drafter.stock_module(), constant | {"num_assistant_tokens": gamma})} | lookup
+    return {"assisted": Assistant(drafter.stock, constant | {"num_assistant_tokens": gamma})} | lookup
 
 
 class Generate(Peer):
     """Decodes by the target's `generate` with some settings, alone or with an assistant's module."""
 
     def __init__(self, target: LanguageModel, settings: dict[str, Any], assistant: Any, strings: StopStrings | None):
-        self.module: Any = target.stock_module()
+        self.module: Any = target.stock
         self.device, self.settings, self.assistant, self.strings = target.device, settings, assistant, strings
 
     def decode(self, sequence: Sequence) -> PeerOutput:

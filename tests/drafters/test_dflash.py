@@ -144,7 +144,7 @@ def plain_laws(kind, stock, text, guesses, layers=(1, 4), shift=0, plain_ids=Fal
 
 def farthest(found, own, kind, **spoilt):
     """The largest difference of a log q from the plain one, infinite if they allow different tokens."""
-    stock, worst = own.target.stock_module(), 0.0
+    stock, worst = own.target.stock, 0.0
     for text, guesses, q in found:
         expected = plain_laws(kind, stock, text, guesses, **spoilt)
         if ((q > 0) != (expected > 0)).any():

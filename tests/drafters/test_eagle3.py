@@ -164,7 +164,7 @@ def drafts(name, **how):
 
 def target_features(name: str, text: list[int], layers) -> np.ndarray:
     """[T, A * D] of the target's own module; its last hidden states without layers."""
-    base = parts(name).target.stock_module().model
+    base = parts(name).target.stock.model
     states = base(torch.tensor([text]), output_hidden_states=True)
     if not layers:
         return states.last_hidden_state[0].double().numpy()

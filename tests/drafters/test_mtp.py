@@ -78,7 +78,7 @@ def parts(kind: str, *overrides: str):
 
 def transformers_module(kind, target):
     """transformers' own class with the same checkpoint; it knows the layer's number of the released models only."""
-    main = target.stock_module()
+    main = target.stock
     main.config.name_or_path = str(with_module(kind))
     main._keys_to_ignore_on_load_unexpected = [r"model\.layers\.2\."] if kind != "qwen3_next" else [r"^mtp"]
     main.config.num_mtp_layers = 1
@@ -94,7 +94,7 @@ def stock_laws(module, target, text, guesses):
         pytest.skip("this version of transformers cannot apply a layer to states of its own")
     tokens = torch.tensor([[*text, *guesses.tolist()]])
     count = len(text)
-    states = target.stock_module().model(input_ids=tokens[:, : count - 1], use_cache=False).last_hidden_state
+    states = target.stock.model(input_ids=tokens[:, : count - 1], use_cache=False).last_hidden_state
     laws = []
     for end in range(count, count + len(guesses)):
         places = torch.arange(1, end)[None]
@@ -109,7 +109,7 @@ def stock_laws(module, target, text, guesses):
 def plain_laws(kind, target, text, guesses, hidden_first=False):
     """q [gamma, V] from the whole text, with the larger model's third layer: MiMo's projection reads the hidden state
     first."""
-    stock = target.stock_module()
+    stock = target.stock
     base = stock.model
     layer = AutoModelForCausalLM.from_pretrained(with_module(kind).parent / "more").model.layers[LAYERS]
     tensors = load_file(with_module(kind) / WEIGHTS)

@@ -89,10 +89,10 @@ def test_a_model_computes_the_stock_modules_logits_and_reads_half_of_its_bytes()
         "target.path=shipped:target", "drafter=ngram", "executor=eager", "executor.half_weights=false"
     ).target
     text = torch.arange(24)[None] * 7
-    ours, stock = target.module(text).logits, target.stock_module()(text).logits
+    ours, stock = target.module(text).logits, target.stock(text).logits
     assert 0 < (ours - stock).abs().max() < 1e-4
     assert torch.equal(plain.module(text).logits, stock)
-    linear = [part for part in target.stock_module().modules() if type(part) is nn.Linear]
+    linear = [part for part in target.stock.modules() if type(part) is nn.Linear]
     assert len(linear) == sum(type(part) is HalfLinear for part in target.module.modules()) > 20
     assert target.operations_per_token == plain.operations_per_token > 20e6
     assert target.step_bytes == plain.step_bytes - 2 * sum(part.weight.numel() for part in linear)

@@ -268,7 +268,7 @@ def test_auto_is_sdpa_without_graphs_and_a_call_without_our_argument_is_sdpa_eve
     assert not language_model(module, "auto").kernel
     tokens = torch.tensor([[5, 9, 2, 7]], device=DEVICE)
     expected = module.generate(tokens, max_new_tokens=8, do_sample=False)
-    stock = language_model(module, "triton").stock_module()
+    stock = language_model(module, "triton").stock
     assert stock.config._attn_implementation == kernel_attention.NAME
     assert stock.generate(tokens, max_new_tokens=8, do_sample=False).equal(expected)
     assert stock(tokens).logits.equal(module(tokens).logits)

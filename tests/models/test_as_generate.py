@@ -88,7 +88,7 @@ def test_frequencies_that_grow_with_a_text_do_so_beyond_the_context_only():
 def test_long_texts_are_read_whole_without_the_square_of_their_length(monkeypatch):
     model, text = longrope(), torch.tensor([LONG])
     eager = stock_logits(model, text, 15)
-    names, module = [], model.stock_module()
+    names, module = [], model.stock
     setter = module.set_attn_implementation
     monkeypatch.setattr(module, "set_attn_implementation", lambda name: names.append(name) or setter(name))
     monkeypatch.setattr(reference_forward, "LONGEST_EAGER", 20)

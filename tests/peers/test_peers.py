@@ -52,9 +52,9 @@ def test_text_is_the_targets_greedy_one(name, parts):
     target = parts.target
     tokens = target.tokenizer(PROMPT)["input_ids"]
     output = parts.peers[name].decode(Sequence(tokens, len(tokens) + 12, 1))
-    expected = greedy(target.stock_module(), tokens, 12)
+    expected = greedy(target.stock, tokens, 12)
     assert output.tokens == expected
-    assert output.tokens != greedy(parts.drafter.models[0].stock_module(), tokens, 12)  # the control
+    assert output.tokens != greedy(parts.drafter.models[0].stock, tokens, 12)  # the control
     assert output.decode_seconds > 0
     assert output.decoded == 11 if name == "generate" else 0 < output.decoded <= 11  # a first step may keep several
 
@@ -64,8 +64,8 @@ def test_every_key_of_a_generation_config_is_left_aside_and_named(parts, monkeyp
     is of what the run's settings say. The control is generate() without settings of its own, which obeys the keys."""
     keys = {key for key in vars(GenerationConfig()) if not key.startswith("_")} - {"transformers_version"} - OBJECTS
     assert not keys - ODD.keys()
-    target, helper = parts.target, parts.drafter.models[0].stock_module()
-    module = target.stock_module()
+    target, helper = parts.target, parts.drafter.models[0].stock
+    module = target.stock
     tokens = target.tokenizer(PROMPT)["input_ids"]
     expected, obeyed = greedy(module, tokens, 12), set()
     for key in sorted(keys):
@@ -91,7 +91,7 @@ def test_every_key_of_a_generation_config_is_left_aside_and_named(parts, monkeyp
 def test_a_stop_string_ends_a_peers_text_where_it_ends_the_runs(name):
     parts = parts_of("peers=transformers", "temperature=0", "gamma=3")
     tokens = parts.target.tokenizer(PROMPT)["input_ids"]
-    whole = greedy(parts.target.stock_module(), tokens, 24)
+    whole = greedy(parts.target.stock, tokens, 24)
     text = parts.target.tokenizer.decode(whole)
     stop = text[len(text) // 2 : len(text) // 2 + 2]
     parts = parts_of("peers=transformers", "temperature=0", "gamma=3", f'stop=["{stop}"]'.replace("\n", "\\n"))
