@@ -12,10 +12,11 @@ from matplotlib.ticker import MaxNLocator
 
 from specbench.errors import visible
 from specbench.report.files import Run
+from specbench.report.tables import MEANING
 from specbench.theory import walltime_improvement
 
 INK = "#7a828c"  # of text and axes; a page puts its own colour of text in its place
-THEORY, MEASURED = "#4c78a8", "#e07b39"
+THEORY, MEASURED, GAIN, LOSS = "#4c78a8", "#e07b39", "#3f9b6b", "#c8553d"
 WIDTH = 4.6  # inches
 STYLE: Any = {  # matplotlib names each key in its types
     "font.size": 9,
@@ -45,6 +46,12 @@ def svg(figure: Figure) -> str:
     return text[text.index("<svg") :].replace(INK, "currentColor")
 
 
+def canvas(rows: float) -> tuple[Figure, Any]:
+    """A figure for so many horizontal bars, and its axes."""
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.34 * rows), layout="constrained")
+    return figure, figure.subplots()
+
+
 def legend(axes: Any, columns: int) -> None:
     """A legend above the axes, with each name once."""
     handles, labels = axes.get_legend_handles_labels()
@@ -59,6 +66,12 @@ def name_rows(axes: Any, names: Sequence[str]) -> None:
     axes.set_yticks(range(len(names)), short)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
+
+
+def at_one(axes: Any) -> None:
+    """A line where both methods are as fast."""
+    axes.axvline(1, color=INK, linewidth=0.8, linestyle=":")
+    axes.set_xlabel("speedup over plain decoding")
 
 
 def over_gamma(run: Run) -> Figure | None:
@@ -80,6 +93,38 @@ def over_gamma(run: Run) -> Figure | None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         legend(axes, 1)
     return figure
+
+
+def accounting(run: Run) -> Figure | None:
+    """The factors of the speedup as bars from one to the next, from Theorem 3.8's prediction to the measurement."""
+    speedup = run.results["speedup"]
+    factors = [entry for entry in speedup["accounting"] if entry["factor"] != "rows" or abs(entry["value"] - 1) > 1e-3]
+    if not factors or speedup["measured"] is None:
+        return None
+    with matplotlib.rc_context(STYLE):
+        figure, axes = canvas(len(factors) + 1)
+        level = 1.0
+        for y, entry in enumerate(factors):
+            after = level * entry["value"]
+            colour = THEORY if y == 0 else GAIN if after >= level else LOSS
+            axes.barh(y, after - level, left=level, color=colour, height=0.6)
+            axes.plot((after, after), (y + 0.3, y + 0.7), color=INK, linewidth=0.8)
+            value = f"x{entry['value']:.2f}" if y else f"{after:.2f}"
+            annotate_behind(axes, value, max(after, level), y)
+            level = after
+        last, ends = len(factors), speedup["ci95"] or (level, level)
+        axes.barh(last, level - 1, left=1, color=MEASURED, height=0.6)
+        axes.plot(ends, (last, last), color=INK, linewidth=1.6)
+        annotate_behind(axes, f"{speedup['measured']:.2f}", max(level, 1, ends[1]), last)
+        name_rows(axes, [*(MEANING.get(entry["factor"], entry["factor"]) for entry in factors), "measured"])
+        axes.margins(x=0.14)
+        at_one(axes)
+    return figure
+
+
+def annotate_behind(axes: Any, text: str, x: float, y: float) -> None:
+    """A value behind the end of a bar."""
+    axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center")
 
 
 def acceptance(run: Run) -> Figure | None:
@@ -109,8 +154,7 @@ def acceptance(run: Run) -> Figure | None:
 def speedups(rows: Sequence[tuple[str, float | None, Sequence[float] | None, float | None]]) -> Figure:
     """Rows of a name, a measured speedup, its interval, and Theorem 3.8's prediction."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 0.9 + 0.34 * len(rows)), layout="constrained")
-        axes = figure.subplots()
+        figure, axes = canvas(len(rows))
         for y, (_, measured, ends, predicted) in enumerate(rows):
             if measured is not None:
                 axes.plot(measured, y, "o", color=MEASURED, label="measured, 95 % interval")
@@ -119,6 +163,5 @@ def speedups(rows: Sequence[tuple[str, float | None, Sequence[float] | None, flo
                 axes.plot(predicted, y, "D", color=THEORY, markerfacecolor="none", label="Theorem 3.8")
         name_rows(axes, [row[0] for row in rows])
         legend(axes, 2)
-        axes.axvline(1, color=INK, linewidth=0.8, linestyle=":")
-        axes.set_xlabel("speedup over plain decoding")
+        at_one(axes)
     return figure

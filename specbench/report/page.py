@@ -42,10 +42,11 @@ def run_page(run: Run, records: Sequence[Record]) -> str:
     results = run.results
     drawn = {
         "Measured beside predicted": figures.over_gamma(run),
+        "Where the difference goes": figures.accounting(run),
         "Acceptance": figures.acceptance(run),
     }
     shown = {"By category": tables.by_category([run]), "By method": tables.methods(run)}
-    shown["Where the difference goes"] = tables.costs(run)
+    shown["Factors of the speedup"] = tables.costs(run)
     texts = [record for record in records if record.speculative and record.baseline][:PROMPTS_SHOWN]
     title = results["name"] if results["status"] == "complete" else f"{results['name']} ({results['status']})"
     answer = (headline(results), verdict_and_prediction(results))

@@ -18,7 +18,7 @@ MOST_ROUNDS = 5000  # in the history; of longer runs only every second, third, .
 
 
 class WandbLogger(Logger):
-    """One W&B run for each run: running numbers for each request and, at the end, rounds, the summary, a table and the
+    """One W&B run for each run: running numbers for each request and, at the end, rounds, the summary, tables and the
     page."""
 
     class Settings(BaseSettings):
@@ -92,9 +92,10 @@ class WandbLogger(Logger):
             for entry in history(run.records):
                 opened.log(entry)
             media: dict[str, Any] = {"page": wandb.Html(str(run.folder / PAGE))}
-            if categories := [flat(category) for category in run.results["by_category"]]:
-                frame = pd.DataFrame(categories)
-                media["tables/by_category"] = wandb.Table(dataframe=frame, allow_mixed_types=True)
+            categories = [flat(category) for category in run.results["by_category"]]
+            for name, rows in (("prompts", prompt_rows(run.records)), ("by_category", categories)):
+                if rows:
+                    media[f"tables/{name}"] = wandb.Table(dataframe=pd.DataFrame(rows), allow_mixed_types=True)
             opened.log(media)
             opened.summary.update(summary(run.results))
             code = EXIT_CODES[run.results["status"]]
@@ -158,6 +159,25 @@ def history(records: Sequence[Record]) -> list[dict[str, Any]]:
             found.append({"round/number": len(found)} | {f"round/{name}": value for name, value in entry.items()})
     every = max(1, -(-len(found) // MOST_ROUNDS))
     return found[::every]
+
+
+def prompt_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """The rows of the table of prompts."""
+    return [
+        {
+            "id": record.id,
+            "category": record.category,
+            "prompt_tokens": record.prompt_tokens,
+            "tokens": len(ours.ids),
+            "rounds": len(ours.rounds),
+            "seconds": ours.seconds,
+            "baseline_seconds": plain.seconds,
+            "prompt": record.prompt,
+            "text": ours.text,
+        }
+        for record in records
+        if (ours := record.speculative) is not None and (plain := record.baseline) is not None
+    ]
 
 
 def summary(results: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,19 @@ def texts(axes) -> list[str]:
     return [label.get_text() for label in axes.get_yticklabels()]
 
 
+def test_the_bars_of_the_accounting_lead_from_one_to_the_speedup(run):
+    axes = figures.accounting(run).axes[0]
+    *steps, measured = axes.patches
+    ends = [bar.get_x() + bar.get_width() for bar in steps]
+    begins = [bar.get_x() for bar in steps]
+    assert begins == pytest.approx([1, *ends[:-1]]) and begins[0] == 1
+    speedup = run.results["speedup"]
+    factors = [entry["value"] for entry in speedup["accounting"] if entry["factor"] != "rows"]
+    assert [end / begin for begin, end in zip(begins, ends, strict=True)] == pytest.approx(factors)
+    assert measured.get_x() + measured.get_width() == pytest.approx(speedup["measured"])
+    assert any(list(own.get_xdata()) == pytest.approx(speedup["ci95"]) for own in axes.lines)
+
+
 def test_the_measurement_stands_beside_the_prediction_over_gamma(run):
     axes = figures.over_gamma(run).axes[0]
     gamma, speedup = run.results["config"]["gamma"], run.results["speedup"]

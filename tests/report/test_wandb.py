@@ -142,6 +142,11 @@ def test_the_run_is_named_and_has_its_configuration(logged):
 
 def test_tables_and_the_page_are_logged(logged):
     run, offline = logged
+    prompts = offline.table("tables/prompts")
+    columns = {name: [row[at] for row in prompts["data"]] for at, name in enumerate(prompts["columns"])}
+    assert columns["id"] == [record.id for record in run.records]
+    assert columns["text"] == [record.speculative.text for record in run.records]
+    assert sum(columns["tokens"]) == run.results["counts"]["tokens"]
     categories = offline.table("tables/by_category")
     assert len(categories["data"]) == len(run.results["by_category"])
     assert [*offline.folder.glob("files/media/html/page_*.html")]
