@@ -3,7 +3,7 @@
 import io
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -17,7 +17,9 @@ from specbench.theory import walltime_improvement
 
 INK = "#7a828c"  # of text and axes; a page puts its own colour of text in its place
 THEORY, MEASURED, GAIN, LOSS = "#4c78a8", "#e07b39", "#3f9b6b", "#c8553d"
+LINES = (MEASURED, THEORY, GAIN, "#8a63a8", LOSS, "#b58a1b", "#4aa3a2", INK)
 WIDTH = 4.6  # inches
+MOST_TICKS = 8  # beyond them matplotlib chooses
 STYLE: Any = {  # matplotlib names each key in its types
     "font.size": 9,
     "axes.edgecolor": INK,
@@ -165,3 +167,64 @@ def speedups(rows: Sequence[tuple[str, float | None, Sequence[float] | None, flo
         legend(axes, 2)
         at_one(axes)
     return figure
+
+
+def sweep_lines(runs: Sequence[Run]) -> Figure | None:
+    """The speedup over the override that has the most numbers, a line for each setting of the others, and Theorem 3.8's
+    predictions dashed; None if no override has three numbers."""
+    settings = [overrides(run) for run in runs]
+    key = swept_number(settings)
+    if key is None:
+        return None
+    lines: dict[str, list[tuple[float, Mapping[str, Any]]]] = {}
+    common = set.intersection(*(set(own.items()) for own in settings))
+    for run, own in zip(runs, settings, strict=True):
+        if run.results["speedup"]["measured"] is not None:
+            rest = [f"{name}={value}" for name, value in own.items() if name != key and (name, value) not in common]
+            lines.setdefault(", ".join(rest), []).append((float(own[key]), run.results["speedup"]))
+    if not 0 < len(lines) <= len(LINES):
+        return None
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 3), layout="constrained")
+        axes = figure.subplots()
+        for colour, (name, points) in zip(LINES, sorted(lines.items()), strict=False):
+            draw_line(axes, sorted(points, key=lambda point: point[0]), colour, visible(name) or "measured")
+        axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
+        axes.set(xlabel=key, ylabel="speedup over plain decoding")
+        values = sorted({float(own[key]) for own in settings})
+        if len(values) <= MOST_TICKS:
+            axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.plot([], [], "--", color=INK, label="Theorem 3.8")
+        legend(axes, 2)
+    return figure
+
+
+def draw_line(axes: Any, points: Sequence[tuple[float, Mapping[str, Any]]], colour: str, name: str) -> None:
+    """Speedups by a number, with intervals, and their predictions."""
+    at, measured = [x for x, _ in points], [speedup["measured"] for _, speedup in points]
+    axes.plot(at, measured, "o-", color=colour, label=name)
+    for x, speedup in points:
+        axes.plot((x, x), speedup["ci95"] or (speedup["measured"],) * 2, color=colour, linewidth=1.2, alpha=0.6)
+    predicted = [float("nan") if speedup["theorem_3_8"] is None else speedup["theorem_3_8"] for _, speedup in points]
+    axes.plot(at, predicted, "--", color=colour, linewidth=1)
+
+
+def overrides(run: Run) -> dict[str, str]:
+    """The overrides of a run, by key."""
+    return {key: value for key, _, value in (word.partition("=") for word in run.results["details"]["overrides"])}
+
+
+def swept_number(settings: Sequence[Mapping[str, str]]) -> str | None:
+    """The key that all runs set to numbers, with the most of them; None if none has three."""
+    shared = [key for key in settings[0] if all(is_number(own.get(key, "")) for own in settings)]
+    counts = {key: len({own[key] for own in settings}) for key in shared}
+    best = max(counts, key=lambda key: counts[key], default=None)
+    return best if best is not None and counts[best] >= 3 else None
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a finite number."""
+    try:
+        return abs(float(text)) < float("inf")
+    except ValueError:
+        return False

@@ -86,9 +86,10 @@ def sweep_page(runs: Sequence[Run], title: str) -> str:
     speedup = best.results["speedup"]
     answer = f"Fastest of {len(runs)} runs: {best.label}, {tables.ratio(speedup['measured'], speedup['ci95'])}"
     rows = [(run.label, s["measured"], s["ci95"], s["theorem_3_8"]) for run in runs if (s := run.results["speedup"])]
+    drawn = {"Speedup": figures.speedups(rows), "Speedup by setting": figures.sweep_lines(runs)}
     shown = {"Runs": tables.runs_table(runs), "By category": tables.by_category(runs)}
     notes = ["Jobs of a sweep run at different times: python -m specbench.compare decodes each prompt by all in turn."]
-    return rendered({"Speedup": figures.speedups(rows)}, shown, title=title, answer=(answer, verdicts(runs)),
+    return rendered(drawn, shown, title=title, answer=(answer, verdicts(runs)),
                     notes=notes, facts=facts(runs))  # fmt: skip
 
 

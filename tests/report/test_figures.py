@@ -63,6 +63,35 @@ def test_speedups_stand_beside_their_predictions():
     assert line(axes, figures.THEORY, "D") == [(1.6, 0), (1.1, 2)]
 
 
+def named(run: Run, *words: str, measured: float = 1.5) -> Run:
+    """The run under other overrides, with another speedup."""
+    details = run.results["details"] | {"overrides": list(words)}
+    speedup = run.results["speedup"] | {"measured": measured}
+    return Run(run.folder, run.results | {"details": details, "speedup": speedup}, " ".join(words))
+
+
+def test_a_sweep_over_numbers_is_a_line_for_each_other_setting(run):
+    runs = [
+        named(run, f"gamma={gamma}", f"drafter={drafter}", "t=0", measured=gamma + shift)
+        for gamma in (5, 1, 3)
+        for drafter, shift in (("x", 0.0), ("y", 0.5))
+    ]
+    axes = figures.sweep_lines(runs).axes[0]
+    assert axes.get_xlabel() == "gamma"
+    assert line(axes, figures.LINES[0], "o") == [(1, 1), (3, 3), (5, 5)]
+    assert line(axes, figures.LINES[1], "o") == [(1, 1.5), (3, 3.5), (5, 5.5)]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels[:2] == ["drafter=x", "drafter=y"]
+
+
+def test_a_sweep_without_three_numbers_has_no_lines(run):
+    assert figures.sweep_lines([named(run, "gamma=1"), named(run, "gamma=2")]) is None
+    assert figures.sweep_lines([named(run, f"drafter={name}") for name in "abc"]) is None
+    assert figures.sweep_lines([named(run, "gamma=1"), named(run, "gamma=2"), named(run)]) is None
+    assert figures.sweep_lines([named(run)]) is None
+    assert not figures.is_number("inf") and not figures.is_number("") and figures.is_number("-1e3")
+
+
 def test_labels_are_no_formulas_and_have_a_bound():
     rows = [("$\\frac{1}{2", 1.0, None, None), ("long " * 50, 1.0, None, None), ("日本語\x1b", 1.0, None, None)]
     figure = figures.speedups(rows)

@@ -192,7 +192,7 @@ def test_the_page_of_a_sweep(sweep):
     assert found.table("category") == tables.by_category(sweep).astype(str).to_dict("records")
     best = max(run.results["speedup"]["measured"] for run in sweep)
     assert f"{best:.2f}x" in found.text[: found.text.index("Runs")]
-    assert len(found.figures) == 1
+    assert len(found.figures) == 2
 
 
 def test_the_page_of_a_comparison(sweep):
