@@ -75,7 +75,7 @@ TREES = ("tree_independent", "tree_distinct", "tree_best", "tree_dynamic", "tree
 
 
 DRAFTERS = CHAINS + TREES
-TABULAR = ("dflash",)  # chains too, of which there is a stand-in for a tabular target alone
+TABULAR = ("dflash", "dspark")  # chains too, of which there is a stand-in for a tabular target alone
 
 
 VERIFIERS = {
@@ -269,8 +269,8 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
         setattr(module, "output" if tabular else "lm_head", tokens)
         model = Eagle3Model(module, target, kind, target.sampling, 4, (), normed=True, targets=targets)
         return Eagle3Drafter(model, target.vocab_size, 4, shape)
-    if kind == "dflash":
-        network = PairBlocks(target.module)
+    if kind in ("dflash", "dspark"):
+        network = PairBlocks(target.module, markov=kind == "dspark")
         return DFlashDrafter(DFlashModel(network, BLOCKS, target.vocabulary, target), target.sampling, V)
     model = BorrowedCache(target.module, target, "ahead", target.sampling)
     ahead = PairAhead() if tabular else extras(LookAhead, "lookahead", model)
@@ -315,12 +315,14 @@ class SomeTokens(torch.nn.Module):
 
 class PairBlocks(torch.nn.Module):
     """A DFlash network of a tabular target. The keys of its one layer are hidden states, the numbers of pairs; the
-    state of row j of a block follows from the last pair before the block, the block's token and j."""
+    state of row j of a block follows from the last pair before the block, the block's token and j. `markov` is a bias
+    by the token before."""
 
-    def __init__(self, module: TabularMarkov):
+    def __init__(self, module: TabularMarkov, markov: bool):
         super().__init__()
         self.fc, self.embed_tokens = torch.nn.Linear(1, 1), module.get_input_embeddings()
         self.lm_head = module.get_output_embeddings()
+        self.markov_head = torch.nn.Embedding.from_pretrained(random_table(V, 8)[0]) if markov else None
 
     def context(self, features, first):
         return features[None, None, :, None].expand(1, 2, -1, -1, -1, -1)
@@ -330,9 +332,7 @@ class PairBlocks(torch.nn.Module):
         return (last * 7 + 31 * torch.arange(block.shape[1])[:, None] + 5 * block[:, :1]) % (V * V)
 
 
-LAYER = SimpleNamespace(
-    num_hidden_layers=1, num_key_value_heads=1, head_dim=1, hidden_size=1, max_position_embeddings=64
-)
+LAYER = SimpleNamespace(num_hidden_layers=1, num_key_value_heads=1, head_dim=1, hidden_size=1)
 BLOCKS = SimpleNamespace(longest=4, options=SimpleNamespace(block_size=5, mask_token_id=0), layers=LAYER)
 
 

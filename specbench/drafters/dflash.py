@@ -10,9 +10,11 @@ from pydantic import Field
 from torch import Tensor
 
 from specbench.decoding.draft import Draft, Scores, Verdict
-from specbench.decoding.rows import Rows
-from specbench.decoding.sampling import Sampling
+from specbench.decoding.noise import PROPOSAL
+from specbench.decoding.rows import Rows, last_tokens, window
+from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import State
+from specbench.decoding.transfers import counts
 from specbench.drafters.dflash_config import DFlashConfig, read_dflash, refuse_other_target
 from specbench.drafters.dflash_network import DFlashNetwork, load_network
 from specbench.drafters.parallel import ParallelDrafter
@@ -33,7 +35,7 @@ class DFlashModel:
 
     def __init__(self, module: DFlashNetwork, config: DFlashConfig, vocabulary: VocabMap, target: LanguageModel):
         """The target passes on what it reads of prompts from now on."""
-        self.module, self.config, self.vocabulary = module, config, vocabulary
+        self.module, self.markov, self.config, self.vocabulary = module, module.markov_head, config, vocabulary
         self.executor, self.name = target.executor, target.name
         stock: Any = target.module
         theirs = (stock.get_input_embeddings(), stock.get_output_embeddings())
@@ -117,7 +119,8 @@ class DFlashModel:
 
 class DFlashDrafter(ParallelDrafter):
     """The guesses of a block are independent of each other given the text: q of a draft is the product of the q of its
-    guesses, each the distribution that the guess was drawn from, so Algorithm 1 judges them as any chain."""
+    guesses, each the distribution that the guess was drawn from, so Algorithm 1 judges them as any chain. With
+    DSpark's bias q of a guess depends on the guess before it, and is again what it was drawn from."""
 
     needs_hidden = True
     needs_prompt_hidden = True
@@ -157,6 +160,25 @@ class DFlashDrafter(ParallelDrafter):
 
     def logits(self, state: State, steps: int) -> Tensor:
         return self.model.vocabulary.fit(self.model.logits(state)[:, :steps].float())
+
+    def guesses(self, state: State, gamma: list[int]) -> Draft:
+        if self.model.markov is None:
+            return super().guesses(state, gamma)
+        logits, seen = self.model.logits(state), self.seen(state)
+        last = last_tokens(state.rows, 1)[0][:, 0]
+        bits = window(state.noise[PROPOSAL], state.length, max(gamma))
+        guesses: list[Tensor] = []
+        qs: list[Tensor] = []
+        for k in range(max(gamma)):
+            own = self.model.vocabulary.fit((logits[:, k] + self.model.markov(last)).float())[:, None]
+            if self.sampling.greedy:
+                last = self.sampling.penalize(own, seen)[:, 0].argmax(-1)
+            else:
+                qs.append(self.sampling.probabilities(own, seen)[:, 0])
+                last = draw(qs[-1], bits[:, k])
+            guesses.append(last)
+        q = torch.stack(qs, 1) if qs else None
+        return Draft.chain(torch.stack(guesses, 1), q, counts(tuple(gamma), logits.device))
 
     def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
         """Hidden states of rejected guesses lie behind the text, where they are overwritten before they are seen."""

@@ -1,4 +1,4 @@
-"""What the config.json of a DFlash checkpoint says, in the dialects of z-lab and of speculators."""
+"""What the config.json of a DFlash checkpoint says, in the dialects of z-lab and of speculators, DSpark's included."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from specbench.models.published import checked, layer_config, read_config
 from specbench.settings import BaseSettings
 
 LARGEST_HEAD = 65_536
-# What speculators writes and no draft needs.
+# What speculators writes and no draft needs: its own versions, DSpark's estimate of acceptance.
 NOT_USED = {"speculators_model_type", "speculators_version", "speculators_config", "target_hidden_size",
-            "num_target_layers"}  # fmt: skip
+            "num_target_layers", "enable_confidence_head", "confidence_head_with_markov"}  # fmt: skip
 
 
 class Options(BaseSettings):
@@ -31,7 +31,8 @@ class Options(BaseSettings):
     swa_window_size: int | None = Field(default=None, ge=1)
     causal: Literal[False] = False
     projector_type: Literal["dflash", "linear"] | None = None
-    markov_rank: Literal[0] = 0
+    markov_rank: int = Field(default=0, ge=0)
+    markov_head_type: Literal["vanilla"] = "vanilla"
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,10 @@ def parse_dflash(config: dict[str, Any], named: str) -> DFlashConfig:
         own = {"block_size": config.get("block_size")} | inner
         layers = {n: v for n, v in config.items() if n not in ("dflash_config", "block_size", "num_target_layers")}
         return _shape(own, "target_layer_ids", layers, named, shift=1)
-    if kind != "dflash":
-        raise ConfigError(f"{named} has speculators_model_type={kind} in its config.json: it must be dflash")
-    own = {name: value for name, value in config.items() if name != "transformer_layer_config"}
+    if kind not in ("dflash", "dspark"):
+        raise ConfigError(f"{named} has speculators_model_type={kind} in its config.json: it must be dflash or dspark")
+    usual = {"sample_from_anchor": True, "markov_rank": 256} if kind == "dspark" else {}
+    own = usual | {name: value for name, value in config.items() if name != "transformer_layer_config"}
     layers = config.get("transformer_layer_config", {})
     return _shape(own, "aux_hidden_state_layer_ids", layers, named, shift=0)
 

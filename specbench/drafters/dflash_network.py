@@ -5,7 +5,7 @@ values, those that each layer makes of the target's hidden states. b rows, S row
 layers of the target that are read, H hidden, K key heads, D head size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -23,11 +23,26 @@ from specbench.models.checkpoint import reading
 from specbench.models.language_model import LanguageModel
 from specbench.models.published import fill_module, place, read_tensors, targets_of
 
+MARKOV = "markov_head."
+UNUSED = "confidence_head."  # DSpark's estimate of acceptance
 MAPS = ("d2t", "t2d")
 
 
+class Markov(nn.Module):
+    """DSpark's bias of a guess by the token before it, of low rank."""
+
+    def __init__(self, vocab_size: int, rank: int, predicted: int):
+        super().__init__()
+        self.markov_w1, self.markov_w2 = nn.Embedding(vocab_size, rank), nn.Linear(rank, predicted, bias=False)
+
+    def forward(self, before: Tensor) -> Tensor:
+        """Tokens [b] to what is added to the next guess's logits [b, V']."""
+        bias: Tensor = self.markov_w2(self.markov_w1(before))
+        return bias
+
+
 class DFlashNetwork(nn.Module):
-    """The drafter's own weights, made without values; embedding and output matrix are set beside them."""
+    """The drafter's own weights, made without values; embedding, output matrix and bias are set beside them."""
 
     embed_tokens: nn.Module
     lm_head: nn.Module
@@ -36,6 +51,7 @@ class DFlashNetwork(nn.Module):
         """`features` is A times the target's H."""
         super().__init__()
         own: Any = config.layers
+        self.markov_head: Markov | None = None
         self.rotary = Qwen3RotaryEmbedding(own)
         self.windows = [own.sliding_window if kind == "sliding_attention" else None for kind in own.layer_types]
         self.causal_windows = config.causal_windows
@@ -112,8 +128,7 @@ def load_network(
     named, text = f"{key}={path}", target.config
     refuse_other_target(config, named, target.name, text)
     features = len(config.layers_of(text.num_hidden_layers)) * text.hidden_size
-    tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(path, key).items()}
-    size = target.vocab_size
+    tensors, size = named_tensors(read_tensors(path, key)), target.vocab_size
     width, predicted = config.layers.hidden_size, config.options.draft_vocab_size or size
     with reading(key, path, "weights"):
         targets = targets_of(tensors, predicted, size)
@@ -123,6 +138,8 @@ def load_network(
             network.embed_tokens = nn.Embedding(size, width)
         if "lm_head.weight" in tensors or predicted != size:
             network.lm_head = nn.Linear(width, predicted, bias=False)
+        if config.options.markov_rank:
+            network.markov_head = Markov(size, config.options.markov_rank, predicted)
     fill_module(network, {name: tensor for name, tensor in tensors.items() if name not in MAPS}, named)
     place(network, named, target)
     network = target.executor.load(network)
@@ -132,3 +149,13 @@ def load_network(
     for name in ends.keys() - dict(network.named_children()).keys():
         network.add_module(name, ends[name])
     return network, targets
+
+
+def named_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by this network's names: DSpark's bias has its prefix, and what no draft needs is left out."""
+    names = {name: name.removeprefix("model.") for name in tensors}
+    return {
+        MARKOV + own if own.startswith("markov_w") else own: tensors[name]
+        for name, own in names.items()
+        if not own.startswith(UNUSED)
+    }

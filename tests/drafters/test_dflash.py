@@ -30,15 +30,15 @@ OWN = {"speculators_model_type": "dflash", "speculators_version": "0.9.0", "bloc
 WINDOW = dict(LAYER, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"], sliding_window=5,
               use_sliding_window=True)  # fmt: skip
 FEWER = 300  # tokens that a draft vocabulary holds
-KINDS = {  # config.json, tokens that it predicts
-    "z-lab": (Z_LAB, None),
-    "speculators": (dict(OWN, transformer_layer_config=WINDOW, draft_vocab_size=FEWER), FEWER),
-    "anchor": (dict(OWN, sliding_window_non_causal=True, transformer_layer_config=WINDOW, draft_vocab_size=V,
-                    sample_from_anchor=True), None),
+KINDS = {  # config.json, tokens that it predicts, rank of the bias
+    "z-lab": (Z_LAB, None, 0),
+    "speculators": (dict(OWN, transformer_layer_config=WINDOW, draft_vocab_size=FEWER), FEWER, 0),
+    "dspark": (dict(OWN, speculators_model_type="dspark", sliding_window_non_causal=True, markov_rank=3,
+                    transformer_layer_config=WINDOW, draft_vocab_size=V, sample_from_anchor=True), None, 3),
 }  # fmt: skip
 
 
-def random_weights(fewer: int | None) -> dict[str, torch.Tensor]:
+def random_weights(fewer: int | None, rank: int) -> dict[str, torch.Tensor]:
     """Tensors of a drafter under the published names."""
     generator = torch.Generator().manual_seed(1)
     shapes = {"fc.weight": (HIDDEN, 2 * HIDDEN), "hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
@@ -53,7 +53,10 @@ def random_weights(fewer: int | None) -> dict[str, torch.Tensor]:
         shapes |= {f"{p}{n}_layernorm.weight": (HIDDEN,) for n in ("input", "post_attention")}
     if fewer:
         shapes["lm_head.weight"] = (fewer, HIDDEN)
-    found = {n: 0.3 * torch.randn(s, generator=generator) for n, s in shapes.items()}
+    if rank:
+        shapes |= {"markov_head.markov_w1.weight": (V, rank), "markov_head.markov_w2.weight": (V, rank),
+                   "confidence_head.proj.weight": (1, HIDDEN + rank), "confidence_head.proj.bias": (1,)}  # fmt: skip
+    found = {n: torch.randn(s, generator=generator) * (1 if "markov" in n else 0.3) for n, s in shapes.items()}
     if fewer:
         targets = torch.randperm(V, generator=generator)[:fewer].sort().values
         found |= {"d2t": targets - torch.arange(fewer), "t2d": torch.zeros(V).bool().index_fill(0, targets, True)}
@@ -62,10 +65,10 @@ def random_weights(fewer: int | None) -> dict[str, torch.Tensor]:
 
 @cache
 def folder_of(kind: str) -> Path:
-    config, fewer = KINDS[kind]
+    config, fewer, rank = KINDS[kind]
     folder = Path(mkdtemp())
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(random_weights(fewer), folder / "model.safetensors")
+    save_file(random_weights(fewer, rank), folder / "model.safetensors")
     return folder
 
 
@@ -100,8 +103,8 @@ def turned(x, position):
 def plain_laws(kind, stock, text, guesses, layers=(1, 4), shift=0, plain_ids=False):
     """q [gamma, V] behind a text, one row, head and key at a time, from the target's states of the whole text.
     `layers`, `shift` of positions and `plain_ids` spoil it."""
-    _, fewer = KINDS[kind]
-    W = {name: tensor.double() for name, tensor in random_weights(fewer).items()}
+    _, fewer, rank = KINDS[kind]
+    W = {name: tensor.double() for name, tensor in random_weights(fewer, rank).items()}
     n = len(text) - 1
     states = stock(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states
     features = torch.cat([states[k][0, :n] for k in layers], -1).double()
@@ -131,10 +134,12 @@ def plain_laws(kind, stock, text, guesses, layers=(1, 4), shift=0, plain_ids=Fal
         h = rms(block, w["post_attention_layernorm.weight"])
         gate = torch.nn.functional.silu(h @ w["mlp.gate_proj.weight"].T)
         block = block + (gate * (h @ w["mlp.up_proj.weight"].T)) @ w["mlp.down_proj.weight"].T
-    states = rms(block, W["norm.weight"])[0 if kind == "anchor" else 1 :]
+    states = rms(block, W["norm.weight"])[0 if kind == "dspark" else 1 :]
     laws = []
-    for j in range(len(guesses)):
+    for j, before in enumerate([text[-1], *guesses.tolist()][: len(guesses)]):
         own = states[j] @ W.get("lm_head.weight", stock.get_output_embeddings().weight.double()).T
+        if rank:
+            own = own + W["markov_head.markov_w2.weight"] @ W["markov_head.markov_w1.weight"][before]
         logits = torch.full((V,), -torch.inf, dtype=torch.double)
         ids = W["d2t"].long() + (0 if plain_ids else torch.arange(fewer)) if fewer else torch.arange(V)
         logits[ids] = own
@@ -153,7 +158,7 @@ def farthest(found, own, kind, **spoilt):
     return worst
 
 
-@pytest.mark.parametrize("kind", only(["speculators", "anchor"], KINDS))
+@pytest.mark.parametrize("kind", only(["speculators", "dspark"], KINDS))
 def test_q_is_that_of_a_plain_forward_over_the_whole_text(kind):
     """In ragged rows, after every number of accepted guesses. Controls: hidden states of the layer before, keys of the
     block one position off, and differences of ids taken for ids."""
@@ -210,7 +215,7 @@ def test_a_prompt_that_no_draft_followed_overwrites_nothing():
 
 
 @pytest.mark.parametrize(("kind", "cache"), in_turn(
-    ["z-lab", "speculators", "anchor"], [("static",), ("dynamic",), ("paged",)], ["z-lab"]
+    ["z-lab", "speculators", "dspark"], [("static",), ("dynamic",), ("paged",)], ["z-lab"]
 ))  # fmt: skip
 def test_a_run_is_exact(kind, cache, tmp_path):
     result, _ = run(parts(kind, "temperature=0", "gamma=3", "batch_size=2", f"cache={cache}"), tmp_path)
@@ -237,9 +242,9 @@ BAD = {
                       "hidden states of 32, but"),
     "a mask that the target lacks": (lambda w: None, {"mask_token_id": V}, f"mask_token_id={V}"),
     "a layer that the target lacks": (lambda w: None, {"aux_hidden_state_layer_ids": [1, 9]}, "layer 9"),
-    "other weights": (lambda w: None, {"speculators_model_type": "eagle3"}, "must be dflash"),
-    "another head": (lambda w: None, {"markov_rank": 3}, "markov_rank=3"),
-    "an interpolation": (lambda w: None, {"projector_type": "${oc.env:HOME}"}, "has ${ in its config.json"),
+    "other weights": (lambda w: None, {"speculators_model_type": "eagle3"}, "must be dflash or dspark"),
+    "another head": (lambda w: None, {"markov_head_type": "rnn", "markov_rank": 3}, "markov_head_type=rnn"),
+    "an interpolation": (lambda w: None, {"markov_head_type": "${oc.env:HOME}"}, "has ${ in its config.json"),
     "a huge head": (lambda w: None, {"transformer_layer_config": dict(WINDOW, head_dim=2**45)}, "head_dim=3518"),
     "a huge layer": (lambda w: None, {"transformer_layer_config": dict(WINDOW, intermediate_size=2**62)},
                      "could not be loaded (weights"),
