@@ -1,7 +1,7 @@
 """Compares methods on the prompts that all of them decoded: paired ratios with intervals, Holm's tests, a ranking."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -13,24 +13,19 @@ from specbench.measure.record import Record
 from specbench.measure.rounds import Sample, prompts_frame
 
 LEVEL = 0.05  # of all tests of one comparison together
-RANKED_BY: dict[str, Callable[[Sums], Any]] = {
-    "tokens_per_second": lambda s: formulas.tokens_per_second(s)["speculative_tokens_per_second"],
-    "speedup": lambda s: formulas.speedups(s)["measured"],
-}
 
 
-def compare(runs: Mapping[str, Sequence[Record]], by: str = "tokens_per_second") -> list[dict[str, Any]]:
-    """One row a run, the fastest first, over the requests that all runs finished. `by` is `tokens_per_second` of runs
-    that were decoded in turn, `speedup` of others, between which the machine may have changed. `ratio` and `p_value`
-    (by Holm's method, for all pairs together) are against the first row; `rank` is 1 + the number of runs that are
-    significantly faster. Raises ValueError if the runs share no request."""
+def compare(runs: Mapping[str, Sequence[Record]]) -> list[dict[str, Any]]:
+    """One row a run, that of the most tokens per second first, over the requests that all runs finished. `ratio` and
+    `p_value` (by Holm's method, for all pairs together) are against the first row; `rank` is 1 + the number of runs
+    that are significantly faster. Raises ValueError if the runs share no request."""
     samples = {label: Sample(frame) for label, frame in shared(runs).items()}
     clusters = min((sample.times for sample in samples.values()), key=lambda names: len({*names}))
     for sample in samples.values():
         sample.times = clusters
-    speed = {label: float(RANKED_BY[by](sample.total)) for label, sample in samples.items()}
+    speed = {label: float(_speed(sample.total)) for label, sample in samples.items()}
     order = sorted(speed, key=lambda label: -speed[label])
-    pairs = {(a, b): _ratio(samples[a], samples[b], by) for a, b in combinations(order, 2)}
+    pairs = {(a, b): _ratio(samples[a], samples[b]) for a, b in combinations(order, 2)}
     corrected = holm({pair: p for pair, (_, p) in pairs.items() if p is not None})
     rows = []
     for label in order:
@@ -72,14 +67,19 @@ def holm(p_values: Mapping[Any, float]) -> dict[Any, float]:
     return found
 
 
-def _ratio(first: Sample, second: Sample, by: str) -> tuple[Estimate, float | None]:
+def _speed(sums: Sums) -> Any:
+    """What runs are ranked by."""
+    return formulas.tokens_per_second(sums)["speculative_tokens_per_second"]
+
+
+def _ratio(first: Sample, second: Sample) -> tuple[Estimate, float | None]:
     """What the first run is ranked by over that of the second, both of the same requests in one order, and the
     probability of a ratio so far from 1 if they did not differ; None with too few clusters."""
     both = {f"{place}{name}": own for place, run in enumerate((first, second)) for name, own in run.columns.items()}
 
     def ratio(s: Sums) -> dict[str, Any]:
         one, other = ({name[1:]: value for name, value in s.items() if name[0] == place} for place in "01")
-        return {"ratio": RANKED_BY[by](one) / RANKED_BY[by](other)}
+        return {"ratio": _speed(one) / _speed(other)}
 
     found, count = estimates(both, first.times, ratio)["ratio"], len({*first.times})
     if found.value is None or found.stderr is None or count < FEWEST:

@@ -1,8 +1,8 @@
 """`python -m specbench.compare drafter=stdlib,ngram`: methods, compared on each prompt in turn.
 
-With overrides, all jobs of the sweep run in this process: one target, one plain decoding for all that can share it, and
-each prompt decoded by all methods before the next one. Jobs that do other work (another target, data, temperature or
-batch size) are compared among themselves. With folders, finished runs are compared on the prompts that they share.
+All jobs of the sweep run in this process: one target, one plain decoding for all that can share it, and each prompt
+decoded by all methods before the next one. Jobs that do other work (another target, data, temperature or batch size)
+are compared among themselves.
 """
 
 import argparse
@@ -35,19 +35,12 @@ def main(words: list[str] | None = None, preset: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(
         prog="specbench.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("inputs", nargs="*" if preset else "+", help="a sweep, as of -m, or folders of finished runs")
+    parser.add_argument("inputs", nargs="*" if preset else "+", help="a sweep, as of -m")
     more = 'the same with these overrides too, as in "gamma=2,3"'
     parser.add_argument("--also", metavar="OVERRIDES", action="append", default=[], help=more)
     args = parser.parse_intermixed_args(words)
     with answering(), interruptible():
-        folders = [Path(entry) for entry in args.inputs if Path(entry).is_dir()]
-        if not folders:
-            compare_jobs([*preset, *args.inputs], args.also)
-            return
-        if args.also or len(folders) < len(args.inputs):
-            given = " ".join([*args.inputs, *(f"--also {words}" for words in args.also)])
-            raise ConfigError(f"{given} is not possible: give folders of finished runs alone, or overrides alone")
-        compare_folders(folders)
+        compare_jobs([*preset, *args.inputs], args.also)
 
 
 def advise(words: list[str] | None = None) -> None:
@@ -151,38 +144,18 @@ def in_turn(runs: "Sequence[Run]") -> bool:
 
 
 def write_comparison(folder: Path, runs: "Sequence[Run]") -> None:
-    """Prints the ranking of runs that were decoded in turn, and writes comparison.json and the page."""
+    """Prints the ranking of runs that were decoded in turn, and writes comparison.json and the page. Raises
+    ConfigError if they share no prompt."""
     import json
 
+    from specbench.measure.compare import compare
     from specbench.report import files, page, tables, terminal
 
-    rows = ranked(runs)
+    try:
+        rows = compare({run.label: run.records for run in runs})
+    except ValueError as error:
+        raise ConfigError(f"{error}") from error
     content: dict[str, Any] = {"schema_version": runs[0].results["schema_version"], "kind": "comparison", "rows": rows}
     files.write_text(folder / files.COMPARISON, json.dumps(content, indent=1, allow_nan=False))
     files.write_text(folder / files.PAGE, page.comparison_page(rows, runs, folder.name))
     terminal.answer(terminal.compared_headline(rows), tables.comparison(rows), folder)
-
-
-def ranked(runs: "Sequence[Run]") -> list[dict[str, Any]]:
-    """The rows of a comparison. Raises ConfigError if the runs share no prompt."""
-    from specbench.measure.compare import compare
-
-    by = "tokens_per_second" if in_turn(runs) else "speedup"
-    try:
-        return compare({run.label: run.records for run in runs}, by)
-    except ValueError as error:
-        raise ConfigError(f"{error}") from error
-
-
-def compare_folders(folders: Sequence[Path]) -> None:
-    """Compares finished runs, in these folders or below them. Raises ConfigError."""
-    from specbench.report import files, tables, terminal
-
-    found = list({run.folder: run for folder in folders for run in files.read_all(folder)}.values())
-    if len(found) < 2:
-        raise ConfigError(f"{folders[0]} has one finished run: give several")
-    runs = files.labelled(found, [str(run.folder) for run in found])
-    if not in_turn(runs):
-        print("The runs were decoded at different times: they are ranked by speedup over their own plain decoding.")
-    rows = ranked(runs)
-    terminal.answer(terminal.compared_headline(rows), tables.comparison(rows), folders[0])

@@ -124,17 +124,6 @@ def test_a_comparison_is_over_the_requests_that_all_have() -> None:
         compare({"a": made[:2], "b": made[2:]})
 
 
-def test_runs_of_other_machines_are_ranked_by_their_speedup() -> None:
-    made = records(8)
-    twice = []
-    for own in made:
-        assert own.speculative and own.baseline
-        twice.append(replace(own, speculative=replace(own.speculative, seconds=2.2 * own.speculative.seconds),
-                             baseline=replace(own.baseline, seconds=3 * own.baseline.seconds)))  # fmt: skip
-    assert [row["method"] for row in compare({"here": made, "there": twice})] == ["here", "there"]
-    assert [row["method"] for row in compare({"here": made, "there": twice}, by="speedup")] == ["there", "here"]
-
-
 def test_too_few_clusters_have_no_test() -> None:
     made = records(2)
     row = rows_of({"a": made, "b": faster(made, 2)})["b"]
