@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from specbench.errors import ConfigError, answering
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from specbench.config.build import Parts
     from specbench.measure.target_text import TeacherForced
     from specbench.report.files import Run
@@ -44,16 +46,13 @@ def measure(folder: Path | None, overrides: Sequence[str], file: Path | None) ->
     from specbench.report import files
 
     run = files.read_run(folder) if folder else None
-    changed = {word.partition("=")[0] for word in overrides}
-    before = run.results["details"]["overrides"] if run else []
-    words = [*(word for word in before if word.partition("=")[0] not in changed), *overrides]
-
     from specbench.config.build import build
     from specbench.config.check import check
     from specbench.config.compose import compose
     from specbench.measure.target_text import read_alpha
 
-    parts = build(check(compose([*words, "executor=eager", "logger=none"])), announce=lambda text: None)
+    words = [*overrides, "executor=eager", "logger=none"]
+    parts = build(check(compose_as(run, words) if run else compose(words)), announce=lambda text: None)
     if not parts.drafter.models:
         raise ConfigError(
             f"drafter={parts.checked.names['drafter']} has no model that gives q along a text: choose one that has, "
@@ -71,6 +70,23 @@ def measure(folder: Path | None, overrides: Sequence[str], file: Path | None) ->
         files.write_text(file, json.dumps(asdict(found) | named, indent=1))
         print(f"written to {file}")
     return found.sound
+
+
+def compose_as(run: "Run", words: Sequence[str]) -> "DictConfig":
+    """The configuration of a run, whatever the defaults were then, with these overrides. Raises ConfigError."""
+    from omegaconf import OmegaConf, open_dict
+
+    from specbench.config.compose import compose
+
+    keys = {word.partition("=")[0].lstrip("+") for word in words}
+    choices = {group: name for group, name in run.results["details"]["choices"].items() if group not in keys}
+    config = compose([*(f"{group}={name}" for group, name in choices.items()), *words])
+    given = {key: OmegaConf.select(config, key) for key in keys}
+    with open_dict(config):
+        config.merge_with(run.results["config"])
+        for key, value in given.items():
+            OmegaConf.update(config, key, value, merge=False)
+    return config
 
 
 def texts_of(run: "Run | None", parts: "Parts") -> Iterator[tuple[Sequence[int], int]]:
