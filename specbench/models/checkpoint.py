@@ -4,15 +4,11 @@ all tensors, and finite ones."""
 import hashlib
 import json
 import os
-import socket
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import torch
 import transformers
@@ -25,6 +21,7 @@ from specbench.data.sources import place_of
 from specbench.errors import ConfigError, shown
 from specbench.executors.machine import cache_dir, out_of_memory
 from specbench.models.flops import plain_parts
+from specbench.models.hub import hub_answers
 
 LONGEST_REASON = 240  # characters of a library's message
 INDEX = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}
@@ -45,19 +42,6 @@ def local_path(path: str) -> Path:
     found = place.stat()
     known = f"{CONVERSION} {place.resolve()} {found.st_size} {found.st_mtime_ns}"
     return cache_dir() / "gguf" / f"{place.stem}-{hashlib.sha256(known.encode()).hexdigest()[:12]}"
-
-
-@cache
-def hub_answers() -> bool:
-    """Whether the hub answers within two seconds, or a proxy is there to be asked. If not, the hub's library looks at
-    downloaded files only: otherwise it tries again for half a minute, file by file."""
-    hub = urlsplit(constants.ENDPOINT)
-    if not getproxies() and not constants.HF_HUB_OFFLINE:
-        try:
-            socket.create_connection((hub.hostname or "", hub.port or 443), timeout=2).close()
-        except OSError:
-            constants.HF_HUB_OFFLINE = True
-    return not constants.HF_HUB_OFFLINE
 
 
 def source_of(path: str) -> str:

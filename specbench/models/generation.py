@@ -73,7 +73,10 @@ def not_applied(module: Any, repetition_penalty: float) -> list[str]:
         return []
     settings = {key: vars(options).get(key) for key in vars(GenerationConfig()) if key[0] != "_" and key not in DECIDED}
     neutral = {**GenerationConfig._get_default_generation_params(), **NEUTRAL}
-    off = {key: (None, False, 0, [], {}) for key in settings} | {"forced_eos_token_id": (None,), "use_cache": (None,)}
+    off: dict[str, tuple[Any, ...]] = {key: (None, False, 0, [], {}) for key in settings} | {
+        "forced_eos_token_id": (None,),
+        "use_cache": (None,),
+    }
     asked = {key: value for key, value in settings.items() if value not in (*off[key], neutral.get(key))}
     found = [f"{key}={shown(value)}" for key, value in asked.items()]
     if options.repetition_penalty not in (None, repetition_penalty):

@@ -20,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from specbench import BEGUN, __version__
 from specbench.config.compose import conf_dir, explain, refuse_no_overrides
@@ -110,6 +110,12 @@ def job(config: DictConfig) -> None:
 def run_composed(config: DictConfig, folder: Path, of_sweep: bool) -> str:
     """Runs the composed configuration and prints its results; as a job of a sweep only if it is not finished, and one
     line is returned instead. Raises CommandError, or KeyboardInterrupt."""
+    from specbench.models.hub import refuse_unreachable
+
+    for role in ("target", "drafter"):  # before torch is imported, so that the answer comes at once
+        path, weights = (OmegaConf.select(config, f"{role}.{name}") for name in ("path", "weights"))
+        if isinstance(path, str) and weights != "random":
+            refuse_unreachable(role, path)
     from specbench.config.check import check
 
     checked = check(config, HydraConfig.get().runtime.choices)

@@ -34,7 +34,7 @@ from small_runs import composed, parts_of, small
 from specbench.config.build import build
 from specbench.config.check import check
 from specbench.errors import ConfigError
-from specbench.models import checkpoint
+from specbench.models import hub
 
 BERT = dict(SIZES, model_type="bert")
 SHARD = "model-00002-of-00003.safetensors"
@@ -185,15 +185,19 @@ def test_weights_that_overflow_in_the_run_s_dtype_are_refused(changed):
     assert f"not finite in float16, in {NORM}: use dtype=float32" in sentence
 
 
-def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
+def test_a_hub_that_does_not_answer_is_said_at_once(monkeypatch, tmp_path):
     """Its own library would try again for half a minute; another port of this machine answers nobody."""
-    monkeypatch.setattr(checkpoint.constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(checkpoint.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(checkpoint, "getproxies", dict)
-    checkpoint.hub_answers.cache_clear()
-    assert not checkpoint.hub_answers() and checkpoint.constants.HF_HUB_OFFLINE
-    monkeypatch.setattr(checkpoint, "getproxies", lambda: {"https": "proxy"})
-    monkeypatch.setattr(checkpoint.constants, "HF_HUB_OFFLINE", False)
-    checkpoint.hub_answers.cache_clear()
-    assert checkpoint.hub_answers()  # the control
-    checkpoint.hub_answers.cache_clear()
+    monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "getproxies", dict)
+    hub.hub_answers.cache_clear()
+    for given in ("./a/b", str(tmp_path), "a/b/c", "shipped:target"):
+        hub.refuse_unreachable("target", given)
+    with pytest.raises(ConfigError, match="meta-llama/none is not on this machine"):
+        hub.refuse_unreachable("target", "meta-llama/none")
+    assert hub.constants.HF_HUB_OFFLINE
+    monkeypatch.setattr(hub, "getproxies", lambda: {"https": "proxy"})
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    hub.hub_answers.cache_clear()
+    hub.refuse_unreachable("target", "meta-llama/none")  # the control
+    hub.hub_answers.cache_clear()
