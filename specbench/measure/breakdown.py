@@ -46,7 +46,11 @@ def acceptance(sample: Sample) -> dict[str, Any]:
     )
     return {
         "lengths": [round(total.get(f"{ACCEPTED_OF}{n}", 0)) for n in range(max(lengths, default=-1) + 1)],
-        "by_place": [{"place": place} | mean_of(means[str(place)], total[f"{TESTED_AT}{place}"]) for place in places],
+        "by_place": [
+            {"place": place} | mean_of(means[str(place)], total[f"{TESTED_AT}{place}"])
+            for place in places
+            if means[str(place)].value is not None
+        ],
     }
 
 

@@ -4,6 +4,7 @@ A request is one turn of a prompt. Lists of `Rounds` have one entry per round; a
 """
 
 import json
+import math
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import (
     NotRequired,  # those of Python 3.11 are not read by pydantic
 )
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from specbench.errors import ConfigError, first_line, shown
@@ -27,6 +28,17 @@ Count = Annotated[int, Field(ge=0, le=2**53)]
 Some = Annotated[int, Field(ge=1, le=2**53)]
 Depth = Annotated[int, Field(ge=0, le=LARGEST_GAMMA)]
 Number = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
+
+
+def not_below_0(value: float) -> float:
+    """The value, also if it is NaN. Raises ValueError."""
+    if value < 0 or value == math.inf:
+        raise ValueError("greater than or equal to 0 and finite")
+    return value
+
+
+# Of probabilities: also NaN, where a model's are no numbers, since such a run must have its verdict.
+Sum = Annotated[float, AfterValidator(not_below_0)]
 Share = Annotated[float, Field(ge=0, le=1 + 1e-4)]  # a sum of float32 may be more than 1 by rounding
 
 
@@ -49,7 +61,7 @@ class Rounds:
     verify: list[Number] = field(default_factory=list)  # in the target
     accept: list[Number] = field(default_factory=list)  # in the verifier
     host: list[Number] = field(default_factory=list)  # in Python between the calls
-    betas: list[list[Number]] = field(default_factory=list)  # of each tested step; of a tree it may be more than 1
+    betas: list[list[Sum]] = field(default_factory=list)  # of each tested step; of a tree it may be more than 1
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -132,10 +144,8 @@ class Record:
     speculative: Text | None  # None if it failed, as is `baseline`
     baseline: Text | None
     peers: dict[str, Peer] = field(default_factory=dict)
-    target_text: dict[str, Number] | None = None  # sum of `beta` and number of `positions` along plain decoding's text
-    drift: dict[str, Annotated[float, Field(ge=0)]] | None = (
-        None  # of lossy runs: sums of `tv` and `kl`, largest `bound`, and `positions`
-    )
+    target_text: dict[str, Sum] | None = None  # sum of `beta` and number of `positions` along plain decoding's text
+    drift: dict[str, Sum] | None = None  # of lossy runs: sums of `tv` and `kl`, largest `bound`, and `positions`
     verdict: Reading | None = None  # sums of the verdict's reading; None if the text was not read
     search: dict[str, Any] | None = None  # what `decoding=beam` keeps
     failed: str | None = None  # the error, in one sentence

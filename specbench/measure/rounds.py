@@ -41,8 +41,8 @@ def rounds_frame(records: Sequence[Record]) -> pd.DataFrame:
 def prompts_frame(records: Sequence[Record]) -> pd.DataFrame:
     """One row for each request that both methods decoded: what it belongs to and its sums, 0 where it has none."""
     rows = [{name: getattr(record, name) for name in NAMES} | sums_of(record) for record in finished(records)]
-    frame = pd.DataFrame(rows)
-    return frame.fillna(dict.fromkeys(frame.columns.difference(NAMES), 0.0)) if len(frame) else frame
+    none = {name: 0.0 for row in rows for name in row}
+    return pd.DataFrame([none | row for row in rows])
 
 
 def rounds_without_room(records: Iterable[Record], context: int, begin: int | None) -> int:

@@ -121,3 +121,18 @@ def test_a_run_beside_peers(tmp_path):
 def test_groups_are_as_equal_as_can_be():
     assert group_size(40, 1) == 1
     assert [group_size(requests, 8) for requests in (1, 7, 40, 64, 600)] == [1, 7, 40, 32, 75]
+
+
+def test_a_target_whose_logits_are_not_finite_is_not_lossless(monkeypatch, tmp_path):
+    parts = parts_of("temperature=1", *OPTIONS)
+    forward = parts.target.forward
+
+    def broken(*given, **more):
+        logits = forward(*given, **more).clone()
+        logits[..., ::9] = float("nan")
+        return logits
+
+    monkeypatch.setattr(parts.target, "forward", broken)
+    result, _ = run(parts, tmp_path)
+    assert result.lossless.passed is False and result.lossless.reason
+    assert read_run(tmp_path).results["alpha"]["mean"] is None
