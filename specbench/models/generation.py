@@ -45,8 +45,8 @@ class Suppressed:
 
 
 def suppressed_by(module: Any, begin: int | None) -> Suppressed:
-    """What generate() suppresses in a text whose first token is at position `begin`; with None that is another one in
-    each text, where what is suppressed there is not applied."""
+    """What generate() suppresses with this module. `begin` is the position of the first new token. None says that it
+    differs between texts: then begin_suppress_tokens are not applied."""
     options = generation_config(module)
     never = options and never_drawn(options)
     first = options and begin is not None and options.begin_suppress_tokens

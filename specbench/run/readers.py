@@ -30,12 +30,19 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
     record.drift = ours.drift[row]
     new, baseline = record.speculative.ids, record.baseline.ids
     known: Known | None = {} if new == baseline else None  # as at temperature 0: one text, which is read once
-    behind = sum(len(own.baseline.ids) for own in method.records.values() if own.target_text and own.baseline)
-    if parts.verifier.judges_by_position and parts.drafter.reads_text and behind < TARGET_TEXT_TOKENS:
+    tokens_before = sum(len(own.baseline.ids) for own in method.records.values() if own.target_text and own.baseline)
+    if parts.verifier.judges_by_position and parts.drafter.reads_text and tokens_before < TARGET_TEXT_TOKENS:
         kept = plain.draws[row].target if plain.draws else ()
         try:
             record.target_text = read_target_text(
-                parts.target, parts.drafter, request.tokens, baseline, request.encoder_input, kept, known=known
+                parts.target,
+                parts.drafter,
+                request.tokens,
+                baseline,
+                request.encoder_input,
+                kept,
+                parts.verifier.lenience,
+                known,
             )
         except (RuntimeError, MemoryError) as error:
             log.warning("no betas along the text of %s: %s", request.id, first_line(error))

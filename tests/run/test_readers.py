@@ -1,0 +1,40 @@
+"""What a run gives its verdict: the configuration's own sampling, and what other texts have at the same positions."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import specbench.run.session
+from small_runs import parts_of, run
+from specbench.data.prompts import Request
+from specbench.decoding.noise import prompt_key
+from specbench.run.readers import beside
+
+SHORT = ("executor=eager", "data.limit=4", "max_new_tokens=32")
+
+
+def test_a_target_at_another_temperature_than_the_configurations_fails(tmp_path):
+    for temperature, passed in ((1.0, True), (0.7, False)):
+        parts = parts_of(*SHORT)
+        parts.target.sampling = replace(parts.target.sampling, temperature=temperature)
+        results, _ = run(parts, tmp_path / str(temperature))
+        assert (results.lossless["passed"] is not False) is passed, results.lossless
+
+
+def test_one_seed_for_all_prompts_fails(tmp_path, monkeypatch):
+    for name, passed in (("own", True), ("one", False)):
+        if name == "one":
+            monkeypatch.setattr(specbench.run.session, "prompt_key", lambda seed, _: prompt_key(seed, ""))
+        results, _ = run(parts_of(*SHORT, "data.limit=8"), tmp_path / name)
+        assert (results.lossless["passed"] is not False) is passed, results.lossless
+
+
+def test_other_texts_are_compared_position_by_position():
+    request = Request("a", "a", "", [1] * 5, "")
+    others = [
+        SimpleNamespace(prompt_tokens=3, encoder_tokens=None, speculative=SimpleNamespace(ids=[10, 11, 12, 13])),
+        SimpleNamespace(prompt_tokens=7, encoder_tokens=None, speculative=SimpleNamespace(ids=[20, 21])),
+        SimpleNamespace(prompt_tokens=5, encoder_tokens=None, speculative=None),
+    ]
+    assert beside(request, 5, others) == [12, 13, 20, 21, -1]
+    others[1].encoder_tokens = 7  # every decoder begins at the same position
+    assert beside(request, 5, others) == [20, 21, -1, -1, -1]
