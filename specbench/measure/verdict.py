@@ -140,47 +140,59 @@ def draw_sums(
     guess, tested = torch.zeros_like(tokens), torch.zeros_like(tokens, dtype=torch.bool)
     guess[at] = torch.tensor([draws.guess[k] for k in known], dtype=torch.long, device=tokens.device)
     tested[at] = True
-    stands = tested & (tokens == guess)
-    sums, impossible = _acceptance(draws, known, stands[at].cpu())
+    accepted = tested & (tokens == guess)
+    sums, impossible = _acceptance(draws, known, accepted[at].cpu())
     if not draws.target:
         return sums, impossible
-    p, has_p = _rows(draws.target, len(tokens), draws.target[0][1])
-    q, drawn = _rows(draws.drafter, len(tokens), draws.target[0][1])
-    point = torch.zeros_like(drawn)
-    point[at[torch.tensor([draws.q[k] == 1 for k in known], dtype=torch.bool, device=at.device)]] = True
-    point &= ~drawn
-    q[point] = F.one_hot(guess[point], p.shape[-1]).to(q.dtype)
-    ids, both, free = torch.arange(p.shape[-1], device=p.device), has_p & (drawn | point) & tested, has_p & ~tested
-    favoured = q[both] > MARGIN * p[both]
-    behind = free & both.roll(1)  # a bonus token stands behind a guess
-    behind[:1] = False
-    guessed = drawn & tested
+    p, p_kept = _rows(draws.target, len(tokens), draws.target[0][1])
+    q, q_kept = _rows(draws.drafter, len(tokens), draws.target[0][1])
+    point_mass = torch.zeros_like(q_kept)
+    point_mass[at] = torch.tensor([draws.q[k] == 1 for k in known], dtype=torch.bool, device=at.device)
+    point_mass &= ~q_kept
+    q[point_mass] = F.one_hot(guess[point_mass], p.shape[-1]).to(q.dtype)
+    judged, bonus = p_kept & (q_kept | point_mass) & tested, p_kept & ~tested
+    sampled = q_kept & tested
+    sums += sums_of("guess", guess[sampled], q[sampled])
+    sums += _target_sums(tokens, p, q, judged, bonus, own)
     others = torch.tensor([*beside, *[-1] * len(tokens)][: len(tokens)], device=tokens.device)
-    paired = has_p & (others >= 0)  # whichever way a token was drawn, it is drawn from p
-    parts = [
-        sums,
-        sums_of("favoured", favoured.gather(1, tokens[both, None])[:, 0], (p[both] * favoured).sum(-1).clamp(max=1)),
-        sums_of("bonus", tokens[free], p[free]),
-        sums_of("bonus ids", tokens[free], p[free], ids.expand_as(p)[free]),
-        sums_of("behind", tokens[behind], p[behind], q.roll(1, 0)[behind]),
-        sums_of("guess", guess[guessed], q[guessed]),
-        sums_of("beside", tokens[paired], p[paired], F.one_hot(others[paired], p.shape[-1])),
-    ]
-    if own is not None:
-        read, m = free[: len(own)], len(own)
-        parts.append(sums_of("own", tokens[:m][read], p[:m][read], own[read].double().softmax(-1)))
-    impossible += _zero(p[has_p], tokens[has_p]) + _zero(q[guessed], guess[guessed])
+    paired = p_kept & (others >= 0)  # whether guessed or not, a token is drawn from p
+    sums += sums_of("beside", tokens[paired], p[paired], F.one_hot(others[paired], p.shape[-1]))
+    impossible += _zero(p[p_kept], tokens[p_kept]) + _zero(q[sampled], guess[sampled])
     if draws.rule is not None:
-        lost = both & ~stands
-        without = F.one_hot(guess[lost], p.shape[-1]).to(q.dtype) if draws.rule == "p" else q[lost]
-        rest, recovered = residual(p[lost], without), tokens[lost]
-        parts += [
-            sums_of("recovered", recovered, rest),
-            sums_of("after", recovered, rest, q[lost]),
-            sums_of("recovered ids", recovered, rest, ids.expand_as(rest)),
-        ]
-        impossible += _zero(rest, recovered)
-    return sum(parts[1:], parts[0]), impossible
+        rejected = judged & ~accepted
+        removed = F.one_hot(guess[rejected], p.shape[-1]).to(q.dtype) if draws.rule == "p" else q[rejected]
+        rest = residual(p[rejected], removed)
+        sums += _recovered_sums(tokens[rejected], rest, q[rejected])
+        impossible += _zero(rest, tokens[rejected])
+    return sums, impossible
+
+
+def _target_sums(tokens: Tensor, p: Tensor, q: Tensor, judged: Tensor, bonus: Tensor, own: Tensor | None) -> Floats:
+    """The sums of tokens [n] as draws from p [n, V], where a guess was `judged` [n] and where none was tested, which
+    makes it a `bonus` token [n]; q [n, V], and `own` as in `draw_sums`."""
+    favoured = q[judged] > MARGIN * p[judged]
+    happened, mass = favoured.gather(1, tokens[judged, None])[:, 0], (p[judged] * favoured).sum(-1).clamp(max=1)
+    after_guess = bonus & judged.roll(1)
+    after_guess[:1] = False
+    drawn, from_p = tokens[bonus], p[bonus]
+    sums = sums_of("favoured", happened, mass) + sums_of("bonus", drawn, from_p)
+    sums += sums_of("bonus ids", drawn, from_p, _ids(from_p))
+    sums += sums_of("behind", tokens[after_guess], p[after_guess], q.roll(1, 0)[after_guess])
+    if own is not None:
+        read, m = bonus[: len(own)], len(own)
+        sums += sums_of("own", tokens[:m][read], p[:m][read], own[read].double().softmax(-1))
+    return sums
+
+
+def _recovered_sums(recovered: Tensor, rest: Tensor, q: Tensor) -> Floats:
+    """The sums of tokens [k] drawn from residuals `rest` [k, V] after guesses from q [k, V] were rejected."""
+    sums = sums_of("recovered", recovered, rest) + sums_of("after", recovered, rest, q)
+    return sums + sums_of("recovered ids", recovered, rest, _ids(rest))
+
+
+def _ids(p: Tensor) -> Tensor:
+    """The token ids of p [k, V], [k, V]."""
+    return torch.arange(p.shape[-1], device=p.device).expand_as(p)
 
 
 def _acceptance(draws: Draws, known: Sequence[int], stands: Tensor) -> tuple[Floats, int]:

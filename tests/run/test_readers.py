@@ -3,8 +3,9 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-import specbench.run.session
 from small_runs import parts_of, run
+
+import specbench.run.session
 from specbench.data.prompts import Request
 from specbench.decoding.noise import prompt_key
 from specbench.run.readers import beside
