@@ -22,8 +22,14 @@ DECIDED = {
     *("num_assistant_tokens", "num_assistant_tokens_schedule", "prompt_lookup_num_tokens", "is_assistant"),
     "transformers_version",
 }
-# Values of the others that ask for nothing, besides the defaults of transformers.
-NEUTRAL = {"min_p": 0, "guidance_scale": 1, "top_h": 1}
+# Values of the others that ask for nothing, where 0 and false are not among them or not the only ones.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "use_cache": (None, True), "forced_eos_token_id": (None,), "min_p": (None, 0), "guidance_scale": (None, 1),
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "typical_p", "top_h"), (None, 1)),
+    **dict.fromkeys(("encoder_repetition_penalty", "length_penalty"), (None, 1)),
+    "assistant_confidence_threshold": (None, 0, 0.4),
+    **dict.fromkeys(("assistant_lookbehind", "target_lookbehind"), (None, 10)),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -72,12 +78,7 @@ def not_applied(module: Any, repetition_penalty: float) -> list[str]:
     if options is None:
         return []
     settings = {key: vars(options).get(key) for key in vars(GenerationConfig()) if key[0] != "_" and key not in DECIDED}
-    neutral = {**GenerationConfig._get_default_generation_params(), **NEUTRAL}
-    off: dict[str, tuple[Any, ...]] = {key: (None, False, 0, [], {}) for key in settings} | {
-        "forced_eos_token_id": (None,),
-        "use_cache": (None,),
-    }
-    asked = {key: value for key, value in settings.items() if value not in (*off[key], neutral.get(key))}
+    asked = {key: value for key, value in settings.items() if value not in NEUTRAL.get(key, (None, False, 0, [], {}))}
     found = [f"{key}={shown(value)}" for key, value in asked.items()]
     if options.repetition_penalty not in (None, repetition_penalty):
         found.append(f"repetition_penalty={options.repetition_penalty}")
