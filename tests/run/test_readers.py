@@ -3,6 +3,8 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
+import torch
 from small_runs import parts_of, run
 
 import specbench.run.session
@@ -27,6 +29,26 @@ def test_one_seed_for_all_prompts_fails(tmp_path, monkeypatch):
             monkeypatch.setattr(specbench.run.session, "prompt_key", lambda seed, _: prompt_key(seed, ""))
         results, _ = run(parts_of(*SHORT, "data.limit=8"), tmp_path / name)
         assert (results.lossless["passed"] is not False) is passed, results.lossless
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_alpha_along_plain_decodings_text_has_the_runs_lenience(tmp_path, temperature):
+    parts = parts_of(*SHORT, f"temperature={temperature}", "lenience=0.5")
+    tokens = {request.id: request.tokens for request in parts.rendered.values()}
+    _, records = run(parts, tmp_path)
+    for record in records:
+        prompt, new = tokens[record.id], record.baseline.ids
+        with torch.inference_mode():
+            text = torch.tensor([[*prompt, *new[:-1]]])
+            p, q = (
+                model.stock(text).logits[0, len(prompt) - 1 :].softmax(-1)
+                for model in (parts.target, parts.drafter.models[0])
+            )
+        guess = q.argmax(-1, keepdim=True)
+        agreed = p.gather(1, guess)[:, 0] >= 0.5 * p.amax(-1)  # at temperature 0 (A.5)
+        betas = torch.minimum(p / 0.5, q).sum(-1) if temperature else agreed
+        assert record.target_text["positions"] == len(new)
+        assert record.target_text["beta"] == pytest.approx(float(betas.sum()), abs=0.05)
 
 
 def test_other_texts_are_compared_position_by_position():
