@@ -332,7 +332,9 @@ class PairBlocks(torch.nn.Module):
         return (last * 7 + 31 * torch.arange(block.shape[1])[:, None] + 5 * block[:, :1]) % (V * V)
 
 
-LAYER = SimpleNamespace(num_hidden_layers=1, num_key_value_heads=1, head_dim=1, hidden_size=1)
+LAYER = SimpleNamespace(
+    num_hidden_layers=1, num_key_value_heads=1, head_dim=1, hidden_size=1, max_position_embeddings=64
+)
 BLOCKS = SimpleNamespace(longest=4, options=SimpleNamespace(block_size=5, mask_token_id=0), layers=LAYER)
 
 

@@ -92,7 +92,7 @@ def test_what_is_no_plain_layer_in_16_bits_is_left_alone():
 
 def test_the_stock_module_is_read_in_float32_and_stays_as_it_is():
     module = llama()
-    model = SimpleNamespace(stock_module=lambda: module, decoder=SimpleNamespace(skips_logits=True), start_tokens=None)
+    model = SimpleNamespace(stock=module, decoder=SimpleNamespace(skips_logits=True), start_tokens=None)
     found = stock_logits(model, TEXT, 2)
     module.set_attn_implementation("eager")
     right = exact(module, hidden_of(module))[0, 1:-1]

@@ -29,7 +29,6 @@ from specbench.drafters.model import ModelDrafter
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
 from specbench.measure.target_text import read_alpha
-from specbench.models import recurrent
 from specbench.models.agreement import reads_trees
 from specbench.models.language_model import LanguageModel
 from specbench.models.recurrent_cache import RecurrentCache
@@ -197,7 +196,7 @@ def test_distribution_behind_restored_states(few_contexts, one_by_one):
 
 
 def test_a_state_that_is_not_restored_is_caught(few_contexts, monkeypatch):
-    monkeypatch.setattr(recurrent, "RecurrentCache", TakenForColumns)
+    monkeypatch.setattr("specbench.models.recurrent_cache.RecurrentCache", TakenForColumns)
     outputs = sampled(few_contexts, one_by_one=False)
     assert worst_excess(outputs, Distribution(few_contexts.target)) > 1
 
