@@ -56,7 +56,7 @@ def decode_speculative(
 
         verdict, kept = accept_and_append(state, scores.p, draft, verifier.under(state), target.executor)  # n, t ~ p'
         root = state.length - kept - 1
-        target.rollback(state, draft, verdict, scores, root)
+        target.rollback(state, draft, verdict, scores, root)  # moves a tree's path; a chain's next call overwrites
         drafter.rollback(state, draft, verdict, scores, root)
         clock.end(Stage.ACCEPT)
 
