@@ -1,6 +1,6 @@
 """Which faults of Algorithm 1 does the test of losslessness find in one run of the default size?
 
-    python -m specbench temperature=1 logger=none hydra.run.dir=RUN          # once
+    python -m specbench temperature=1 gamma=4 logger=none hydra.run.dir=RUN  # once
     python experiments/verdict_power/make.py RUN [--runs 100] [--exact 400]
 
 p and q along the texts of RUN are those of the stock modules. Runs are simulated on them, with one fault each: guesses,

@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from specbench.config.scalars import LOADED, RunConfig
 from specbench.data.prompts import Prompt, Request, load, notes_on_prompts, render
 from specbench.decoding import sampling
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.stops import StopStrings
 from specbench.drafters.base import Drafter
 from specbench.errors import ConfigError
 from specbench.executors.machine import free_bytes
@@ -56,6 +57,11 @@ class Parts:
     def root(self) -> RunConfig:
         """The run's scalars."""
         return self.checked.root
+
+    @cached_property
+    def stop_strings(self) -> StopStrings | None:
+        """What finds the run's stop strings, if it has any."""
+        return StopStrings(self.root.stop_strings, self.target.tokenizer) if self.root.stop_strings else None
 
     @property
     def longest_prompt(self) -> int:

@@ -5,10 +5,12 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specbench.data.prompts import Prompt
 from specbench.errors import ConfigError, shown
+
+if TYPE_CHECKING:
+    from specbench.data.prompts import Prompt
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 STARTED = datetime.datetime.now()  # what a template that reads the clock is given, so that all prompts have one time
@@ -66,7 +68,7 @@ def text_in(message: Mapping[str, Any]) -> str:
     return "".join(part["text"] for part in parts_of(message))
 
 
-def chat_text(prompt: Prompt, answers: Sequence[str], tokenizer: Any) -> str:
+def chat_text(prompt: "Prompt", answers: Sequence[str], tokenizer: Any) -> str:
     """A turn of a prompt by the tokenizer's chat template, from messages whose content is text or, if it wants them,
     parts. Raises ConfigError if the template fails, or leaves out anything but an answer."""
     messages = [{**message} for message in prompt.before]

@@ -113,7 +113,7 @@ class CachedModel(Component):
     def batch_invariant(self, rows: int, width: int, drafter: Any) -> bool:
         """Whether p of a token has the same bits in plain decoding and among `width` tokens: all forwards of the drafts
         run as kernels, and no token moves in the cache. In a batch prompts are read beside others, or alone."""
-        own = self.fused is not None and self.fused.holds(rows * width)
+        own = self.fused is not None and rows * width <= self.fused.most_rows
         return own and rows == 1 and not drafter.trees
 
     # -- What the model is ----------------------------------------------------------------------

@@ -17,7 +17,6 @@ from specbench.kernels import attention, fused
 from specbench.models.flops import plain_parts
 from specbench.models.hidden_states import decoder_layers
 
-MOST_ROWS = 64  # new tokens of all rows; beyond it weights would be read too often
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 PRODUCTS, HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm"}
 GATED = {"gate_proj", "up_proj", "down_proj"}
@@ -134,6 +133,8 @@ def activation_of(function: Any) -> int:
 class FusedStep:
     """The kernels' forward of one module, on its own weights."""
 
+    most_rows = 64  # new tokens of all rows; beyond it weights would be read too often
+
     def __init__(self, module: Any, windows: Sequence[int | None]):
         """`windows` is `AttentionMask.windows`. Raises UnlikeLlamaError if the module has other parts."""
         decoder, embedding = module.get_decoder(), module.get_input_embeddings()
@@ -151,15 +152,11 @@ class FusedStep:
         self.angles: list[tuple[Tensor, Tensor]] = []  # the last one is used; captured graphs may read the others
         self.notes: tuple[Sequence[int], list[Tensor]] | None = None  # layers of hidden states, and those found
 
-    def holds(self, rows: int) -> bool:
-        """Whether so many new tokens are few enough."""
-        return rows <= MOST_ROWS
-
     def serves(self, tokens: Tensor) -> bool:
         """Whether these new tokens [b, N], or their vectors [b, N, H], are few enough. A module that something else
         reads while it runs, runs as it is written."""
         free = self.notes is not None or "forward" not in vars(self.head)
-        return free and self.holds(tokens.shape[0] * tokens.shape[1])
+        return free and tokens.shape[0] * tokens.shape[1] <= self.most_rows
 
     @contextmanager
     def noting(self, layers: Sequence[int], found: list[Tensor]) -> Iterator[None]:

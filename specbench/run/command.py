@@ -183,15 +183,11 @@ class Sweep(Callback):
             stop(sentence, code)
 
 
-def not_shown_lossless(job: "Job", run: "Run") -> bool:
-    """Whether a run with strict=true should have the target's distribution, and is not shown to have it."""
-    lossless = run.results["lossless"]
-    return job.checked.root.strict and lossless["expected"] and lossless["passed"] is not True
-
-
 def refuse_verdict(job: "Job", run: "Run") -> None:
     """Raises VerdictError if strict=true, unless the distribution is shown to be the target's, or is another one by
     choice."""
+    from specbench.run.jobs import not_shown_lossless
+
     lossless = run.results["lossless"]
     if not_shown_lossless(job, run):
         word = "failed" if lossless["passed"] is False else "unknown"

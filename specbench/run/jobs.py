@@ -70,3 +70,9 @@ def decoded_before(folder: Path, config: Mapping[str, Any]) -> list[Record]:
     except Exception:  # a damaged file, for which the parsers have many errors, is as one with other settings
         return []
     return [record for record in read(folder / files.RECORDS) if not record.failed]
+
+
+def not_shown_lossless(job: Job, run: Run) -> bool:
+    """Whether a run with strict=true should have the target's distribution, and is not shown to have it."""
+    lossless = run.results["lossless"]
+    return job.checked.root.strict and lossless["expected"] and lossless["passed"] is not True

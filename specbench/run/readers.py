@@ -53,7 +53,6 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
     elif tokens_read(method.records.values()) >= root.verdict_tokens and (not sampling.greedy or new == baseline):
         record.verdict = unread(f"more than verdict_tokens={root.verdict_tokens} tokens")
     else:
-        strings = StopStrings(root.stop_strings, parts.target.tokenizer) if root.stop_strings else None
         record.verdict = read_text(
             parts.target,
             parts.drafter,
@@ -64,7 +63,7 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
             ours.draws[row],
             request.encoder_input,
             beside=beside(request, len(new), [*method.records.values()][-BESIDE:]),
-            ended=ends_where_it_should(new, record.limit, parts.target.stop_tokens, strings),
+            ended=ends_where_it_should(new, record.limit, parts.target.stop_tokens, parts.stop_strings),
             known=known,
         )
 

@@ -12,7 +12,6 @@ from specbench.decoding.scheduler import CacheTooSmallError, Scheduler
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
-from specbench.decoding.stops import StopStrings
 from specbench.decoding.timer import Stage, Timer
 from specbench.errors import ConfigError
 from specbench.measure.record import Text
@@ -104,8 +103,9 @@ class Session:
         parts, target = self.parts, self.parts.target
         columns = target.executor.columns(columns)
         if self._state is None or self._state.tokens.shape[1] < columns:
-            strings = StopStrings(parts.root.stop_strings, target.tokenizer) if parts.root.stop_strings else None
-            self._state = State.idle(parts.root.batch_size, columns, target.stop_tokens, target.device, strings)
+            self._state = State.idle(
+                parts.root.batch_size, columns, target.stop_tokens, target.device, parts.stop_strings
+            )
         self._state.clear()
         return self._state
 

@@ -48,8 +48,7 @@ def summarise(jobs: "Sequence[Job]", folder: Path) -> tuple[str, int]:
     """Prints the table of the finished jobs, and writes summary.csv and the page. Returns a sentence and the exit code:
     1 if a job has no results, 3 if one with strict=true has no good verdict."""
     from specbench.report import files, page, tables, terminal
-    from specbench.run.command import not_shown_lossless
-    from specbench.run.jobs import finished
+    from specbench.run.jobs import finished, not_shown_lossless
 
     found = [finished(job.folder, job.checked.resolved) for job in jobs]
     labels = files.labels_of([job.overrides for job in jobs])

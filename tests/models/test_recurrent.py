@@ -288,19 +288,6 @@ def test_a_prompt_that_is_read_beside_rows_adds_no_states():
     assert model.cache.point_before(0, 6) == 6 and model.cache.point_before(1, 11) == 11
 
 
-def test_rows_that_are_read_one_after_the_other_keep_no_more_states(monkeypatch):
-    counts, after = [], RecurrentCache.after
-
-    def counted(cache, states, tokens):
-        after(cache, states, tokens)
-        counts.append(len(cache.kept))
-
-    monkeypatch.setattr(RecurrentCache, "after", counted)
-    target, helper = (model_of(module_of("qwen3_next", seed), 0.0, StaticCache) for seed in (0, 1))
-    assert decode(target, helper, rows=2, chunk=3).texts == generated("qwen3_next")
-    assert max(counts) == GAMMA + 1  # those before and after each of the drafter's steps
-
-
 def test_parts_of_the_model_have_columns_of_their_own():
     """Keys and values of attention, and the keys with which sparse attention chooses, in any order of layers."""
     found = RecurrentCache(StaticCache(1, 4))
