@@ -4,7 +4,6 @@ alpha: expected acceptance rate, in [0, 1]. gamma: drafted tokens per round, >= 
 time (Definition 3.7), >= 0.
 """
 
-import math
 from typing import Any, overload
 
 LARGEST = 1000  # gammas that are compared
@@ -28,12 +27,6 @@ def walltime_improvement(alpha: float, gamma: float, c: float) -> float:
     return expected_tokens(alpha, gamma) / (gamma * c + 1)
 
 
-def corrected_improvement(block_efficiency: float, gamma: float, c: float, v: float, o: float) -> float:
-    """Theorem 3.8 without its assumptions: measured tokens per round, over the measured cost of a round in single-token
-    target steps (gamma drafter steps, one target call, overhead)."""
-    return block_efficiency / (gamma * c + v + o)
-
-
 def operations_factor(alpha: float, gamma: float, c_hat: float) -> float:
     """The factor by which the total of arithmetic operations grows (Theorem 3.11). c_hat is the ratio of operations per
     token, drafter to target (Definition 3.10)."""
@@ -44,10 +37,3 @@ def optimal_gamma(alpha: float, c: float, largest: int = LARGEST) -> int:
     """The integer gamma, at most `largest`, that maximises Theorem 3.8 (section 3.5); 0 if no gamma helps. It is
     `largest` where a larger one would be better still: there is no best gamma for c = 0, or for alpha = 1 and c < 1."""
     return max(range(largest + 1), key=lambda gamma: walltime_improvement(alpha, gamma, c))
-
-
-def oracle_improvement(alpha: float, c: float) -> float:
-    """A bound on the speedup with a gamma for each round (section 3.5): an oracle drafts exactly the guesses that will
-    be accepted, so a round yields 1 / (1 - alpha) tokens for alpha / (1 - alpha) drafter steps."""
-    cost = 1 - alpha + c * alpha
-    return math.inf if cost == 0 else 1 / cost

@@ -2,9 +2,8 @@
 
 import pytest
 
-from specbench.beams.reader import TreeReader
-from specbench.beams.rounds import plain_round, speculative_round
-from specbench.beams.search import Search
+from specbench.beams.decode import one_round
+from specbench.beams.search import Search, TreeReader
 from specbench.decoding.timer import Clock
 
 LIMIT = 12
@@ -20,12 +19,9 @@ def searched(rules, target, drafter=None, gamma=0, prompt=(), stops=(), limit=LI
     drafter."""
     start, forced = [*(prompt or target.start_tokens)], target.forced_tokens
     found = Search(rules, start[-1], frozenset(stops), limit - forced, target.device, forced)
-    readers = [TreeReader(model, start, 200, read) for model in (target, drafter) if model is not None]
+    reader, drafts = (model and TreeReader(model, start, 200, read) for model in (target, drafter))
     rounds = []
     while not found.over:
-        if drafter is None:
-            rounds.append(plain_round(found, *readers, Clock()))
-        else:
-            left = max(0, min(gamma, found.limit - found.levels - 1))
-            rounds.append(speculative_round(found, *readers, left, Clock()))
-    return found, rounds, readers[0]
+        left = 0 if drafter is None else max(0, min(gamma, found.limit - found.levels - 1))
+        rounds.append(one_round(found, reader, drafts, left, Clock()))
+    return found, rounds, reader

@@ -16,7 +16,7 @@ from torch import nn
 from tqdm import tqdm
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from specbench.theory import corrected_improvement, expected_tokens
+from specbench.theory import expected_tokens
 
 CONTEXT, REPEATS, WARM_UP = 256, 60, 10
 TARGETS = {  # layers, width, MLP width, heads
@@ -100,7 +100,7 @@ def main() -> None:
         for drafter in DRAFTERS:
             c = seconds[drafter, 1] / step
             v = {gamma: seconds[target, gamma + 1] / step for gamma in GAMMAS}
-            speed = (corrected_improvement(expected_tokens(args.alpha, g), g, c, v[g], 0) for g in GAMMAS)
+            speed = (expected_tokens(args.alpha, g) / (g * c + v[g]) for g in GAMMAS)
             size = models[target].size / 1e6
             cells = [f"{size:.1f}", f"{step * 1e3:.2f}", f"{c:.3f}", *(f"{v[g]:.2f}" for g in GAMMAS)]
             print(f"| {target} | {drafter} |", " | ".join([*cells, *(f"{s:.2f}x" for s in speed)]), "|")

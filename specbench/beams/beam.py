@@ -1,20 +1,23 @@
 """Beam search instead of sampling (A.4): `decoding=beam`."""
 
 from collections import abc
+from dataclasses import asdict
 from typing import Any, ClassVar
 
+import torch
 from pydantic import Field
 
-from specbench.beams.decode import decode_beams
-from specbench.beams.numbers import cost, judge, kept, stock_score
-from specbench.beams.reader import MOST_UNUSED
-from specbench.beams.search import BeamRules, FoundBeams
+from specbench.beams.decode import FoundBeams, decode_beams
+from specbench.beams.search import MOST_UNUSED, BeamRules
 from specbench.config.decoding import Decoding
-from specbench.decoding.sequence import Sequence
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.sequence import EncoderInput, Sequence
 from specbench.errors import ConfigError
 from specbench.measure.record import Facts, Record, Text
+from specbench.measure.stock import tolerance
 from specbench.models.attention_mask import sliding_window
 from specbench.models.language_model import LanguageModel
+from specbench.models.reference_forward import stock_logits
 from specbench.settings import MOST_BEAMS, BaseSettings
 
 MOST_GUESSES = 256  # u
@@ -89,11 +92,89 @@ class BeamDecoding(Decoding):
         return texts, found, sum(model.cache_bytes() for model in (parts.target, *parts.drafter.models))
 
     def read(self, target: LanguageModel, request: Any, ours: FoundBeams, plain: FoundBeams) -> dict[str, Any]:
-        """What the record of a request keeps; the best hypothesis is scored again by the stock module."""
+        """What the record of a request keeps: both searches, and the best score by the stock module with how far
+        rounding may move it."""
         new = ours.hypotheses[0].tokens
-        score = stock_score(target, request.tokens, new, self.rules, request.encoder_input)
-        return kept(ours, plain, score)
+        score, slack = stock_score(target, request.tokens, new, self.rules, request.encoder_input)
+        return {"speculative": asdict(ours), "baseline": asdict(plain), "score": score, "tolerance": slack}
 
     def results(self, records: abc.Sequence[Record], facts: Facts, gamma: int, coarse: bool) -> dict[str, Any]:
         """The verdict, and `beam` for the details of the results."""
         return {"lossless": judge(records, coarse), "beam": cost(records, self.rules, gamma, facts.c_hat or 0.0)}
+
+
+def stock_score(
+    model: LanguageModel,
+    prompt: abc.Sequence[int],
+    new: abc.Sequence[int],
+    rules: BeamRules,
+    read: EncoderInput | None,
+) -> tuple[float, float]:
+    """The score of new tokens behind a prompt, and an encoder's input if there is one, by one plain forward of the
+    stock module, and how far rounding may move it. Raises RuntimeError if the device has no room for it."""
+    text = torch.tensor([[*prompt, *new]], device=model.device)
+    logits = stock_logits(model, text, len(prompt), read, suppressing=False).float()
+    log_p = logits.double().log_softmax(-1).gather(1, text[0, len(prompt) :, None])
+    share = (model.forced_tokens + len(new)) ** -rules.length_penalty
+    return float(log_p.sum()) * share, float(tolerance(logits, model.dtype, Sampling()).sum()) * share
+
+
+def same_beams(search: dict[str, Any]) -> bool:
+    """Whether both ways found the same hypotheses in the same order."""
+    ours, plain = ([tokens for tokens, _ in search[way]["hypotheses"]] for way in ("speculative", "baseline"))
+    return ours == plain
+
+
+def is_tie(search: dict[str, Any]) -> bool:
+    """Whether rounding explains that the beams differ: as many, and rank by rank with the same scores."""
+    ours, plain = ([score for _, score in search[way]["hypotheses"]] for way in ("speculative", "baseline"))
+    differences = (abs(a - b) for a, b in zip(ours, plain, strict=False))
+    return len(ours) == len(plain) and max(differences, default=0.0) <= search["tolerance"]
+
+
+def judge(records: abc.Sequence[Record], coarse: bool) -> dict[str, Any]:
+    """The verdict: all hypotheses are plain beam search's, or differ by what rounding explains, and each best score is
+    the stock module's. If log p were computed in 16 bits (`coarse`) roundings are too large to tell a tie from an
+    error."""
+    searches = [record.search for record in records if record.search is not None]
+    best = [(search["speculative"]["hypotheses"][0][1], search["score"], search["tolerance"]) for search in searches]
+    wrong = sum(not abs(score - stock) <= slack for score, stock, slack in best)
+    others = [search for search in searches if not same_beams(search)]
+    bugs = 0 if coarse else sum(not is_tie(search) for search in others)
+    tested = sum(sum(record.speculative.rounds.tested) for record in records if record.speculative is not None)
+    passed: bool | None = True
+    reason = ""
+    if wrong or bugs:
+        passed = False
+        reason = f"{wrong} best scores are not the stock module's" if wrong else f"{bugs} requests have other beams"
+    elif not tested:
+        passed, reason = None, "no level was tested, only plain steps were made"
+    elif coarse and others:
+        passed = None
+        reason = f"{len(others)} requests have other beams, in 16 bits, by rounding or by an error"
+    return {"expected": True, "passed": passed, "reason": reason, "detectable": None}
+
+
+def cost(records: abc.Sequence[Record], rules: BeamRules, gamma: int, c_hat: float) -> dict[str, Any]:
+    """Widths, counts and cost of a run by beam search, for details["beam"]."""
+    searches = [record.search for record in records if record.search is not None]
+
+    def total(way: str, name: str) -> int:
+        return sum(search[way][name] for search in searches)
+
+    read, drafted = total("speculative", "target_tokens"), total("speculative", "drafter_tokens")
+    plain, calls = total("baseline", "target_tokens"), total("speculative", "calls")
+    return {
+        "beams": rules.width,
+        "drafter_beams": rules.drafter_width,
+        "length_penalty": rules.length_penalty,
+        "levels": total("speculative", "levels"),
+        "calls": calls,
+        "target_runs": read,
+        "plain_target_runs": plain,
+        "drafter_runs": drafted,
+        "most_target_runs_a_call": rules.width + rules.drafter_width * gamma,
+        "operations_factor": (read + c_hat * drafted) / max(1, plain),
+        "equal": sum(map(same_beams, searches)),
+        "requests": len(searches),
+    }

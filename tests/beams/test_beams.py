@@ -12,11 +12,10 @@ from small_runs import call, composed, parts_of, run, small
 from tabular import random_table
 from transformers import AutoModelForCausalLM, MistralConfig
 
-from specbench.beams import reader as tree_reader
-from specbench.beams import rounds as beam_search
-from specbench.beams.decode import recorded
-from specbench.beams.numbers import judge
-from specbench.beams.rounds import BeamRound
+from specbench.beams import decode as beam_search
+from specbench.beams import search as tree_reader
+from specbench.beams.beam import judge
+from specbench.beams.decode import BeamRound, recorded
 from specbench.beams.search import BeamRules
 from specbench.config.check import check
 from specbench.decoding.sampling import Sampling

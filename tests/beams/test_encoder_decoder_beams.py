@@ -7,8 +7,8 @@ from choosing import slow_unless
 from decoder_cases import CACHES
 from encoder_decoder_cases import INPUTS, Tokenizer, module_of
 
-from specbench.beams import reader as tree_reader
-from specbench.beams.numbers import stock_score
+from specbench.beams import search as tree_reader
+from specbench.beams.beam import stock_score
 from specbench.beams.search import BeamRules
 from specbench.decoding.sampling import Sampling
 from specbench.executors.eager import EagerExecutor

@@ -38,16 +38,13 @@ def test_table_4(gamma, alpha, c, expected):
 
 def test_limits():
     assert theory.walltime_improvement(1, 4, 0.25) == pytest.approx(5 / 2)
-    tau = theory.expected_tokens(0.8, 5)
-    assert theory.corrected_improvement(tau, 5, 0.05, 1, 0) == pytest.approx(theory.walltime_improvement(0.8, 5, 0.05))
 
 
 @pytest.mark.parametrize(("alpha", "c"), [(0.5, 0.01), (0.8, 0.05), (0.9, 0.1)])
-def test_optimal_gamma_and_the_oracle_above_it(alpha, c):
+def test_optimal_gamma(alpha, c):
     best = theory.optimal_gamma(alpha, c)
     speeds = [theory.walltime_improvement(alpha, gamma, c) for gamma in range(65)]
     assert speeds[best] == max(speeds)
-    assert theory.oracle_improvement(alpha, c) > speeds[best]
 
 
 def test_a_best_gamma_beyond_what_is_compared_is_the_largest():
