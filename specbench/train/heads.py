@@ -1,4 +1,5 @@
-"""Trains heads on the target's hidden states: for Medusa, for blockwise parallel decoding, and for an early exit."""
+"""Trains what is added to the target, which does not change itself: heads on its hidden states, for Medusa, blockwise
+parallel decoding and an early exit, and look-ahead embeddings (PaSS, Monea et al. 2023)."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -7,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specbench.models.heads import Heads, HeadsConfig
+from specbench.models.heads import Heads, HeadsConfig, LookAhead, LookAheadConfig
 from specbench.models.shared_cache import first_layers
 from specbench.train.student import Student, StudentSettings, head_input, quoted
 
@@ -75,6 +76,59 @@ class EarlyExitStudent(Student):
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
         self.head.config.accuracy = accuracy
         self.head.half().save_pretrained(folder)
+
+
+class LookAheadStudent(Student):
+    """Puts look-ahead tokens after every `stride`-th token of a row, all in one pass: a mask lets each group see only
+    the text before it."""
+
+    class Settings(StudentSettings):
+        count: int = Field(ge=1, le=1000)
+        stride: int = Field(ge=1, le=10**6)
+
+        @property
+        def ahead(self) -> int:
+            return self.count
+
+    def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
+        super().__init__(target, loss, settings)
+        self.lookahead = LookAhead(LookAheadConfig(target.get_input_embeddings().weight.shape[1], settings.count))
+
+    @classmethod
+    def use(cls, settings: Any, folder: Path) -> list[str]:
+        return ["drafter=pass_lookahead", quoted("drafter.lookahead", folder)]
+
+    def distributions(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        count, width = self.lookahead.config.count, tokens.shape[1]
+        cuts = torch.arange(0, width - count, self.settings.stride, device=tokens.device)  # last token of each context
+        steps = torch.arange(1, count + 1, device=tokens.device)
+        ahead = self.lookahead.embeddings.repeat(len(cuts), 1).expand(len(tokens), -1, -1)
+        places = torch.cat([torch.arange(width, device=tokens.device), (cuts[:, None] + steps).flatten()])
+        logits = self.target(
+            inputs_embeds=torch.cat([self.target.get_input_embeddings()(tokens), ahead], 1),
+            position_ids=places.expand(len(tokens), -1),
+            attention_mask=self._mask(cuts, width, count).expand(len(tokens), 1, -1, -1),
+        ).logits
+        q = logits[:, width:].unflatten(1, (len(cuts), count))
+        with torch.no_grad():
+            p = self.target(input_ids=tokens).logits[:, cuts[:, None] + steps]
+        return p.flatten(0, 1), q.flatten(0, 1)
+
+    @staticmethod
+    def _mask(cuts: Tensor, width: int, count: int) -> Tensor:
+        """[N, N] bool, for `width` text tokens and `count` look-ahead tokens after each of cuts [n]: text sees the text
+        before it; a look-ahead token sees the text up to its cut and the tokens of its group before it."""
+        text = torch.arange(width, device=cuts.device)
+        owner = cuts.repeat_interleave(count)
+        number = torch.arange(count, device=cuts.device).repeat(len(cuts))
+        blind = torch.zeros(width, len(owner), dtype=torch.bool, device=cuts.device)
+        own = (owner[:, None] == owner) & (number[:, None] >= number)
+        above = torch.cat([text[:, None] >= text, blind], 1)
+        below = torch.cat([text <= owner[:, None], own], 1)
+        return torch.cat([above, below])
+
+    def save(self, folder: Path, accuracy: list[list[float]]) -> None:
+        self.lookahead.half().save_pretrained(folder)
 
 
 def hidden_size(target: Any) -> int:

@@ -12,13 +12,16 @@ from pydantic import Field
 from rich.progress import track
 from torch import Tensor
 
+from specbench.data.files import read_text
+from specbench.data.stdlib_corpus import read_modules
 from specbench.errors import ConfigError, first_line, installing
 from specbench.models.devices import pick_device
 from specbench.models.load import PretrainedModel, load_config, load_module, load_tokenizer
 from specbench.settings import LARGEST_SEED, BaseSettings, chosen, validate
-from specbench.train.data import training_rows
 from specbench.train.student import Student
 
+HELD_OUT_ROWS = 64
+HELD_OUT_SHARE = 0.1  # of a text file
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -111,6 +114,34 @@ def loaded_student(scalars: Training, target_settings: Any, kind: type[Student],
         model = load_module(model_settings(settings.own_model), "method", device, torch.float32, scalars.seed)
     transformers.set_seed(scalars.seed)
     return kind(target, scalars.loss, settings, model).to(device)
+
+
+def training_rows(path: str | None, tokenizer: Any, row: int, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows [n, row] of training text and of held-out text: nine tenths of a file and its last tenth or, without a
+    path, the modules of the standard library that the shipped pair was trained on and those that were held out."""
+    if path is None:
+        training = list(read_modules(held_out=False).values())
+        held_out = list(read_modules(held_out=True).values())
+    else:
+        text = read_text(path, "text")
+        cut = round(len(text) * (1 - HELD_OUT_SHARE))
+        training, held_out = [text[:cut]], [text[cut:]]
+    return text_rows(training, tokenizer, row, tokens, seed), text_rows(held_out, tokenizer, row, HELD_OUT_ROWS * row)
+
+
+def text_rows(texts: list[str], tokenizer: Any, row: int, tokens: int, seed: int | None = None) -> Tensor:
+    """All texts one after another, each with the end-of-text token, cut into rows [n, row]; at most `tokens` tokens in
+    all, from random places if there is a seed. Raises ConfigError if the text is shorter than one row."""
+    end = tokenizer.eos_token_id
+    ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    ending = [] if end is None else [end]
+    stream = torch.tensor([token for text in ids for token in (*text, *ending)])
+    if len(stream) < row:
+        raise ConfigError(f"row={row} is not possible: a text has only {len(stream)} tokens")
+    rows = stream[: len(stream) // row * row].view(-1, row)
+    if seed is not None:
+        rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
+    return rows[: max(1, tokens // row)]
 
 
 def fit(student: Student, rows: Tensor, scalars: Training, learning_rate: float, out_dir: Path) -> Any:

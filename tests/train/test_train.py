@@ -15,10 +15,9 @@ from specbench.errors import ConfigError
 from specbench.models.heads import Heads, HeadsConfig, LookAhead, LookAheadConfig
 from specbench.models.load import PretrainedModel, load_module
 from specbench.settings import validate
-from specbench.train.data import text_rows
-from specbench.train.look_ahead import LookAheadStudent
+from specbench.train.heads import LookAheadStudent
 from specbench.train.student import distances, overlap
-from specbench.train.trainer import train
+from specbench.train.trainer import text_rows, train
 
 DRAFTERS = {  # how what a method saves is used
     "medusa": ["drafter=medusa", "drafter.path={}", "gamma=2"],
