@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from small_runs import LITTLE, composed, short_prompts, training
 
 from specbench.config.check import check
-from specbench.report import command as report
+from specbench.report import __main__ as report
 from specbench.run import command, compare
 
 ROOT = Path(__file__).parents[1]

@@ -1,6 +1,52 @@
-"""`python -m specbench.report`."""
+"""`python -m specbench.report FOLDER`: the page and the tables of a finished run, sweep or comparison."""
 
-from specbench.report.command import main
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from specbench.errors import ConfigError, answering
+from specbench.report import files
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Writes page.html into the folder, or prints the tables in another format."""
+    parser = argparse.ArgumentParser(prog="python -m specbench.report", description=__doc__)
+    parser.add_argument("folder", type=Path, help="the folder of a run, or one with several below it")
+    parser.add_argument(
+        "--format",
+        choices=("html", "markdown", "latex", "csv"),
+        default="html",
+        help="html writes page.html, the others print",
+    )
+    parser.add_argument("--wandb", metavar="ENTITY/PROJECT", help="also makes a dashboard there; needs an account")
+    args = parser.parse_args(words)
+    with answering():
+        if not args.folder.is_dir():
+            raise ConfigError(f"{args.folder} is no folder: give the folder of a finished run")
+        if args.format == "html":
+            from specbench.report.page import write_page
+
+            print(write_page(args.folder))
+        else:
+            print_tables(args.folder, args.format)
+        if args.wandb:
+            from specbench.report.dashboards import save_dashboard
+
+            print(save_dashboard(args.wandb, files.read_all(args.folder)))
+
+
+def print_tables(folder: Path, form: str) -> None:
+    """Prints the tables of a folder as Markdown, LaTeX or CSV. Raises ConfigError."""
+    from specbench.report import tables
+
+    runs = files.read_all(folder)
+    if (folder / files.COMPARISON).is_file():
+        print(tables.written(tables.comparison(files.read_comparison(folder)), form))
+    print(tables.written(tables.runs_table(runs), form))
+    categories = tables.by_category(runs)
+    if len(categories):
+        print(tables.written(categories, form))
+
 
 if __name__ == "__main__":
     main()

@@ -13,7 +13,8 @@ from stored import stored
 
 from specbench.errors import ConfigError
 from specbench.measure.compare import compare as rows_of
-from specbench.report import command, figures, files
+from specbench.report import __main__ as command
+from specbench.report import figures, files, page
 from specbench.run import collect
 
 OTHERS: list[Any] = [None, "text", -1, [], -0.5, 10**400, float("nan"), {}, True, [None], 0, 1e30]
@@ -59,9 +60,9 @@ def answers(pair: Path, capsys) -> list[str]:
     """What each command says that reads the folder: a sentence, or "" for an answer. Any other error is a failure."""
     said = []
     for read in (
-        lambda: command.write_page(pair),
+        lambda: page.write_page(pair),
         lambda: command.print_tables(pair, "csv"),
-        lambda: command.write_page(pair / "a"),
+        lambda: page.write_page(pair / "a"),
         lambda: collect.pool([pair / "a", pair / "b"], pair / "pooled"),
     ):
         try:
@@ -107,4 +108,4 @@ def test_what_is_no_file_is_a_sentence(name, kind, pair, tmp_path):
     (tmp_path / name).unlink()
     {"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero"), "folder": os.mkdir}[kind](tmp_path / name)
     with pytest.raises(ConfigError, match=f"{name} is no file"):
-        command.write_page(tmp_path)
+        page.write_page(tmp_path)

@@ -8,7 +8,7 @@ from stored import put, stored
 
 from specbench.measure.compare import compare
 from specbench.report import files, tables
-from specbench.report.command import main
+from specbench.report.__main__ import main
 
 
 @pytest.fixture
