@@ -30,7 +30,7 @@ def main(words: Sequence[str] | None = None) -> None:
         else:
             print_tables(args.folder, args.format)
         if args.wandb:
-            from specbench.report.dashboards import save_dashboard
+            from specbench.report.wandb import save_dashboard
 
             print(save_dashboard(args.wandb, files.read_all(args.folder)))
 

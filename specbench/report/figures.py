@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
+import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -129,30 +131,6 @@ def annotate_behind(axes: Any, text: str, x: float, y: float) -> None:
     axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center")
 
 
-def acceptance(run: Run) -> Figure | None:
-    """The mean of beta at each place of the draft, and how many rounds accepted so many guesses."""
-    found = run.results["acceptance"]
-    if not found["by_place"]:
-        return None
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        places = [entry["place"] for entry in found["by_place"]]
-        errors = [1.96 * (entry["stderr"] or 0) for entry in found["by_place"]]
-        left.errorbar(places, [entry["mean"] for entry in found["by_place"]], errors, fmt="o-", color=MEASURED)
-        alpha = run.results["alpha"]["mean"]
-        if alpha is not None:
-            left.axhline(alpha, color=THEORY, linewidth=1, linestyle="--")
-            left.annotate(f"alpha {alpha:.2f}", (places[0], alpha), xytext=(0, -11), textcoords="offset points",
-                          color=THEORY)  # fmt: skip
-        left.set(xlabel="place in the draft", ylabel="mean of beta", ylim=(0, 1.02))
-        right.bar(range(len(found["lengths"])), found["lengths"], color=MEASURED, width=0.7)
-        right.set(xlabel="guesses accepted", ylabel="rounds")
-        for axes in (left, right):
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return figure
-
-
 def speedups(rows: Sequence[tuple[str, float | None, Sequence[float] | None, float | None]]) -> Figure:
     """Rows of a name, a measured speedup, its interval, and Theorem 3.8's prediction."""
     with matplotlib.rc_context(STYLE):
@@ -215,16 +193,7 @@ def overrides(run: Run) -> dict[str, str]:
 
 
 def swept_number(settings: Sequence[Mapping[str, str]]) -> str | None:
-    """The key that all runs set to numbers, with the most of them; None if none has three."""
-    shared = [key for key in settings[0] if all(is_number(own.get(key, "")) for own in settings)]
-    counts = {key: len({own[key] for own in settings}) for key in shared}
-    best = max(counts, key=lambda key: counts[key], default=None)
-    return best if best is not None and counts[best] >= 3 else None
-
-
-def is_number(text: str) -> bool:
-    """Whether a text is a finite number."""
-    try:
-        return abs(float(text)) < float("inf")
-    except ValueError:
-        return False
+    """The key that all runs set to finite numbers, with the most of them; None if none has three."""
+    numbers = pd.DataFrame(settings).apply(pd.to_numeric, errors="coerce").replace([np.inf, -np.inf], np.nan)
+    counts = numbers.dropna(axis="columns").nunique()
+    return str(counts.idxmax()) if (counts >= 3).any() else None

@@ -57,7 +57,6 @@ def run_page(run: Run, records: Sequence[Record]) -> str:
     drawn = {
         "Measured beside predicted": figures.over_gamma(run),
         "Where the difference goes": figures.accounting(run),
-        "Acceptance": figures.acceptance(run),
     }
     shown = {"By category": tables.by_category([run]), "By method": tables.methods(run)}
     shown["Factors of the speedup"] = tables.costs(run)

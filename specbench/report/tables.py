@@ -11,7 +11,6 @@ from specbench.errors import visible
 from specbench.report.files import Run
 
 Cells = Mapping[str, Callable[[Mapping[str, Any]], Any]]
-FORMATS = ("markdown", "latex", "csv")
 TEXT_COLUMNS = ("run", "category", "method", "factor", "lossless")  # the others hold numbers
 LEFT_OUT = ("config", "provenance", "details", "notes", "by_category", "acceptance", "schema_version")
 VERDICTS = {True: "passed", False: "failed", None: "unknown"}

@@ -1,4 +1,5 @@
-"""Follows a run in Weights & Biases under the names of results.json; offline by default, so no account is needed."""
+"""Follows a run in Weights & Biases under the names of results.json, offline by default, so that no account is needed,
+and makes the dashboard of a project that specbench logs to."""
 
 import hashlib
 import os
@@ -7,13 +8,20 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from specbench.errors import ConfigError, shown
+from specbench.errors import ConfigError, installing, shown
 from specbench.measure.record import Record
 from specbench.report.files import PAGE, Run
 from specbench.report.loggers import Logger, Opening
 from specbench.settings import BaseSettings
 
 EXIT_CODES = {"complete": 0, "interrupted": 130, "failed": 1}
+PANELS = {  # of the dashboard: title, and keys of the summary, drawn by run
+    "Speedup: measured, Theorem 3.8": ["speedup/measured", "speedup/theorem_3_8"],
+    "alpha": ["alpha/mean", "alpha_on_target_text/mean"],
+    "Cost of a round in target steps: c, v, o": ["cost/c", "cost/v", "cost/o"],
+    "Tokens per target call": ["block_efficiency/mean"],
+    "Tokens per second": ["throughput/speculative_tokens_per_second", "throughput/baseline_tokens_per_second"],
+}
 MOST_ROUNDS = 5000  # in the history; of longer runs only every second, third, ... round
 
 
@@ -38,7 +46,7 @@ class WandbLogger(Logger):
 
     def __init__(self, mode: str, project: str, entity: str | None, tags: list[str]):
         self.settings: dict[str, Any] = {"mode": mode, "project": project, "entity": entity, "tags": tags}
-        self.sums: dict[str, float] = {}
+        self.sums: dict[str, float] = {}  # of all requests so far, by the names of `measure.rounds.sums_of`
         self._run: Any = None
 
     def open(self, opening: Opening) -> None:
@@ -63,21 +71,12 @@ class WandbLogger(Logger):
             self._run.define_metric(keys, step_metric=step, summary="none")
 
     def progress(self, record: Record) -> None:
-        if record.speculative is None or record.baseline is None:
+        from specbench.measure.rounds import finished, sums_of
+
+        if not finished([record]):
             return
-        rounds = record.speculative.rounds
-        own = {
-            "prompts": 1,
-            "rounds": len(rounds),
-            "tokens": len(record.speculative.ids),
-            "plain_tokens": len(record.baseline.ids),
-            "beta": sum(map(sum, rounds.betas)),
-            "tested": sum(rounds.tested),
-            "seconds": record.speculative.seconds,
-            "plain_seconds": record.baseline.seconds,
-        }
-        for name, value in own.items():
-            self.sums[name] = self.sums.get(name, 0) + value
+        for name, value in sums_of(record).items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
         self._run.log({f"progress/{name}": value for name, value in running(self.sums).items()})
 
     def finish(self, run: Run) -> None:
@@ -120,15 +119,15 @@ def run_id(opening: Opening) -> str | None:
 
 
 def running(sums: Mapping[str, float]) -> dict[str, float]:
-    """The numbers of all requests so far."""
-    found = {name: sums[name] for name in ("prompts", "rounds", "tokens")}
-    if sums["rounds"]:
-        found["block_efficiency"] = sums["tokens"] / sums["rounds"]
+    """The numbers of all requests so far, by their sums."""
+    from specbench.measure import formulas
+
+    found = {"prompts": sums["requests"], "rounds": sums["rounds"], "tokens": sums["tokens"]}
+    found |= formulas.block_efficiency(sums)
     if sums["tested"]:
         found["alpha"] = sums["beta"] / sums["tested"]
-    if sums["seconds"] and sums["tokens"] and sums["plain_tokens"]:
-        plain = sums["plain_seconds"] / sums["plain_tokens"]
-        found["speedup"] = plain / (sums["seconds"] / sums["tokens"])
+    if sums["seconds"]:
+        found["speedup"] = formulas.speedups(sums)["measured"]
     return found
 
 
@@ -190,3 +189,44 @@ def summary(results: Mapping[str, Any]) -> dict[str, Any]:
     for category in results["by_category"]:
         found |= flat({f"by_category/{category['category']}": category})
     return found
+
+
+def save_dashboard(where: str, runs: Sequence[Run]) -> str:
+    """Creates the dashboard in `where`, ENTITY/PROJECT, and returns its address. Needs an account. Raises
+    ConfigError."""
+    entity, _, project = where.partition("/")
+    if not entity or not project:
+        raise ConfigError(f"--wandb={where} is not allowed: it must be ENTITY/PROJECT")
+    report = _workspaces().Report(entity=entity, project=project, title="specbench", blocks=blocks(where, runs))
+    report.save()
+    return str(report.url)
+
+
+def blocks(where: str, runs: Sequence[Run]) -> list[Any]:
+    """The dashboard's blocks, which need no account. Raises ConfigError without wandb-workspaces."""
+    from specbench.report.terminal import headline
+
+    wr = _workspaces()
+    entity, _, project = where.partition("/")
+    panels = [wr.BarPlot(title=title, metrics=metrics, orientation="h") for title, metrics in PANELS.items()]
+    panels += [
+        wr.ScatterPlot(title="alpha over gamma", x="c::gamma", y="s::alpha/mean"),
+        wr.ScatterPlot(title="Speedup over gamma", x="c::gamma", y="s::speedup/measured"),
+        wr.ScatterPlot(title="Measured over predicted", x="s::speedup/theorem_3_8", y="s::speedup/measured"),
+        wr.WeavePanelSummaryTable(table_name="tables/by_category"),
+        wr.LinePlot(title="Tokens kept, round by round", x="round/number", y=["round/tokens"], smoothing_factor=0.9),
+    ]
+    return [
+        wr.H1("Speculative decoding: measured and predicted"),
+        wr.P("alpha: mean of sum_x min(p, q) over tested positions; speedup: of decoding alone, paired by prompt."),
+        wr.PanelGrid(runsets=[wr.Runset(entity=entity, project=project)], panels=panels),
+        wr.UnorderedList([f"{run.label}: {headline(run.results)}" for run in runs] or ["no finished run"]),
+    ]
+
+
+def _workspaces() -> Any:
+    try:
+        import wandb_workspaces.reports.v2 as wr
+    except ImportError as error:
+        raise ConfigError(f"--wandb needs wandb-workspaces: {installing('wandb-report')}") from error
+    return wr

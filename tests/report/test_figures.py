@@ -47,14 +47,6 @@ def test_the_measurement_stands_beside_the_prediction_over_gamma(run):
     assert figures.over_gamma(Run(run.folder, without)) is None
 
 
-def test_acceptance_is_drawn_by_place(run):
-    left, right = figures.acceptance(run).axes
-    found = run.results["acceptance"]
-    expected = [(entry["place"], entry["mean"]) for entry in found["by_place"]]
-    assert line(left, figures.MEASURED, "o") == expected
-    assert [bar.get_height() for bar in right.patches] == found["lengths"]
-
-
 def test_speedups_stand_beside_their_predictions():
     rows = [("a", 1.5, (1.2, 1.8), 1.6), ("b", 0.9, None, None), ("c", None, None, 1.1)]
     axes = figures.speedups(rows).axes[0]
@@ -89,7 +81,8 @@ def test_a_sweep_without_three_numbers_has_no_lines(run):
     assert figures.sweep_lines([named(run, f"drafter={name}") for name in "abc"]) is None
     assert figures.sweep_lines([named(run, "gamma=1"), named(run, "gamma=2"), named(run)]) is None
     assert figures.sweep_lines([named(run)]) is None
-    assert not figures.is_number("inf") and not figures.is_number("") and figures.is_number("-1e3")
+    swept = [{"gamma": "1", "t": number} for number in ("-1e3", "0", "2")]
+    assert figures.swept_number(swept) == "t" and figures.swept_number([*swept, {"t": "inf"}]) is None
 
 
 def test_labels_are_no_formulas_and_have_a_bound():

@@ -107,7 +107,7 @@ def test_it_loads_nothing(shown):
     assert "script" not in shown.tags and "link" not in shown.tags and "iframe" not in shown.tags
     assert all(link.startswith("#") for link in shown.links)
     assert not shown.open  # every element is closed
-    assert len(shown.figures) == 3
+    assert len(shown.figures) == 2
 
 
 def test_texts_that_differ_from_plain_decoding_show_both(tmp_path):

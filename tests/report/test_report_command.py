@@ -49,7 +49,7 @@ def test_the_page_and_the_ranking_of_a_comparison(sweep, capsys):
 
 def test_formats_print_the_same_tables(sweep, capsys):
     runs = files.read_all(sweep)
-    for form in tables.FORMATS:
+    for form in ("markdown", "latex", "csv"):
         main([str(sweep), "--format", form])
         out = capsys.readouterr().out
         assert tables.written(tables.runs_table(runs), form) in out

@@ -14,7 +14,7 @@ from wandb.proto.wandb_internal_pb2 import Record as WandbRecord
 
 from specbench.config.check import check
 from specbench.errors import ConfigError
-from specbench.report import dashboards, wandb
+from specbench.report import wandb
 from specbench.report.files import Run
 from specbench.report.loggers import Opening
 from specbench.report.wandb import WandbLogger, run_id
@@ -225,9 +225,9 @@ def test_names_that_wandb_refuses_are_refused_before_a_run():
 def test_the_blocks_of_a_dashboard(logged):
     pytest.importorskip("wandb_workspaces")
     run, _ = logged
-    found = dashboards.blocks("entity/project", [run])
+    found = wandb.blocks("entity/project", [run])
     grid = next(block for block in found if type(block).__name__ == "PanelGrid")
-    keys = {key for metrics in dashboards.PANELS.values() for key in metrics}
+    keys = {key for metrics in wandb.PANELS.values() for key in metrics}
     assert keys <= wandb.summary(run.results).keys()
     drawn = {str(metric) for panel in grid.panels for metric in getattr(panel, "metrics", [])}
     assert all(any(key in metric for metric in drawn) for key in keys)
@@ -236,4 +236,4 @@ def test_the_blocks_of_a_dashboard(logged):
 
 def test_a_dashboard_has_an_entity_and_a_project():
     with pytest.raises(ConfigError, match="it must be ENTITY/PROJECT"):
-        dashboards.save_dashboard("project", [])
+        wandb.save_dashboard("project", [])
