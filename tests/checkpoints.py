@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from specbench.data.sources import SHIPPED
 
@@ -25,9 +25,20 @@ def checkpoint(folder: Path, **changes) -> Path:
     shape = SHAPE | changes
     module = AutoModelForCausalLM.from_config(AutoConfig.for_model(shape.pop("model_type"), **shape))
     module.save_pretrained(folder)
+    return with_tokenizer(folder)
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """Puts the shipped tokenizer of 4,096 tokens into a folder; returns the folder."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(SHIPPED / "target" / name, folder)
     return folder
+
+
+def config_only(values: PreTrainedConfig, folder: Path) -> Path:
+    """A folder with this configuration and the shipped tokenizer, but without weights."""
+    values.save_pretrained(folder)
+    return with_tokenizer(folder)
 
 
 def edited(name, change):
