@@ -15,14 +15,15 @@ from specbench.cache.dynamic import DynamicCache
 from specbench.cache.paged import PagedCache
 from specbench.cache.slots import SlotCache
 from specbench.cache.static import StaticCache
+from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.draft import Draft
 from specbench.decoding.noise import PROPOSAL, node_bits, prompt_key, uniforms
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.scheduler import Scheduler
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.speculative import decode_speculative, ignore
 from specbench.decoding.state import State
-from specbench.decoding.timer import Clock
+from specbench.decoding.timer import Clock, Timer
 from specbench.decoding.token_tree import MISSING, ROOT, branching_tree, tree_of
 from specbench.decoding.transfers import upload
 from specbench.drafters.base import Drafter
@@ -48,6 +49,7 @@ from specbench.executors.eager import EagerExecutor
 from specbench.models.heads import Heads, LookAhead, load_part
 from specbench.models.language_model import LanguageModel
 from specbench.models.shared_cache import BorrowedCache, first_layers
+from specbench.policies.base import GammaPolicy
 from specbench.policies.fixed import FixedGamma
 from specbench.settings import BaseSettings
 from specbench.verifiers.base import Verifier
@@ -89,12 +91,15 @@ V = 16
 
 
 class DigitTokenizer:
-    """Tokens are numbers separated by spaces."""
+    """Tokens are the numbers below `size`, separated by spaces."""
 
     eos_token_id = None
     bos_token_id = None
     chat_template = None
     backend_tokenizer = None
+
+    def __init__(self, size: int = V):
+        self.size = size
 
     def __call__(self, texts, add_special_tokens=True, verbose=True):
         if isinstance(texts, str):
@@ -105,7 +110,24 @@ class DigitTokenizer:
         return " ".join(map(str, tokens))
 
     def get_vocab(self):
-        return {str(i): i for i in range(V)}
+        return {str(i): i for i in range(self.size)}
+
+
+SAMPLED, GREEDY = Sampling(), Sampling(temperature=0)
+
+
+def adapted(
+    module: torch.nn.Module,
+    sampling: Sampling = SAMPLED,
+    cache: str | Callable[[int, int], SlotCache] = "static",
+    executor: Executor | None = None,
+    tokens: int = V,
+    vocab_size: int | None = None,
+) -> LanguageModel:
+    """A module behind the ordinary adapter. Its tokenizer knows so many `tokens`."""
+    new_cache = CACHES[cache] if isinstance(cache, str) else cache
+    return LanguageModel(module, DigitTokenizer(tokens), name="tiny", sampling=sampling, new_cache=new_cache,
+                         executor=executor or EagerExecutor(), vocab_size=vocab_size)  # fmt: skip
 
 
 def tabular_model(
@@ -118,15 +140,8 @@ def tabular_model(
     vocab_size: int | None = None,
 ) -> LanguageModel:
     """An order-2 Markov chain behind the ordinary adapter."""
-    return LanguageModel(
-        TabularMarkov(table, context=context).to(device),
-        DigitTokenizer(),
-        name="tabular",
-        sampling=sampling,
-        new_cache=CACHES[cache] if isinstance(cache, str) else cache,
-        executor=executor or EagerExecutor(),
-        vocab_size=vocab_size,
-    )
+    module = TabularMarkov(table, context=context).to(device)
+    return adapted(module, sampling, cache, executor, vocab_size=vocab_size)
 
 
 def verifier_of(kind: type[Verifier], sampling: Sampling, lenience: float = 1.0) -> Verifier:
@@ -381,13 +396,35 @@ def logits_of(model: LanguageModel, tokens: Tensor, starts: abc.Sequence[int], d
     return model.forward(tokens, torch.tensor(starts, device=model.device), visible, tree=tree)
 
 
+def queued(target: LanguageModel, drafter: Drafter | None, jobs: abc.Sequence[Sequence], rows: int, verifier: Verifier,
+           policy: GammaPolicy | None = None, chunk: int = 2048, spare: int = 1, after_round=ignore,
+           clock: Clock | None = None, arrivals: list[float] | None = None, watch=None,
+           stops: abc.Sequence[int] = ()) -> Scheduler:  # fmt: skip
+    """The queue of jobs that were decoded through so many rows, plainly without a drafter. `spare` are columns behind
+    the longest text, and `watch` is called whenever the queue was asked."""
+    state = State.idle(rows, max(job.limit for job in jobs) + spare, stops, target.device)
+    target.allocate(rows, state.tokens.shape[1])
+    queue = Scheduler(jobs, [target, *(drafter.models if drafter else ())], chunk, spare, arrivals)
+    clock = clock or Timer(target.device)
+
+    def admit(state, clock):
+        more = queue(state, clock)
+        if watch is not None:
+            watch(state, queue, target)
+        return more
+
+    if drafter is None:
+        decode_autoregressive(state, target, verifier, clock, after_round, admit)
+    else:
+        decode_speculative(state, target, drafter, policy, verifier, clock, after_round, admit)
+    return queue
+
+
 def noted_drafts(parts, gamma=3, tokens=24, policy=None, batch=2, prompts=((5, 9, 2, 7, 11, 3, 8), (4, 1, 6))):
     """What the drafter of a run's parts drafts for ragged texts: for each draft of a row the text before it, its
     guesses [n] and their q [n, V]."""
     target, drafter, found = parts.target, parts.drafter, []
     jobs = [Sequence(list(own), len(own) + tokens, prompt_key(0, str(i))) for i, own in enumerate(prompts)]
-    state = State.idle(batch, 40, [], target.device)
-    target.allocate(batch, 40)
     propose = drafter.propose
 
     def noted(state, gammas):
@@ -398,7 +435,6 @@ def noted_drafts(parts, gamma=3, tokens=24, policy=None, batch=2, prompts=((5, 9
                 found.append((list(sequence.tokens), draft.tokens[row, :n], draft.probs[row, :n].clone()))
         return draft
 
-    queue = Scheduler(jobs, [target, *drafter.models], 4, parts.spare)
     with patch.object(drafter, "propose", noted):
-        decode_speculative(state, target, drafter, policy or FixedGamma(gamma), parts.verifier, Clock(), admit=queue)
+        queued(target, drafter, jobs, batch, parts.verifier, policy or FixedGamma(gamma), 4, parts.spare)
     return found

@@ -7,7 +7,7 @@ import pytest
 import torch
 from beam_cases import assert_equal, searched
 from choosing import in_turn
-from decoder_cases import CACHES, V, tabular_model
+from decoder_cases import CACHES, GREEDY, V, adapted, tabular_model
 from small_runs import call, composed, parts_of, run, small
 from tabular import random_table
 from transformers import AutoModelForCausalLM, MistralConfig
@@ -18,13 +18,11 @@ from specbench.beams.beam import judge
 from specbench.beams.decode import BeamRound, recorded
 from specbench.beams.search import BeamRules
 from specbench.config.check import check
-from specbench.decoding.sampling import Sampling
 from specbench.decoding.timer import Stage
 from specbench.errors import ConfigError
 from specbench.models.language_model import LanguageModel
 from specbench.report.files import read_run
 
-GREEDY = Sampling(temperature=0)
 PROMPT = [3, 1, 4, 1, 5]
 STOPS = {3, 8}
 
@@ -109,9 +107,7 @@ def test_a_target_that_drafts_for_itself_accepts_every_level():
 
 def hub_model(module, stops) -> LanguageModel:
     """A model of transformers behind the adapter."""
-    model = tabular_model(random_table(V, 1), GREEDY)
-    found = LanguageModel(module, model.tokenizer, name="tiny", sampling=GREEDY, new_cache=CACHES["static"],
-                          executor=model.executor)  # fmt: skip
+    found = adapted(module, GREEDY)
     found.stop_tokens = sorted(stops)
     return found
 

@@ -2,30 +2,21 @@
 
 import pytest
 import torch
-from decoder_cases import CACHES, V, logits_of
+from decoder_cases import CACHES, V, adapted, logits_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench.cache.paged import PagedCache
 from specbench.decoding.draft import Draft
-from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
-from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 
 
-def tiny_llama(cache: str, **config) -> LanguageModel:
+def tiny_llama(cache: str) -> LanguageModel:
     torch.manual_seed(0)
     shape = dict(vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
                  num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.5)  # fmt: skip
-    return LanguageModel(
-        LlamaForCausalLM(LlamaConfig(**(shape | config))).eval(),
-        None,
-        name="tiny",
-        sampling=Sampling(),
-        new_cache=CACHES[cache],
-        executor=EagerExecutor(),
-    )
+    return adapted(LlamaForCausalLM(LlamaConfig(**shape)).eval(), cache=cache)
 
 
 def fresh_logits(model: LanguageModel, tokens: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 from choosing import slow_unless
-from decoder_cases import shape_of, spare_of
+from decoder_cases import queued, shape_of, spare_of
 from small_runs import composed, small
 from test_eagle3 import expected_laws, overrides, parts
 
@@ -13,11 +13,7 @@ from specbench.config.check import check
 from specbench.decoding.draft import Scores
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.scheduler import Scheduler
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import State
-from specbench.decoding.timer import Clock
 from specbench.decoding.token_tree import MISSING, Tree
 from specbench.decoding.verify_tree import match
 from specbench.drafters import tree, tree_shapes
@@ -54,8 +50,6 @@ def grown(name, kind):
     drafter = type(own.drafter)(model, target.vocab_size, GAMMA, shape_of(kind, Sampling()))
     prompts = [[5, 9, 2, 7, 11, 3, 8], [4, 1, 6]]
     jobs = [Sequence(prompt, len(prompt) + 16, prompt_key(0, str(i))) for i, prompt in enumerate(prompts)]
-    state = State.idle(2, 50, [], target.device)
-    target.allocate(2, 50)
 
     def note(state, scores, draft, verdict, kept):
         for row, before in enumerate(texts):
@@ -73,8 +67,7 @@ def grown(name, kind):
         return propose(state, gamma)
 
     drafter.propose = before
-    queue = Scheduler(jobs, [target, model], 4, spare_of(kind, GAMMA))
-    decode_speculative(state, target, drafter, FixedGamma(GAMMA), SomePath(False), Clock(), note, admit=queue)
+    queued(target, drafter, jobs, 2, SomePath(False), FixedGamma(GAMMA), 4, spare_of(kind, GAMMA), note)
     assert len(paths) > 4 and {len(path) for path in paths} >= {0, 1, 2}
     return found
 

@@ -5,19 +5,13 @@ from functools import partial
 import pytest
 import torch
 from checkpoints import checkpoint, edited
-from decoder_cases import DigitTokenizer, verifier_of
+from decoder_cases import GREEDY, adapted, queued, verifier_of
 from small_runs import parts_of
 from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from specbench.cache.static import StaticCache
-from specbench.decoding.sampling import Sampling
-from specbench.decoding.scheduler import Scheduler
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import State
-from specbench.decoding.timer import Clock
 from specbench.drafters.model import ModelDrafter
-from specbench.executors.eager import EagerExecutor
 from specbench.models import cached_model, reference_forward, sizes
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
@@ -32,26 +26,18 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 
 SHORT, LONG = [3, 5, 7, 9, 3], list(range(20, 41))
 
 
-def adapted(module) -> LanguageModel:
-    return LanguageModel(module, DigitTokenizer(), name="tiny", sampling=Sampling(temperature=0),
-                         new_cache=StaticCache, executor=EagerExecutor())  # fmt: skip
-
-
 def longrope() -> LanguageModel:
     torch.manual_seed(0)
     config = Phi3Config(**SIZES, rope_parameters=LONGROPE, original_max_position_embeddings=SWITCH)
-    return adapted(Phi3ForCausalLM(config).eval())
+    return adapted(Phi3ForCausalLM(config).eval(), GREEDY)
 
 
 def decoded(model: LanguageModel, *prompts, new: int = 12) -> list[list[int]]:
     """New tokens of each prompt, up to the model's context, in a row each; the model drafts for itself."""
     jobs = [Sequence(prompt, min(len(prompt) + new, model.context), key) for key, prompt in enumerate(prompts)]
-    state = State.idle(len(jobs), max(job.limit for job in jobs) + GAMMA + 1, model.stop_tokens, torch.device("cpu"))
     helper = model.shared(model.sampling, StaticCache, model.executor)
-    queue = Scheduler(jobs, [model, helper], 2048, GAMMA + 1)
-    model.allocate(len(jobs), state.tokens.shape[1])
     drafter, judge = ModelDrafter(helper, model.vocab_size, GAMMA), verifier_of(SpeculativeVerifier, model.sampling)
-    decode_speculative(state, model, drafter, FixedGamma(GAMMA), judge, Clock(), admit=queue)
+    queue = queued(model, drafter, jobs, len(jobs), judge, FixedGamma(GAMMA), spare=GAMMA + 1, stops=model.stop_tokens)
     return [sequence.generated for sequence in queue.sequences]
 
 
@@ -78,7 +64,7 @@ def test_beyond_that_length_a_text_depends_on_its_neighbours(monkeypatch):
 
 def test_frequencies_that_grow_with_a_text_do_so_beyond_the_context_only():
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    model = adapted(LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope)).eval())
+    model = adapted(LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope)).eval(), GREEDY)
     assert model.context == 96
     before = model.module.model.rotary_emb.inv_freq.clone()
     assert len(decoded(model, SHORT, LONG, new=96)[0]) == 91
@@ -101,10 +87,10 @@ def test_what_a_causal_checkpoint_forbids_is_not_drawn(forbid):
     """Nor by the stock module as the verdict reads it. Negative control: the text without it has these tokens."""
     torch.manual_seed(0)
     module = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
-    free = decoded(adapted(module), SHORT)[0]
+    free = decoded(adapted(module, GREEDY), SHORT)[0]
     forbidden = sorted({*free[:2]})
     setattr(module.generation_config, forbid, forbidden if forbid == "suppress_tokens" else [[t] for t in forbidden])
-    model = adapted(module)
+    model = adapted(module, GREEDY)
     [text] = decoded(model, SHORT)
     assert text == generated(model, SHORT, 12) and not {*text} & {*forbidden} and text != free
     logits = stock_logits(model, torch.tensor([[*SHORT, *text]]), len(SHORT))
@@ -114,10 +100,10 @@ def test_what_a_causal_checkpoint_forbids_is_not_drawn(forbid):
 def test_a_bad_word_that_is_a_stop_ends_a_text_all_the_same():
     torch.manual_seed(0)
     module = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
-    end = decoded(adapted(module), SHORT)[0][2]
+    end = decoded(adapted(module, GREEDY), SHORT)[0][2]
     module.generation_config.update(eos_token_id=end, bad_words_ids=[[end]])
-    [text] = decoded(adapted(module), SHORT)
-    assert text == generated(adapted(module), SHORT, 12) and text[-1] == end
+    [text] = decoded(adapted(module, GREEDY), SHORT)
+    assert text == generated(adapted(module, GREEDY), SHORT, 12) and text[-1] == end
 
 
 def test_what_is_forbidden_as_the_first_token_alone_is_named_in_a_note(tmp_path):

@@ -4,15 +4,13 @@ from functools import cache
 
 import pytest
 import torch
-from decoder_cases import CACHES
+from decoder_cases import CACHES, adapted
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench.decoding.draft import Draft
-from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.executors.compiled import CompiledExecutor
-from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 
 LAYERS = 3
@@ -58,9 +56,7 @@ class Heard:
 
 
 def target(cache_name: str, executor=None) -> tuple[LanguageModel, State, Heard]:
-    model = LanguageModel(
-        module(), None, name="", sampling=Sampling(), new_cache=CACHES[cache_name], executor=executor or EagerExecutor()
-    )
+    model = adapted(module(), cache=cache_name, executor=executor)
     model.hidden_reader = heard = Heard()
     model.feature_layers = (0, 2, LAYERS)
     state = State.start([Sequence(text, len(text) + 8, 7) for text in TEXTS], [], 6, torch.device("cpu"))

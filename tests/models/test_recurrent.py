@@ -11,23 +11,20 @@ import pytest
 import torch
 from checkpoints import checkpoint
 from choosing import only
-from decoder_cases import CACHES, DigitTokenizer, V, verifier_of
+from decoder_cases import CACHES, V, adapted, queued, verifier_of
 from distribution_cases import FEW, SAMPLING, Distribution, new_tokens, start, worst_excess
 from small_runs import parts_of, run
 from tabular import RecurrentMarkov
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from specbench.cache.static import StaticCache
-from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.scheduler import Scheduler
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
 from specbench.drafters.model import ModelDrafter
 from specbench.errors import ConfigError
-from specbench.executors.eager import EagerExecutor
 from specbench.measure.target_text import read_alpha
 from specbench.models.agreement import reads_trees
 from specbench.models.language_model import LanguageModel
@@ -98,32 +95,22 @@ def generated(kind: str) -> list[list[int]]:
     return found
 
 
-def model_of(module, temperature: float, columns) -> LanguageModel:
-    sampling = Sampling(temperature)
-    return LanguageModel(
-        module, DigitTokenizer(), name="tiny", sampling=sampling, new_cache=columns, executor=EagerExecutor()
-    )
+def model_of(module, temperature: float, columns: str = "static") -> LanguageModel:
+    return adapted(module, Sampling(temperature), columns)
 
 
 def decode(target: LanguageModel, helper: LanguageModel | None, rows: int, chunk: int = 2048):
     """The texts of all prompts after `rows` rows took them in turn, and how many guesses were drafted and accepted.
     Without a helper they are decoded plainly."""
     jobs = [Sequence(prompt, len(prompt) + NEW_TOKENS, key) for key, prompt in enumerate(PROMPTS)]
-    columns = max(job.limit for job in jobs) + GAMMA + 1
-    state = State.idle(rows, columns, [], torch.device("cpu"))
-    queue = Scheduler(jobs, [target] if helper is None else [target, helper], chunk, GAMMA + 1)
-    target.allocate(rows, columns)
     judge, found = verifier_of(SpeculativeVerifier, target.sampling), SimpleNamespace(drafted=0, accepted=0)
 
     def count(state, scores, draft, verdict, kept):
         found.drafted += int(draft.count[kept > 0].sum())
         found.accepted += int(verdict.accepted[kept > 0].sum())
 
-    if helper is None:
-        decode_autoregressive(state, target, judge, Clock(), count, queue)
-    else:
-        drafter = ModelDrafter(helper, target.vocab_size, GAMMA)
-        decode_speculative(state, target, drafter, FixedGamma(GAMMA), judge, Clock(), count, queue)
+    drafter = helper and ModelDrafter(helper, target.vocab_size, GAMMA)
+    queue = queued(target, drafter, jobs, rows, judge, FixedGamma(GAMMA), chunk, GAMMA + 1, count)
     found.texts = [sequence.generated for sequence in queue.sequences]
     return found
 
@@ -137,12 +124,12 @@ def check_kind(kind: str, cases) -> None:
         pytest.skip("this transformers has its keys and values in the modules too, which is refused")
     module, other = module_of(kind), module_of(kind, seed=1)
     for temperature, columns, rows in cases:
-        target = model_of(module, temperature, CACHES[columns])
+        target = model_of(module, temperature, columns)
         assert target.recurrence is not None and (target.recurrence.one_by_one or kind not in ONE_BY_ONE)
-        itself = decode(target, model_of(module, temperature, CACHES[columns]), rows)
+        itself = decode(target, model_of(module, temperature, columns), rows)
         assert itself.accepted == itself.drafted > 0
         if temperature == 0:
-            helped = decode(target, model_of(other, 0, CACHES[columns]), rows, chunk=3)
+            helped = decode(target, model_of(other, 0, columns), rows, chunk=3)
             assert helped.accepted < helped.drafted  # states were restored
             plain = decode(target, None, rows, chunk=3)
             assert itself.texts == helped.texts == plain.texts == generated(kind)
@@ -175,7 +162,7 @@ def sampled(few_contexts, one_by_one: bool, trials: int = FEW):
     state, with another such chain as its drafter."""
     models = []
     for table in (few_contexts.target, few_contexts.similar):
-        model = model_of(RecurrentMarkov(table), SAMPLING.temperature, StaticCache)
+        model = model_of(RecurrentMarkov(table), SAMPLING.temperature)
         assert not model.recurrence.one_by_one
         model.recurrence.one_by_one = one_by_one
         models.append(model)
@@ -223,7 +210,7 @@ def test_a_model_whose_state_cannot_be_followed_is_refused(kind, match, monkeypa
         shape = dict(vocab_size=64, hidden_size=32, num_heads=4, num_blocks=2, embedding_dim=32)
         module = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**shape))
     with pytest.raises(ConfigError, match=match):
-        reads_trees(model_of(module, 0.0, StaticCache), kind)
+        reads_trees(model_of(module, 0.0), kind)
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +245,7 @@ def test_a_run(folders, tmp_path):
 def test_rounds_without_guesses_forget_those_of_the_round_before(kind):
     """After a rejected draft and rounds that draft nothing, q is the module's own."""
     state = State.start([Sequence([3, 5, 7, 9, 3], 24, 0)], [], GAMMA + 1, torch.device("cpu"))
-    drafter = ModelDrafter(model_of(module_of(kind), 1.0, StaticCache), 64, GAMMA)
+    drafter = ModelDrafter(model_of(module_of(kind), 1.0), 64, GAMMA)
     drafter.begin(state)
     for gamma in (GAMMA, 0, 0, GAMMA):
         draft, length = drafter.propose(state, [gamma]), state.lengths[0]
@@ -274,7 +261,7 @@ def test_rounds_without_guesses_forget_those_of_the_round_before(kind):
 
 def test_a_prompt_that_is_read_beside_rows_adds_no_states():
     """A round's are still there behind it: row 0 goes back to one of them."""
-    model = model_of(module_of("mamba"), 0.0, StaticCache)
+    model = model_of(module_of("mamba"), 0.0)
     jobs = [Sequence([3, 5, 7, 9, 3], 24, 0), Sequence([8, 8, 2, 4, 6, 1, 2, 3, 4, 5, 6, 7], 24, 1)]
     state = State.start(jobs, [], GAMMA + 1, torch.device("cpu"))
     model.allocate(2, state.tokens.shape[1])

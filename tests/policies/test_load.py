@@ -6,15 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from decoder_cases import make_drafter, tabular_model
+from decoder_cases import make_drafter, queued, tabular_model
 from omegaconf import OmegaConf
-from scheduler_cases import COLUMNS, GAMMA, jobs
+from scheduler_cases import GAMMA, jobs
 from small_runs import parts_of, run
 
-from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.scheduler import Scheduler
-from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Timer
 from specbench.errors import ConfigError
@@ -38,17 +36,9 @@ def test_arrivals_are_seeded_and_come_at_the_rate():
 def decode_arrivals(tables, arrivals, verifier=None, kind="model", clock=None, record=None) -> Scheduler:
     """The queue of requests that were decoded through two rows, plainly without a `kind` of drafter."""
     target, similar = (tabular_model(logits, Sampling()) for logits in (tables.target, tables.similar))
-    verifier, clock = verifier or SpeculativeVerifier(Sampling()), clock or Timer(target.device)
-    state = State.idle(2, COLUMNS, [], target.device)
-    target.allocate(2, COLUMNS)
-    drafter = kind and make_drafter(kind, target, "", similar)
-    queue = Scheduler(jobs(), [target, *(drafter.models if drafter else [])], 5, GAMMA + 1, arrivals)
-    record = record or Recorder(verifier)
-    if drafter:
-        decode_speculative(state, target, drafter, FixedGamma(GAMMA), verifier, clock, record, queue)
-    else:
-        decode_autoregressive(state, target, verifier, clock, record, queue)
-    return queue
+    verifier = verifier or SpeculativeVerifier(Sampling())
+    drafter, record = kind and make_drafter(kind, target, "", similar), record or Recorder(verifier)
+    return queued(target, drafter, jobs(), 2, verifier, FixedGamma(GAMMA), 5, GAMMA + 1, record, clock, arrivals)
 
 
 def test_arrivals_change_no_token_and_every_wait_is_counted(tables):
