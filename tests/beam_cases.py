@@ -1,6 +1,7 @@
 """Searches for beams, beams found by enumeration, and what two results must share."""
 
 import pytest
+import torch
 
 from specbench.beams.decode import one_round
 from specbench.beams.search import Search, TreeReader
@@ -12,6 +13,20 @@ LIMIT = 12
 def assert_equal(found, wanted):
     assert [h.tokens for h in found] == [tuple(tokens) for tokens, _ in wanted]
     assert [h.score for h in found] == pytest.approx([score for _, score in wanted], abs=1e-4)
+
+
+def of_transformers(module, read, rules, stops, limit, start):
+    """The beams, up to their stops, and scores of transformers' own search; new tokens begin at `start`."""
+    answer = module.generate(
+        torch.tensor([read]), num_beams=rules.width, do_sample=False, max_new_tokens=limit, eos_token_id=sorted(stops),
+        pad_token_id=0, length_penalty=rules.length_penalty, early_stopping=rules.early_stopping,
+        num_return_sequences=rules.width, return_dict_in_generate=True, output_scores=True,
+    )  # fmt: skip
+    found = []
+    for row, score in zip(answer.sequences[:, start:].tolist(), answer.sequences_scores.tolist(), strict=True):
+        end = next((i + 1 for i, x in enumerate(row) if x in stops), len(row))
+        found.append((row[:end], score))
+    return [entry for entry in found if entry[1] > -1e8]
 
 
 def searched(rules, target, drafter=None, gamma=0, prompt=(), stops=(), limit=LIMIT, read=None):

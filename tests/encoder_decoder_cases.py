@@ -4,15 +4,10 @@ import math
 
 import decoder_cases
 import torch
-from decoder_cases import VERIFIERS, make_drafter, spare_of
+from decoder_cases import VERIFIERS, make_drafter, queued, spare_of
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from specbench.decoding.autoregressive import decode_autoregressive
-from specbench.decoding.scheduler import Scheduler
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import State
-from specbench.decoding.timer import Timer
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
 from specbench.policies.fixed import FixedGamma
@@ -35,32 +30,23 @@ KINDS = {"t5": LIKE_T5, "bart": LIKE_BART, "pegasus": LIKE_BART, "marian": LIKE_
 INPUTS = ([5, 9, 33, 17, 8, 40, 1], [12, 7, 1], [3, 44, 52, 6, 6, 20, 31, 29, 11, 1])
 
 
-class Tokenizer(decoder_cases.DigitTokenizer):
-    def get_vocab(self):
-        return {str(i): i for i in range(V)}
-
-
 def module_of(kind: str, seed: int = 0, **more):
     torch.manual_seed(seed)
-    return AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(kind, vocab_size=V, **KINDS[kind] | more)).eval()
+    return AutoModelForSeq2SeqLM.from_config(
+        AutoConfig.for_model(kind, **{"vocab_size": V} | KINDS.get(kind, {}) | more)
+    ).eval()
 
 
-def decoded_by(models, drafts=None, rows=3, judge=None, text=None, which=INPUTS, new=None):
-    """`decode`, by a target and the drafter's own model."""
+def decoded_by(models, drafts=None, rows=3, which=INPUTS, new=None):
+    """New tokens after the inputs, by a target and the drafter's own model."""
     (target, own), sampling = models, models[0].sampling
-    drafter = drafts and make_drafter(drafts, target, text, own)
-    trees = drafts in decoder_cases.TREES
+    drafter = drafts and make_drafter(drafts, target, "", own)
     spare, start = spare_of(drafts, 3) if drafts else 1, target.start_tokens
     jobs = [Sequence(start, len(start) + (new or NEW - i), 7 + i, read) for i, read in enumerate(which)]
-    state = State.idle(rows, len(start) + NEW + spare, target.stop_tokens, target.device)
-    verifier = decoder_cases.verifier_of(VERIFIERS[judge or ("iterative" if trees else "speculative")], sampling)
-    queue = Scheduler(jobs, [target, *(drafter.models if drafter else ())], 4, spare)
-    target.allocate(rows, state.tokens.shape[1])
-    clock = Timer(target.device)
-    if drafter is None:
-        decode_autoregressive(state, target, verifier, clock, admit=queue)
-        return [sequence.generated for sequence in queue.sequences]
-    decode_speculative(state, target, drafter, FixedGamma(3), verifier, clock, admit=queue)
+    verifier = decoder_cases.verifier_of(
+        VERIFIERS["iterative" if drafts in decoder_cases.TREES else "speculative"], sampling
+    )
+    queue = queued(target, drafter, jobs, rows, verifier, FixedGamma(3), 4, spare, stops=target.stop_tokens)
     return [sequence.generated for sequence in queue.sequences]
 
 

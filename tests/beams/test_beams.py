@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from beam_cases import assert_equal, searched
+from beam_cases import assert_equal, of_transformers, searched
 from choosing import in_turn
 from decoder_cases import CACHES, GREEDY, V, adapted, tabular_model
 from small_runs import call, composed, parts_of, run, small
@@ -123,19 +123,11 @@ def test_the_beams_and_scores_are_those_of_transformers(penalty, early, good):
         text = torch.tensor([prompt])
         probed = module.generate(text, num_beams=4, do_sample=False, max_new_tokens=14, pad_token_id=0)
         stops = {int(probed[0, len(prompt) + 4]), int(probed[0, len(prompt) + 9])}  # tokens that the search would meet
-        answer = module.generate(
-            text, num_beams=4, do_sample=False, max_new_tokens=14, eos_token_id=sorted(stops), pad_token_id=0,
-            length_penalty=penalty, early_stopping=early, num_return_sequences=4, return_dict_in_generate=True,
-            output_scores=True,
-        )  # fmt: skip
-        wanted = []
-        for row, score in zip(answer.sequences[:, len(prompt) :].tolist(), answer.sequences_scores, strict=True):
-            end = next((i + 1 for i, x in enumerate(row) if x in stops), len(row))
-            wanted.append((row[:end], float(score)))
         rules = BeamRules(4, 8, penalty, early)
+        wanted = of_transformers(module, prompt, rules, stops, 14, len(prompt))
         for drafter in (None, hub_model(other, stops)):
             found, _, _ = searched(rules, hub_model(module, stops), drafter, 3, prompt, stops, limit=14)
-            assert_equal(found.finished, [entry for entry in wanted if entry[1] > -1e8])
+            assert_equal(found.finished, wanted)
         lengths |= {len(h.tokens) for h in found.finished}
     assert len(lengths) > 1 or penalty == 2, "some hypotheses end before the limit"
 
@@ -231,18 +223,3 @@ def test_other_beams_and_scores_fail_the_verdict(tmp_path):
     beams[1][1] -= 1e-2
     assert "other beams" in judge([record], coarse=False)["reason"] and judge([record], False)["passed"] is False
     assert judge([record], coarse=True)["passed"] is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_accepting_what_was_not_chosen_does_not_pass_in_16_bits(dtype, monkeypatch, tmp_path):
-    """The negative control: a continuation that was not drafted becomes another guess of its level."""
-
-    def lenient(chosen):
-        known = [parent.children.get(token) for parent, token in chosen]
-        others = [node for parent, _ in chosen for node in parent.children.values() if node not in known]
-        return None if known.count(None) > len(others) else [node or others.pop() for node in known]
-
-    monkeypatch.setattr(beam_search, "drafted", lenient)
-    parts = parts_of("decoding=beam", "gamma=3", f"dtype={dtype}", "beams=3", "max_new_tokens=16", "data.limit=4")
-    assert run(parts, tmp_path)[0].lossless.passed is not True

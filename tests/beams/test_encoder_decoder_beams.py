@@ -2,24 +2,21 @@
 
 import pytest
 import torch
-from beam_cases import LIMIT, assert_equal, searched
+from beam_cases import LIMIT, assert_equal, of_transformers, searched
 from choosing import slow_unless
-from decoder_cases import CACHES
-from encoder_decoder_cases import INPUTS, Tokenizer, module_of
+from decoder_cases import CACHES, GREEDY, adapted
+from encoder_decoder_cases import INPUTS, V, module_of
 
 from specbench.beams import search as tree_reader
 from specbench.beams.beam import stock_score
 from specbench.beams.search import BeamRules
-from specbench.decoding.sampling import Sampling
-from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 
 FAST = [("bart", "paged")]
 
 
-def adapted(module, stops, cache="static") -> LanguageModel:
-    found = LanguageModel(module, Tokenizer(), name="tiny", sampling=Sampling(temperature=0), new_cache=CACHES[cache],
-                          executor=EagerExecutor())  # fmt: skip
+def model_of(module, stops, cache="static") -> LanguageModel:
+    found = adapted(module, GREEDY, cache, tokens=V)
     found.stop_tokens = sorted(stops)
     return found
 
@@ -45,19 +42,6 @@ def greedy_text(module, read, **more) -> list[int]:
     return module.generate(ids, do_sample=False, max_new_tokens=LIMIT, min_new_tokens=LIMIT, **more)[0].tolist()
 
 
-def of_transformers(module, read, rules, stops):
-    answer = module.generate(
-        torch.tensor([read]), num_beams=rules.width, do_sample=False, max_new_tokens=LIMIT, eos_token_id=sorted(stops),
-        pad_token_id=0, length_penalty=rules.length_penalty, early_stopping=rules.early_stopping,
-        num_return_sequences=rules.width, return_dict_in_generate=True, output_scores=True,
-    )  # fmt: skip
-    start, found = 1 + (module.generation_config.forced_bos_token_id is not None), []
-    for row, score in zip(answer.sequences[:, start:].tolist(), answer.sequences_scores.tolist(), strict=True):
-        end = next((i + 1 for i, x in enumerate(row) if x in stops), len(row))
-        found.append((row[:end], score))
-    return [entry for entry in found if entry[1] > -1e8]
-
-
 @pytest.mark.parametrize(("kind", "cache"), [
     slow_unless((kind, cache) in FAST, kind, cache)
     for kind in ("t5", "bart") for cache in CACHES
@@ -77,8 +61,8 @@ def test_the_beams_and_scores_are_those_of_transformers(kind, cache, monkeypatch
     for read, penalty, early in zip(INPUTS, (0.0, 1.0, 2.0), (True, False, False), strict=True):
         rules = BeamRules(4, 8, penalty, early)
         stops = stops_on_the_way(module, read)
-        wanted = of_transformers(module, read, rules, stops)
-        target, *drafters = (adapted(m, stops, cache) for m in (module, other, unlike))
+        wanted = of_transformers(module, read, rules, stops, LIMIT, 2 if kind == "bart" else 1)
+        target, *drafters = (model_of(m, stops, cache) for m in (module, other, unlike))
         assert_equal(searched(rules, target, stops=stops, read=read)[0].finished, wanted)
         for drafter in drafters:
             search, rounds, _ = searched(rules, target, drafter, 3, stops=stops, read=read)
