@@ -183,13 +183,6 @@ class SlotCache(Component, Cache):
     def release(self, row: int) -> None:
         """Frees a row: its request has ended."""
 
-    def keep(self, every: bool) -> None:
-        """Rows may be rolled back to what they hold now or, if `every`, after any next forward; columns always may."""
-
-    def point_before(self, row: int, length: int) -> int:
-        """The largest length up to `length` to which `truncate` can cut a row."""
-        return length
-
     def clear(self) -> None:
         """Frees all rows, and forgets their content."""
         for row in range(self.rows):

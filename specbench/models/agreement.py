@@ -88,7 +88,6 @@ def _read_rows(model: LanguageModel, key: str) -> tuple[Tensor, list[Tensor]]:
         if float((before[0] - before[1]).abs().max()) > ROUNDING[model.dtype] * float(before.abs().max()):
             raise ConfigError(f"{key} is not causal: its logits at a token change with later tokens, use another model")
         stock.append(logits[:, start:])
-    model.cache.reserve([TEXT] * len(STARTS))
     return text[:, : len(CHAIN)], stock
 
 
@@ -99,7 +98,7 @@ def _difference(
     """How logits along the paths of a tree (None: a chain) differ from the stock module's; None if by rounding."""
     first = torch.tensor(STARTS, device=model.device)
     tree = None if parents is None else static_tree(parents, model.device)
-    visible = model.visible_columns(TEXT)
+    visible = model.rollback_to(STARTS, len(CHAIN))
     tokens = text.expand(len(STARTS), -1)
     found = model.forward(tokens, first, visible, tree=tree, suppressing=False).float()  # [2, entries, V]
     errors, shared = [], min(model.own_vocab_size, model.vocab_size)

@@ -79,26 +79,18 @@ class AttentionMask:
 
     def __call__(self, places: TokenPlaces) -> Any:
         """The mask [b, 1, N, T] of new tokens, or one for each kind of layer."""
-        if self.kinds == {"full_attention"}:
-            return self.as_bias(places.seen[:, None])
-        masks = self._of_kinds(self.kinds, places.seen, places.of_columns[:, None], places.positions[:, :, None])
+        masks = self.by_kind(places)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
-    def by_kind(self, slots: Tensor, visible: int) -> dict[str, Any]:
-        """The mask [b, 1, N, visible] of each kind of attending layer, for tokens of chains in columns slots [b, N]."""
-        columns, positions = torch.arange(visible, device=slots.device), slots[:, :, None]
-        masks = self._of_kinds({*ATTENDING.values()}, columns <= positions, columns, positions)
-        return {kind: masks[own] for kind, own in ATTENDING.items()}
-
-    def _of_kinds(self, kinds: set[str], seen: Tensor, there: Tensor, positions: Tensor) -> dict[str, Any]:
-        """The mask of each kind for tokens at positions [b, N, 1]: of columns seen [b, N, T] the near ones."""
-        found = {}
-        for kind in kinds:
+    def by_kind(self, places: TokenPlaces) -> dict[str, Any]:
+        """The mask [b, 1, N, T] of each kind of layer: of the columns that new tokens see the near ones."""
+        found, seen, positions = {}, places.seen, places.positions[:, :, None]
+        for kind in self.kinds:
             near = seen
-            if kind == "sliding_attention" and self.window is not None:
-                near = seen & (there > positions - self.window)
+            if ATTENDING.get(kind) == "sliding_attention" and self.window is not None:
+                near = seen & (places.of_columns[:, None] > positions - self.window)
             elif kind == "chunked_attention" and self.chunk is not None:
-                near = seen & (there // self.chunk == positions // self.chunk)
+                near = seen & (places.of_columns[:, None] // self.chunk == positions // self.chunk)
             found[kind] = self.as_bias(near[:, None])
         return found
 

@@ -31,7 +31,7 @@ from specbench.settings import UNLIMITED_CONTEXT, Component
 
 if TYPE_CHECKING:
     from specbench.models.encoder_decoder import Encoder
-    from specbench.models.recurrent import Recurrence
+    from specbench.models.recurrent import Recurrence, RowStates
 
 
 class CachedModel(Component):
@@ -52,6 +52,7 @@ class CachedModel(Component):
     encoder: "Encoder | None" = None
     hidden_reader: Any = None  # a drafter whose `take_hidden` is given the hidden states of prompts
     recurrence: "Recurrence | None" = None
+    states: "RowStates | None" = None  # of a recurrent model, from `allocate` on
 
     def __init__(
         self, module: PreTrainedModel, tokenizer: Any, *, name: str, sampling: Sampling,
@@ -188,12 +189,12 @@ class CachedModel(Component):
             made = self.new_cache(rows, self.executor.columns(columns))
             made.contiguous = self.decoder.contiguous
             self.cache = made
-            if self.recurrence is not None:
-                from specbench.models.recurrent_cache import RecurrentCache
-
-                self.cache = RecurrentCache(made)
         else:
             cache.clear()
+        if self.recurrence is not None:
+            from specbench.models.recurrent import RowStates
+
+            self.states = RowStates(rows)
         self.cached = [0] * rows
         if self.hidden_reader is not None:
             self.hidden_reader.clear_hidden()
@@ -212,6 +213,8 @@ class CachedModel(Component):
     def admit(self, row: int, sequence: Sequence, columns: int) -> None:
         """Gives a row of the cache to a request; cached[row] becomes the number of its tokens that are there."""
         self.cached[row] = self.cache.admit(row, self._sharable(sequence.tokens), columns)
+        if self.states is not None:
+            self.states.kept[row].clear()
 
     def _sharable(self, prompt: abc.Sequence[int]) -> abc.Sequence[int]:
         """The tokens of a prompt whose keys and values other rows may use too. Those of a decoder depend on the
@@ -236,12 +239,15 @@ class CachedModel(Component):
         """Frees a row of the cache: its request has ended."""
         self.cache.release(row)
         self.cached[row] = 0
+        if self.states is not None:
+            self.states.kept[row].clear()
         if self.encoder is not None:
             self.encoder.inputs.release(row)
 
     def cache_bytes(self) -> int:
         """Bytes that keys and values occupy now."""
-        return self.cache.bytes() + (0 if self.encoder is None else self.encoder.inputs.bytes())
+        inputs = 0 if self.encoder is None else self.encoder.inputs.bytes()
+        return self.cache.bytes() + inputs + (0 if self.states is None else self.states.bytes())
 
     def column_bytes(self) -> float:
         """Bytes of the keys and values of one position of one row, all layers."""
@@ -271,7 +277,9 @@ class CachedModel(Component):
         self.cached = [max(0, s) if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
         self.cache.truncate(self.cached)
         self.cache.reserve([s + width if a else 0 for s, a in zip(starts, on, strict=True)])
-        self.cache.keep(every=True)
+        if self.states is not None:
+            self.states.truncate(self.cached)
+            self.states.change(on, keeps_all=True)
         self.cached = [s + width if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
         return self.visible_columns(max(starts) + width)
 
@@ -280,6 +288,9 @@ class CachedModel(Component):
         self.cached[row] = begin
         self.cache.truncate(self.cached)
         self.cache.reserve([end if other == row else 0 for other in range(self.cache.rows)])
+        if self.states is not None:
+            self.states.truncate(self.cached)
+            self.states.change([other == row for other in range(self.cache.rows)], keeps_all=False)
         return self.visible_columns(end)
 
     def visible_columns(self, needed: int) -> int:

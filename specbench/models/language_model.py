@@ -31,8 +31,8 @@ class LanguageModel(CachedModel):
         tokens can see it."""
         end = max(state.lengths) - 1 if upto is None else upto
         if self.recurrence is not None:  # a state cannot forget padding
-            ends = [min(end, length - 1) for length in state.lengths]
-            self.recurrence.read_rows(self, state, [start] * len(ends), ends, chunk)
+            for row, length in enumerate(state.lengths):
+                self.recurrence.read(self, state, row, start, min(end, length - 1), chunk)
             return
         for begin in range(start, end, chunk):
             tokens = state.tokens[:, begin : min(begin + chunk, end)]
@@ -103,7 +103,6 @@ class LanguageModel(CachedModel):
         start = self.cached[0]
         for first in range(start, begin - 1, READ_CHUNK):
             self.read_row(text, 0, first, min(first + READ_CHUNK, begin - 1), keep_logits=1)
-        self.cache.keep(every=False)  # several texts may follow
 
     # -- Scoring drafts -------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Recurrent and hybrid models (Mamba, Jamba, Qwen3-Next and others), whose layers carry a state from token to token.
 
-Such a model reads chains only. Some cannot read several tokens behind a state: theirs are read one by one, which is
+Such a model reads chains only. A state cannot be cut to fewer tokens: `RowStates` keeps earlier ones of each row, and a
+forward is given copies. Some models cannot read several tokens behind a state: theirs are read one by one, which is
 found out by trying when a model is loaded. B rows, b of them in a forward, N new tokens, V vocabulary.
 """
 
@@ -8,7 +9,7 @@ import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,22 +18,80 @@ from transformers import PreTrainedModel
 
 from specbench.cache.dynamic import DynamicCache
 from specbench.cache.slots import cache_argument
-from specbench.decoding.rows import window
 from specbench.decoding.state import State
-from specbench.decoding.transfers import upload
 from specbench.errors import ConfigError, first_line
-from specbench.models.attention_mask import WITHOUT_MASK, AttentionMask, attending_layers, has_state
-from specbench.models.recurrent_cache import RecurrentCache, States
+from specbench.models.attention_mask import WITHOUT_MASK, AttentionMask, TokenPlaces, attending_layers, has_state
 from specbench.models.sizes import READ_CHUNK
 
 FIRST, MORE = 5, 4  # tokens of the text that shows whether several can be read behind a state
 IN_MODULES = {"conv1d_state", "recurrent_states"}  # attributes of modules
 STATES = {"conv_states", "recurrent_states"}  # of a layer's dictionaries from numbers to tensors
 SAME, SAME_16_BIT = 1e-4, 3e-2  # of a tensor's norm: what two ways of reading may differ by
+States = Mapping[str, Tensor]  # by name, a tensor [b, ...]
+
+
+class Kept(NamedTuple):
+    """The state of one row."""
+
+    read: int  # the number of tokens that it has read
+    states: States  # [1, ...]
+
+
+class RowStates:
+    """The present state of each row, and earlier ones that `truncate` goes back to."""
+
+    def __init__(self, rows: int):
+        self.kept: list[list[Kept]] = [[] for _ in range(rows)]  # by row, the present one last
+        self.changing = [True] * rows
+        self.keeps_all = False
+
+    def change(self, rows: Sequence[bool], keeps_all: bool) -> None:
+        """The next forwards change the states of these rows alone. With `keeps_all` a round begins: every row may go
+        back to what it has read now, and after each of these forwards."""
+        self.changing, self.keeps_all = list(rows), keeps_all
+        if keeps_all:
+            self.kept = [kept[-1:] for kept in self.kept]
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Restores the state behind lengths[b] tokens in each row that has read more. Raises RuntimeError if it was not
+        kept."""
+        for row, (kept, length) in enumerate(zip(self.kept, lengths, strict=True)):
+            if kept and kept[-1].read > length:
+                while kept and kept[-1].read > length:
+                    kept.pop()
+                if (kept[-1].read if kept else 0) != length:
+                    raise RuntimeError(f"row {row} has no state behind {length} tokens")
+
+    def point_before(self, row: int, length: int) -> int:
+        """The largest length up to `length` to which `truncate` can cut a row."""
+        return max((kept.read for kept in self.kept[row] if kept.read <= length), default=0)
+
+    def before(self, rows: range) -> States | None:
+        """Copies of the states of the rows of a forward [b, ...]; None if those that it changes have read nothing."""
+        if not any(self.kept[row] for row in rows if self.changing[row]):
+            return None
+        like = next(self.kept[row][-1].states for row in rows if self.kept[row])
+        blank = {name: torch.zeros_like(state) for name, state in like.items()}
+        present = [self.kept[row][-1].states if self.kept[row] else blank for row in rows]
+        return {name: torch.cat([states[name] for states in present]) for name in like}
+
+    def after(self, rows: range, states: States, tokens: int) -> None:
+        """Takes over the states [b, ...] of the rows of a forward of so many tokens each."""
+        for place, row in enumerate(rows):
+            if self.changing[row]:
+                kept = self.kept[row]
+                read = (kept[-1].read if kept else 0) + tokens
+                if kept and not self.keeps_all:
+                    kept.pop()
+                kept.append(Kept(read, {name: state[place : place + 1] for name, state in states.items()}))
+
+    def bytes(self) -> int:
+        """Bytes of all states."""
+        return sum(state.nbytes for row in self.kept for kept in row for state in kept.states.values())
 
 
 def recurrence_of(module: PreTrainedModel, mask: AttentionMask, name: str) -> "Recurrence":
-    """The state of a module's layers. Raises ConfigError if it cannot be followed."""
+    """What runs a module whose layers have a state. Raises ConfigError if that cannot be followed."""
     if not has_state(module.config) or "state" in inspect.signature(module.forward).parameters:
         raise ConfigError(
             f"{name} is a {type(module).__name__}, whose recurrent state is kept in a way that is not known: give "
@@ -46,8 +105,8 @@ def recurrence_of(module: PreTrainedModel, mask: AttentionMask, name: str) -> "R
 
 
 class Recurrence:
-    """The recurrent part of a model: its state, which is kept in the linear-attention layers of a transformers cache or
-    in the modules (RecurrentGemma), its masks, and whether tokens must be read one by one."""
+    """Forwards of a module whose state is kept in the linear-attention layers of a transformers cache or in the modules
+    (RecurrentGemma)."""
 
     def __init__(self, module: PreTrainedModel, mask: AttentionMask):
         self.blank: list[Any] = StockCache(config=mask.config).layers
@@ -62,7 +121,7 @@ class Recurrence:
         self.one_by_one, self.state_bytes = False, 0.0  # bytes of one row
         self.one_by_one = self._differs(module)
 
-    def _give(self, cache: RecurrentCache, states: States | None) -> None:
+    def _give(self, cache: Any, states: States | None) -> None:
         """Prepares a forward that begins with these states [b, ...] (None: it begins its texts)."""
         for key, part, name in self.places:
             part[name] = None if states is None else states[key]
@@ -75,7 +134,7 @@ class Recurrence:
                 numbers = vars(layer)[name]
                 vars(layer)[name] = {number: states.get(f"{index} {name} {number}") for number in numbers}
 
-    def _take(self, cache: RecurrentCache) -> dict[str, Tensor]:
+    def _take(self, cache: Any) -> dict[str, Tensor]:
         """The states [b, ...] after the forward, which it may overwrite in the next."""
         self.used = cache.layers
         return {key: part[name] for key, part, name in self.places} | {
@@ -92,53 +151,44 @@ class Recurrence:
     ) -> Tensor:  # fmt: skip
         """Logits [b, N, V] (only the last `keep_logits` if not 0) of new tokens, `words` being their ids or embeddings,
         at positions [b, N], in columns slots [b, N], of which attention sees `visible`. `row` is the only row of the
-        forward, None for the first b. `model` has a module and a cache."""
-        cache, count = model.cache, slots.shape[1]
-        cache.place(slots, visible, row)
-        one_by_one = self.one_by_one and not cache.begins
+        forward, None for the first b. `model` has a module, a cache and the states of its rows."""
+        cache, (b, N) = model.cache, slots.shape
+        rows = range(b) if row is None else range(row, row + 1)
+        one_by_one = self.one_by_one and model.states.before(rows) is not None
         found = []
-        for part in [slice(i, i + 1) for i in range(count)] if one_by_one else [slice(0, count)]:
+        for part in [slice(i, i + 1) for i in range(N)] if one_by_one else [slice(0, N)]:
             cache.place(slots[:, part], visible, row)
-            self._give(cache, cache.before())
+            self._give(cache, model.states.before(rows))
             given: dict[str, Any] = {self.argument: cache}
             if self.hybrid:
-                given["attention_mask"] = self.mask.by_kind(slots[:, part], visible) | dict.fromkeys(WITHOUT_MASK)
+                places = TokenPlaces(slots[:, part], positions[:, part], slots[:, 0], visible, None)
+                given["attention_mask"] = self.mask.by_kind(places) | dict.fromkeys(WITHOUT_MASK)
             if self.with_positions:
                 given["position_ids"] = positions[:, part]
             if self.skips_logits:
                 given["logits_to_keep"] = keep_logits
             output = model.module(**{name: word[:, part] for name, word in words.items()}, use_cache=True, **given)
-            cache.after(self._take(cache), part.stop - part.start)
+            model.states.after(rows, self._take(cache), part.stop - part.start)
             found.append(output.logits)
         return found[-1] if keep_logits == 1 else torch.cat(found, 1)
 
-    def recover(self, model: Any, state: State, width: int) -> int:
-        """Rolls a `LanguageModel` back to where at most `width` committed tokens of each active row are missing in its
-        state, and has it read those that no kept state has read. Returns how many tokens these are, in all rows."""
-        rows = list(zip(state.lengths, model.cached, state.active, strict=True))
-        ends = [max(0, length - width) if on else cached for length, cached, on in rows]
-        points = [model.cache.point_before(row, end) for row, end in enumerate(ends)]
-        model.cached = [point if on else end for point, end, on in zip(points, ends, state.active, strict=True)]
-        model.cache.truncate(model.cached)
-        model.cache.keep(every=False)  # states of rejected guesses are as long as texts to come
-        missing = sum(end - begin for begin, end in zip(model.cached, ends, strict=True))
-        self.read_rows(model, state, model.cached, ends, READ_CHUNK)
-        return int(missing)
+    def recover(self, model: Any, state: State, width: int) -> None:
+        """Has a `LanguageModel` go back to where at most `width` committed tokens of each active row are missing in its
+        state, and read those that no kept state has read."""
+        active = [row for row, on in enumerate(state.active) if on]
+        ends = {row: max(0, state.lengths[row] - width) for row in active}
+        for row, end in ends.items():
+            model.cached[row] = model.states.point_before(row, end)
+        model.states.truncate(model.cached)  # also what rejected guesses left, before texts are as long
+        for row, end in ends.items():
+            self.read(model, state, row, model.cached[row], end)
 
-    def read_rows(self, model: Any, state: State, begins: Sequence[int], ends: Sequence[int], chunk: int) -> None:
-        """Has a model read tokens begins[b] .. ends[b] - 1 of each row b, `chunk` at a time if possible. Nothing is
-        padded: rows are read together as far as all of them go."""
-        left = {row: (begin, end) for row, (begin, end) in enumerate(zip(begins, ends, strict=True)) if begin < end}
-        for row, (begin, end) in list(left.items()):
-            if begin == 0:  # a prompt, each by itself
-                size = end if self.one_by_one else chunk
-                for first in range(0, end, size):
-                    model.read(state, row, first, min(first + size, end))
-                del left[row]
-        while left:
-            count = min(chunk, *(end - begin for begin, end in left.values()))
-            _read(model, state, {row: begin for row, (begin, _) in left.items()}, count)
-            left = {row: (begin + count, end) for row, (begin, end) in left.items() if begin + count < end}
+    def read(self, model: Any, state: State, row: int, begin: int, end: int, chunk: int = READ_CHUNK) -> None:
+        """Has a model read the committed tokens begin .. end - 1 of one row, `chunk` at a time if possible: a state
+        cannot forget padding, so rows are read one after the other."""
+        size = end if begin == 0 and self.one_by_one else chunk
+        for first in range(begin, end, max(1, size)):
+            model.read(state, row, first, min(first + size, end))
 
     @torch.no_grad()
     def _differs(self, module: PreTrainedModel) -> bool:
@@ -150,27 +200,12 @@ class Recurrence:
         ends = []
         for one_by_one in (False, True):
             self.one_by_one = one_by_one
-            trial = SimpleNamespace(module=module, cache=RecurrentCache(DynamicCache(1, FIRST + MORE)))
+            trial = SimpleNamespace(module=module, cache=DynamicCache(1, FIRST + MORE), states=RowStates(1))
             for begin, end in ((0, FIRST), (FIRST, FIRST + MORE)):
                 slots = torch.arange(begin, end, device=device)[None]
                 logits = self.logits(trial, {"input_ids": text[:, begin:end]}, slots, slots, end, None)
-            ends.append([*trial.cache.now.states.values(), logits])
-        self.state_bytes = trial.cache.state_bytes()
+            ends.append([*trial.states.kept[0][-1].states.values(), logits])
+        self.state_bytes = trial.states.bytes()
         same = SAME if wide else SAME_16_BIT
         pairs = [(together.double(), alone.double()) for together, alone in zip(*ends, strict=True)]
         return any(bool((a - b).norm() > same * b.norm()) for a, b in pairs)
-
-
-def _read(model: Any, state: State, begins: Mapping[int, int], count: int) -> None:
-    """Has a recurrent model read `count` committed tokens of several rows from begins[row] on. All rows of the batch
-    take part in a forward of several."""
-    starts = [begins.get(row, length) for row, length in enumerate(model.cached)]
-    if len(begins) == 1 or max(starts) + count > state.tokens.shape[1]:
-        for row, begin in begins.items():
-            model.read(state, row, begin, begin + count)
-        return
-    model.cache.reserve([begins[row] + count if row in begins else 0 for row in range(len(starts))])
-    first = upload(starts, model.device)
-    tokens = window(state.tokens, first, count)
-    model.forward(tokens, first, model.visible_columns(max(starts) + count), keep_logits=1)
-    model.cached = [begins[row] + count if row in begins else length for row, length in enumerate(model.cached)]

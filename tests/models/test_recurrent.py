@@ -28,7 +28,7 @@ from specbench.errors import ConfigError
 from specbench.measure.target_text import read_alpha
 from specbench.models.agreement import reads_trees
 from specbench.models.language_model import LanguageModel
-from specbench.models.recurrent_cache import RecurrentCache
+from specbench.models.recurrent import Kept, RowStates
 from specbench.policies.fixed import FixedGamma
 from specbench.verifiers.speculative import SpeculativeVerifier
 
@@ -146,15 +146,16 @@ def test_texts_and_acceptance_of_every_kind(kind):
     check_kind(kind, [(t, columns, rows) for t in (0.0, 1.0) for columns in CACHES for rows in (1, 2, 3)])
 
 
-class TakenForColumns(RecurrentCache):
+class TakenForColumns(RowStates):
     """Negative control: a state that is cut to a length like columns, by forgetting nothing."""
 
     def point_before(self, row, length):
         return length
 
-    def _restore(self, lengths):
-        for row, length in lengths.items():
-            self.now.read[row] = length
+    def truncate(self, lengths):
+        for kept, length in zip(self.kept, lengths, strict=True):
+            if kept and kept[-1].read > length:
+                kept[-1] = Kept(length, kept[-1].states)
 
 
 def sampled(few_contexts, one_by_one: bool, trials: int = FEW):
@@ -183,28 +184,26 @@ def test_distribution_behind_restored_states(few_contexts, one_by_one):
 
 
 def test_a_state_that_is_not_restored_is_caught(few_contexts, monkeypatch):
-    monkeypatch.setattr("specbench.models.recurrent_cache.RecurrentCache", TakenForColumns)
+    monkeypatch.setattr("specbench.models.recurrent.RowStates", TakenForColumns)
     outputs = sampled(few_contexts, one_by_one=False)
     assert worst_excess(outputs, Distribution(few_contexts.target)) > 1
 
 
 def test_a_state_that_was_not_kept_is_an_error():
-    found = RecurrentCache(StaticCache(2, 8))
-    read = torch.zeros(2, 3)
-    found.keep(every=False)
-    found.place(read.long(), 3)
-    found.after({"state": torch.ones(2, 4)}, tokens=3)
-    with pytest.raises(RuntimeError, match=r"by row: \{1: 2\}"):
+    found = RowStates(2)
+    found.after(range(2), {"state": torch.ones(2, 4)}, tokens=3)
+    with pytest.raises(RuntimeError, match="row 1 has no state behind 2 tokens"):
         found.truncate([3, 2])
     found.truncate([3, 0])
-    assert found.now.states["state"][:, 0].tolist() == [1, 0]
+    states = found.before(range(2))
+    assert states is not None and states["state"][:, 0].tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(("kind", "match"), [("xlstm", "kept in a way that is not known"),
                                              ("mamba", "does not follow the positions and masks")])  # fmt: skip
 def test_a_model_whose_state_cannot_be_followed_is_refused(kind, match, monkeypatch):
     if kind == "mamba":  # a state that is lost between forwards
-        monkeypatch.setattr(RecurrentCache, "before", lambda cache: None)
+        monkeypatch.setattr(RowStates, "before", lambda states, rows: None)
         module = module_of(kind)
     else:
         shape = dict(vocab_size=64, hidden_size=32, num_heads=4, num_blocks=2, embedding_dim=32)
@@ -269,15 +268,14 @@ def test_a_prompt_that_is_read_beside_rows_adds_no_states():
     model.read(state, 1, 0, 2)
     visible = model.rollback_to([4, 2], GAMMA + 1, [True, False])
     model.forward(state.tokens[:, 4 : 5 + GAMMA], torch.tensor([4, 2]), visible)
-    assert len(model.cache.kept) == GAMMA + 2
     model.read(state, 1, 2, 11)
-    assert len(model.cache.kept) == GAMMA + 2
-    assert model.cache.point_before(0, 6) == 6 and model.cache.point_before(1, 11) == 11
+    assert [len(kept) for kept in model.states.kept] == [GAMMA + 2, 1]
+    assert model.states.point_before(0, 6) == 6 and model.states.point_before(1, 11) == 11
 
 
 def test_parts_of_the_model_have_columns_of_their_own():
     """Keys and values of attention, and the keys with which sparse attention chooses, in any order of layers."""
-    found = RecurrentCache(StaticCache(1, 4))
+    found = StaticCache(1, 4)
     found.place(torch.arange(2)[None], 2)
     for layer in (1, 3):
         new = torch.full((1, 1, 2, 4), float(layer))
