@@ -164,8 +164,7 @@ class TreeReader:
         tokens = torch.tensor([[node.token for node in nodes]], device=device)
         logits = self.model.forward(tokens, torch.tensor([start], device=device), visible, tree=tree, suppressing=False)
         self.tokens += len(nodes)
-        positions = self.begin + torch.tensor([node.depth for node in nodes], device=device)
-        return self.model.suppressed(logits[0].float().log_softmax(-1), positions)
+        return self.model.allowed(logits[0].float().log_softmax(-1))
 
     def _sees(self, nodes: Sequence[Node]) -> Sees:
         """[N, M]: of the entries behind the trunk, those on the path to each node."""

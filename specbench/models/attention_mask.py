@@ -4,6 +4,7 @@ b rows, N new tokens, T columns that they see, M entries of a tree.
 """
 
 import inspect
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -79,13 +80,13 @@ class AttentionMask:
 
     def __call__(self, places: TokenPlaces) -> Any:
         """The mask [b, 1, N, T] of new tokens, or one for each kind of layer."""
-        masks = self.by_kind(places)
+        masks = self.by_kind(places, self.kinds)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
-    def by_kind(self, places: TokenPlaces) -> dict[str, Any]:
-        """The mask [b, 1, N, T] of each kind of layer: of the columns that new tokens see the near ones."""
+    def by_kind(self, places: TokenPlaces, kinds: Iterable[str]) -> dict[str, Any]:
+        """The mask [b, 1, N, T] of these kinds of layers: of the columns that new tokens see the near ones."""
         found, seen, positions = {}, places.seen, places.positions[:, :, None]
-        for kind in self.kinds:
+        for kind in kinds:
             near = seen
             if ATTENDING.get(kind) == "sliding_attention" and self.window is not None:
                 near = seen & (places.of_columns[:, None] > positions - self.window)

@@ -24,7 +24,7 @@ from specbench.executors.base import Executor
 from specbench.models.attention_mask import AttentionMask, TokenPlaces, carries_state, refuse_unknown_kinds
 from specbench.models.causal_call import CausalCall
 from specbench.models.flops import per_token, stored
-from specbench.models.generation import not_applied, suppressed_by
+from specbench.models.generation import forbidden_tokens, not_applied
 from specbench.models.sizes import context_of, rotary_switch, stops_of
 from specbench.models.vocabulary import VocabMap
 from specbench.settings import UNLIMITED_CONTEXT, Component
@@ -79,7 +79,7 @@ class CachedModel(Component):
             from specbench.models.encoder_decoder import Encoder
 
             self.encoder = Encoder(self.module, name)
-        self.suppressed = suppressed_by(module, None if self.encoder is None else len(self.encoder.start_tokens))
+        self.forbidden = forbidden_tokens(module)
         if carries_state(self.module):
             from specbench.models.recurrent import recurrence_of
 
@@ -312,7 +312,7 @@ class CachedModel(Component):
             self.cache.choose(tokens, visible, row)
             read = tokens if tokens.is_floating_point() else self.vocabulary.read(tokens)
             logits = self.fused.logits(self.cache, read, first, tree, keep_logits)
-            return self.vocabulary.fit(self.suppressed(logits, first) if suppressing else logits)  # no token is first
+            return self.vocabulary.fit(self.allowed(logits) if suppressing else logits)
         slots = (first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)).clamp(min=0)
         self.cache.place(slots, visible, row, self.kernel)
         root = first if tree is None else first - (tree.sees.shape[2] - tokens.shape[1])  # column of entry 0
@@ -331,4 +331,8 @@ class CachedModel(Component):
             seen = self.kernel_arguments(self, first, places) if self.kernel else {"attention_mask": self.mask(places)}
             seen[self.decoder.cache_name] = self.cache
             logits = self.decoder.logits(self.module, words, places, seen, keep_logits)
-        return self.vocabulary.fit(self.suppressed(logits, positions[:, -logits.shape[1] :]) if suppressing else logits)
+        return self.vocabulary.fit(self.allowed(logits) if suppressing else logits)
+
+    def allowed(self, logits: Tensor) -> Tensor:
+        """Logits or log p [..., V] without the tokens that generate() never draws."""
+        return logits.index_fill(-1, self.forbidden, -torch.inf) if len(self.forbidden) else logits

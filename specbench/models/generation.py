@@ -1,10 +1,5 @@
-"""What a checkpoint's generation_config asks for: tokens that are never drawn, and settings that are not applied.
+"""What a checkpoint's generation_config asks for: tokens that are never drawn, and settings that are not applied."""
 
-V vocabulary.
-"""
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +13,7 @@ from specbench.models.sizes import stops_of
 DECIDED = {
     *("temperature", "top_k", "top_p", "do_sample", "repetition_penalty", "max_length", "max_new_tokens"),
     *("eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id"),
-    *("suppress_tokens", "begin_suppress_tokens", "bad_words_ids"),  # `Suppressed`, and what `not_applied` says of them
+    *("suppress_tokens", "bad_words_ids"),  # `forbidden_tokens`, and what `not_applied` says of them
     *("num_assistant_tokens", "num_assistant_tokens_schedule", "prompt_lookup_num_tokens", "is_assistant"),
     "transformers_version",
 }
@@ -32,44 +27,20 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Suppressed:
-    """Tokens [n] that generate() never draws, and those that it does not draw as the first one, at position `begin`."""
-
-    always: Tensor
-    first: Tensor
-    begin: int
-
-    def __call__(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """Logits or log p [..., N, V], of what follows the tokens at positions [..., N], without these tokens."""
-        if len(self.always):
-            logits = logits.index_fill(-1, self.always, -torch.inf)
-        if not len(self.first):
-            return logits
-        begins = (positions == self.begin - 1)[..., None]
-        return torch.where(begins, logits.index_fill(-1, self.first, -torch.inf), logits)
+def forbidden_tokens(module: Any) -> Tensor:
+    """Those of the model's tokens that generate() never draws, [n]."""
+    size = module.config.get_text_config().vocab_size
+    found = sorted({token for token in never_drawn(module) if 0 <= token < size})  # generate() passes over others
+    return torch.tensor(found, dtype=torch.long, device=next(module.parameters()).device)
 
 
-def suppressed_by(module: Any, begin: int | None) -> Suppressed:
-    """What generate() suppresses with this module. `begin` is the position of the first new token. None says that it
-    differs between texts: then begin_suppress_tokens are not applied."""
-    options = generation_config(module)
-    never = options and never_drawn(options)
-    first = options and begin is not None and options.begin_suppress_tokens
-    return Suppressed(_known(never or [], module), _known(first or [], module), begin or 0)
-
-
-def never_drawn(options: Any) -> list[int]:
+def never_drawn(module: Any) -> list[int]:
     """The tokens that a generation_config forbids everywhere. generate() lets bad words end a text all the same."""
+    options = generation_config(module)
+    if options is None:
+        return []
     alone = [words[0] for words in options.bad_words_ids or [] if len(words) == 1]
     return [*(options.suppress_tokens or []), *(token for token in alone if token not in stops_of(options))]
-
-
-def _known(tokens: Sequence[int], module: Any) -> Tensor:
-    """Those of the tokens that the model has, [n]: generate() passes over others."""
-    size = module.config.get_text_config().vocab_size
-    kept = sorted({token for token in tokens if 0 <= token < size})
-    return torch.tensor(kept, dtype=torch.long, device=next(module.parameters()).device)
 
 
 def not_applied(module: Any, repetition_penalty: float) -> list[str]:
@@ -84,8 +55,6 @@ def not_applied(module: Any, repetition_penalty: float) -> list[str]:
         found.append(f"repetition_penalty={options.repetition_penalty}")
     if longer := [words for words in options.bad_words_ids or [] if len(words) > 1]:
         found.append(f"bad_words_ids={shown(longer)}")
-    if options.begin_suppress_tokens and not module.config.is_encoder_decoder:
-        found.append(f"begin_suppress_tokens={shown(options.begin_suppress_tokens)}")
     return found
 
 

@@ -17,7 +17,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.data.sources import SHIPPED
 from specbench.errors import ConfigError, unknown
-from specbench.models.agreement import reads_trees
 from specbench.models.attention_mask import refuse_unknown_kinds
 from specbench.models.checkpoint import (
     GGUF,
@@ -32,6 +31,7 @@ from specbench.models.checkpoint import (
 )
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
+from specbench.models.reference_forward import reads_trees
 from specbench.models.sizes import HALVES, ModelSize, loader_of, without_memory
 from specbench.settings import BaseSettings
 

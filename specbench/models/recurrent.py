@@ -20,7 +20,14 @@ from specbench.cache.dynamic import DynamicCache
 from specbench.cache.slots import cache_argument
 from specbench.decoding.state import State
 from specbench.errors import ConfigError, first_line
-from specbench.models.attention_mask import WITHOUT_MASK, AttentionMask, TokenPlaces, attending_layers, has_state
+from specbench.models.attention_mask import (
+    ATTENDING,
+    WITHOUT_MASK,
+    AttentionMask,
+    TokenPlaces,
+    attending_layers,
+    has_state,
+)
 from specbench.models.sizes import READ_CHUNK
 
 FIRST, MORE = 5, 4  # tokens of the text that shows whether several can be read behind a state
@@ -162,7 +169,7 @@ class Recurrence:
             given: dict[str, Any] = {self.argument: cache}
             if self.hybrid:
                 places = TokenPlaces(slots[:, part], positions[:, part], slots[:, 0], visible, None)
-                given["attention_mask"] = self.mask.by_kind(places) | dict.fromkeys(WITHOUT_MASK)
+                given["attention_mask"] = self.mask.by_kind(places, ATTENDING) | dict.fromkeys(WITHOUT_MASK)
             if self.with_positions:
                 given["position_ids"] = positions[:, part]
             if self.skips_logits:

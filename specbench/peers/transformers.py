@@ -61,13 +61,12 @@ def settings_of(sampling: Sampling, target: LanguageModel) -> dict[str, Any]:
         "repetition_penalty": sampling.repetition_penalty,
         "eos_token_id": target.stop_tokens or None,
         "pad_token_id": (target.stop_tokens or [0])[0],
-        "suppress_tokens": target.suppressed.always.tolist() or None,
+        "suppress_tokens": target.forbidden.tolist() or None,
     }
     if not sampling.greedy:
         found |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
     if target.start_tokens is not None:
         found["decoder_start_token_id"] = target.start_tokens[0]
-        found["begin_suppress_tokens"] = target.suppressed.first.tolist() or None
     return found
 
 

@@ -20,7 +20,7 @@ from specbench.decoding.token_tree import static_tree
 from specbench.executors.compiled import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.kernels import attention, fused
-from specbench.models import agreement
+from specbench.models import reference_forward
 from specbench.models.fused_step import FusedStep, UnlikeLlamaError
 from specbench.models.language_model import LanguageModel
 
@@ -135,10 +135,10 @@ def test_faults_are_seen(fault, monkeypatch):
     """Negative controls: also what is tried with every loaded model sees them."""
     module, (name, make) = tiny("llama", 1), FAULTS[fault]
     model = model_of(module)
-    assert agreement.reads_trees(model, "tiny") and model.fused is not None
+    assert reference_forward.reads_trees(model, "tiny") and model.fused is not None
     monkeypatch.setattr(fused, name, make())
     assert error(module) > 1e-3
-    assert agreement.reads_trees(model, "tiny") and model.fused is None
+    assert reference_forward.reads_trees(model, "tiny") and model.fused is None
 
 
 # -- To the bit -------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_other_modules_run_as_they_are_written(kind):
     model = LanguageModel(module, None, name="tiny", sampling=Sampling(), new_cache=CACHES["static"],
                           executor=EagerExecutor(), attention="triton")  # fmt: skip
     assert (model.fused is not None) == (kind in ("granite", "smollm3"))
-    agreement.reads_trees(model, "tiny")
+    reference_forward.reads_trees(model, "tiny")
     assert model.fused is None and model.kernel
 
 

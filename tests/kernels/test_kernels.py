@@ -28,9 +28,9 @@ from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
 from specbench.kernels import attention
 from specbench.models import kernel_attention
-from specbench.models.agreement import reads_trees
 from specbench.models.attention_mask import aligned_bias
 from specbench.models.language_model import LanguageModel
+from specbench.models.reference_forward import reads_trees
 from specbench.policies.fixed import FixedGamma
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier

@@ -17,10 +17,10 @@ from specbench.decoding.timer import Timer
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
 from specbench.models import load
-from specbench.models.agreement import reads_trees
 from specbench.models.context import Context
 from specbench.models.load import PretrainedModel, footprint, load_tokenizer
 from specbench.models.recurrent import recurrence_of
+from specbench.models.reference_forward import reads_trees
 from specbench.policies.fixed import FixedGamma
 
 PROMPTS = ([5, 9, 33, 17, 8], [40, 12, 7, 3, 44, 52, 6, 29], [11, 20, 31])

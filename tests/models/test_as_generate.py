@@ -111,4 +111,4 @@ def test_what_is_forbidden_as_the_first_token_alone_is_named_in_a_note(tmp_path)
     edited("generation_config.json", partial(dict, begin_suppress_tokens=[7], suppress_tokens=[9]))(folder)
     parts = parts_of("target=model", f"target.path={folder}", "drafter=ngram")
     [note] = [note for note in parts.notes if "begin_suppress_tokens" in note]
-    assert parts.target.suppressed.always.tolist() == [9] and "suppress_tokens=[9]" not in note
+    assert parts.target.forbidden.tolist() == [9] and "suppress_tokens=[9]" not in note

@@ -17,10 +17,9 @@ from specbench.cache.slots import cache_argument
 from specbench.decoding.sampling import Sampling
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
-from specbench.models.agreement import reads_trees
 from specbench.models.encoder_decoder import refuse_decoder
 from specbench.models.language_model import LanguageModel
-from specbench.models.reference_forward import stock_logits
+from specbench.models.reference_forward import reads_trees, stock_logits
 
 SEAMLESS = LIKE_BART | {"hidden_size": 16}
 PROPHETNET = {"hidden_size": 16, "num_encoder_layers": 1, "num_decoder_layers": 1, "num_encoder_attention_heads": 2,

@@ -26,9 +26,9 @@ from specbench.decoding.timer import Clock
 from specbench.drafters.model import ModelDrafter
 from specbench.errors import ConfigError
 from specbench.measure.target_text import read_alpha
-from specbench.models.agreement import reads_trees
 from specbench.models.language_model import LanguageModel
 from specbench.models.recurrent import Kept, RowStates
+from specbench.models.reference_forward import reads_trees
 from specbench.policies.fixed import FixedGamma
 from specbench.verifiers.speculative import SpeculativeVerifier
 
