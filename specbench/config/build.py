@@ -24,6 +24,7 @@ from specbench.executors.machine import free_bytes
 from specbench.kernels import ops
 from specbench.models.context import Context
 from specbench.models.devices import pick_device, pick_dtype
+from specbench.models.generation import not_applied
 from specbench.models.language_model import LanguageModel
 from specbench.models.load import footprint, load_tokenizer, uses_template
 from specbench.models.sizes import ModelSize
@@ -263,7 +264,8 @@ def notes_on_models(target: LanguageModel, drafter: Drafter, verifier: Verifier,
         if model.random_weights:
             found.append(f"{role} has random weights: its times are real, its text and alpha are not")
         found += [f"no text of the {role} is longer, since {limit}" for limit in model.limits]
-        if asked := [setting for setting in model.unlike_generate if setting not in applied]:
+        settings = not_applied(model.module, model.sampling.repetition_penalty)
+        if asked := [setting for setting in settings if setting not in applied]:
             found.append(
                 f"the {role}'s generation_config asks for {', '.join(asked)}, which neither the run nor its peers do"
             )

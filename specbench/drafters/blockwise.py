@@ -16,9 +16,9 @@ from specbench.drafters.parallel import ParallelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
 from specbench.models.context import Context
-from specbench.models.flops import stored
 from specbench.models.heads import Heads, MedusaHeads, PartSettings, load_heads
 from specbench.models.language_model import LanguageModel
+from specbench.models.sizes import stored
 from specbench.policies.base import GammaPolicy
 
 HEADS = "heads of python -m specbench.train or of others, which must be a hub id or a folder with a config.json"

@@ -21,10 +21,10 @@ from specbench.drafters.parallel import ParallelDrafter
 from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.models.checkpoint import MODEL, local_path
 from specbench.models.context import Context
-from specbench.models.flops import stored
 from specbench.models.heads import PartSettings
 from specbench.models.language_model import LanguageModel
 from specbench.models.load import load_config
+from specbench.models.sizes import stored
 from specbench.models.vocabulary import DraftVocabulary, VocabMap
 from specbench.policies.base import GammaPolicy
 

@@ -34,14 +34,19 @@ class TokenPlaces(NamedTuple):
 
     slots: Tensor  # [b, N], their columns
     positions: Tensor  # [b, N]
-    root: Tensor  # [b], the column of entry 0 of their tree, if they are one
+    first: Tensor  # [b], the column of the first of them; below 0 if it stands before the text
     visible: int  # columns that they see
     tree: Tree | None
 
     @property
     def columns(self) -> Tensor:
         """[1, T]: the columns that are read."""
-        return torch.arange(self.visible, device=self.root.device)[None]
+        return torch.arange(self.visible, device=self.first.device)[None]
+
+    @property
+    def root(self) -> Tensor:
+        """[b]: the column of entry 0 of their tree, if they are one."""
+        return self.first if self.tree is None else self.first - (self.tree.sees.shape[2] - self.slots.shape[1])
 
     @property
     def of_columns(self) -> Tensor:

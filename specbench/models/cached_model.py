@@ -23,9 +23,8 @@ from specbench.decoding.token_tree import Tree
 from specbench.executors.base import Executor
 from specbench.models.attention_mask import AttentionMask, TokenPlaces, carries_state, refuse_unknown_kinds
 from specbench.models.causal_call import CausalCall
-from specbench.models.flops import per_token, stored
-from specbench.models.generation import forbidden_tokens, not_applied
-from specbench.models.sizes import context_of, rotary_switch, stops_of
+from specbench.models.generation import forbidden_tokens
+from specbench.models.sizes import context_of, per_token, rotary_switch, stops_of, stored
 from specbench.models.vocabulary import VocabMap
 from specbench.settings import UNLIMITED_CONTEXT, Component
 
@@ -154,28 +153,13 @@ class CachedModel(Component):
     @property
     def forced_tokens(self) -> int:
         """How many tokens generate() forces behind the start, which count for the length of a hypothesis."""
-        return 0 if self.encoder is None else self.encoder.forced
-
-    @property
-    def unlike_generate(self) -> list[str]:
-        """Settings of its generation_config that are not applied, as "min_length=56"."""
-        return not_applied(self.module, self.sampling.repetition_penalty)
+        return len((self.start_tokens or [0])[1:])
 
     @cached_property
     def stop_tokens(self) -> list[int]:
         """End-of-sequence ids of the generation config, the config and the tokenizer."""
         sources = (self.module.generation_config, self.config, self.tokenizer)
         return sorted({token for source in sources for token in stops_of(source)})
-
-    @property
-    def kernel_lengths(self) -> list[int]:
-        """Lengths of prompts with which all kernels of attention run once; empty without the Triton kernel."""
-        if not self.kernel:
-            return []
-
-        from specbench.kernels.attention import FEW
-
-        return [1, FEW + 1]
 
     # -- Rows of the cache ----------------------------------------------------------------------
 
@@ -249,10 +233,6 @@ class CachedModel(Component):
         inputs = 0 if self.encoder is None else self.encoder.inputs.bytes()
         return self.cache.bytes() + inputs + (0 if self.states is None else self.states.bytes())
 
-    def column_bytes(self) -> float:
-        """Bytes of the keys and values of one position of one row, all layers."""
-        return self.cache.column_bytes()
-
     def cache_tensors(self) -> list[Tensor]:
         """See `HasCache.cache_tensors`."""
         own = self.cache.tensors()
@@ -314,23 +294,14 @@ class CachedModel(Component):
             logits = self.fused.logits(self.cache, read, first, tree, keep_logits)
             return self.vocabulary.fit(self.allowed(logits) if suppressing else logits)
         slots = (first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)).clamp(min=0)
-        self.cache.place(slots, visible, row, self.kernel)
-        root = first if tree is None else first - (tree.sees.shape[2] - tokens.shape[1])  # column of entry 0
-        positions = slots if tree is None else root[:, None] + tree.depth
+        places = TokenPlaces(slots, slots, first, visible, tree)
+        positions = slots if tree is None else places.root[:, None] + tree.depth
         if torch.compiler.is_compiling() or visible > self.context:  # guesses of idle rows, whose logits are not used
             positions = positions.clamp(max=self.context - 1)
         words = {"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": self.vocabulary.read(tokens)}
-        if self.recurrence is not None:
-            assert tree is None, "a recurrent model reads chains"
-            logits = self.recurrence.logits(self, words, slots, positions, visible, row, keep_logits)
-        elif self.encoder is not None:
-            places = TokenPlaces(slots, positions, root, visible, tree)
-            logits = self.encoder.logits(self.module, words, places, self.mask, row, self.cache)
-        else:
-            places = TokenPlaces(slots, positions, root, visible, tree)
-            seen = self.kernel_arguments(self, first, places) if self.kernel else {"attention_mask": self.mask(places)}
-            seen[self.decoder.cache_name] = self.cache
-            logits = self.decoder.logits(self.module, words, places, seen, keep_logits)
+        self.cache.place(slots, visible, row, self.kernel)
+        call = self.recurrence or self.encoder or self.decoder
+        logits = call.logits(self, words, places._replace(positions=positions), row, keep_logits)
         return self.vocabulary.fit(self.allowed(logits) if suppressing else logits)
 
     def allowed(self, logits: Tensor) -> Tensor:

@@ -42,14 +42,19 @@ class CausalCall:
             self.positions = Positions(module.get_decoder())
 
     def logits(
-        self, module: Any, words: dict[str, Tensor], places: TokenPlaces, seen: dict[str, Any], keep_logits: int
+        self, model: Any, words: dict[str, Tensor], places: TokenPlaces, row: int | None, keep_logits: int
     ) -> Tensor:
         """Logits [b, N, V] (only the last `keep_logits` if not 0) of new tokens, `words` being their ids or embeddings,
-        as the module computes them. `seen` is the cache, and what says which of its columns they see."""
+        as the module of a `CachedModel` computes them. `row` is the only row of the forward, None for the first b."""
+        if model.kernel:
+            given: dict[str, Any] = model.kernel_arguments(model, places.first, places)
+        else:
+            given = {"attention_mask": model.mask(places)}
         if self.takes_positions:
-            seen["position_ids"] = places.positions + self.first
+            given["position_ids"] = places.positions + self.first
         if self.skips_logits:
-            seen["logits_to_keep"] = keep_logits
+            given["logits_to_keep"] = keep_logits
+        given[self.cache_name] = model.cache
         with nullcontext() if self.positions is None else self.positions.at(places):
-            found: Tensor = module(**words, **seen, use_cache=True).logits
+            found: Tensor = model.module(**words, **given, use_cache=True).logits
         return found

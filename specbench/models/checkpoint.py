@@ -20,8 +20,8 @@ from transformers.utils.hub import cached_file
 from specbench.data.sources import place_of
 from specbench.errors import ConfigError, shown
 from specbench.executors.machine import cache_dir, out_of_memory
-from specbench.models.flops import plain_parts
 from specbench.models.hub import hub_answers
+from specbench.models.sizes import plain_parts
 
 LONGEST_REASON = 240  # characters of a library's message
 INDEX = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from specbench.cache.encoder_inputs import EncoderInputs
 from specbench.cache.slots import cache_argument
 from specbench.errors import ConfigError
-from specbench.models.attention_mask import AttentionMask, TokenPlaces
+from specbench.models.attention_mask import TokenPlaces
 from specbench.models.positions import Positions
 from specbench.models.sizes import context_of
 
@@ -37,7 +37,6 @@ class Encoder:
         self.encoder, self.decoder = found.get_encoder(), found.get_decoder()
         self.positions = Positions(self.decoder)
         self.start_tokens = start_of(module, name)
-        self.forced = len(self.start_tokens) - 1  # of them, those that generate() counts as new
         self.context = context_of(module.config, "encoder")
 
     def shared(self) -> "Encoder":
@@ -67,12 +66,11 @@ class Encoder:
         self.inputs.write(row, [(layer.keys, layer.values) for layer in layers])
 
     def logits(
-        self, module: Any, words: dict[str, Tensor], places: TokenPlaces, mask: AttentionMask, row: int | None,
-        cache: Cache,
-    ) -> Tensor:  # fmt: skip
-        """The module's logits [b, N, V] of new tokens, `words` being their ids or embeddings, whose keys and values go
-        to `cache`. `row` is the only row of the forward, None for the first b."""
+        self, model: Any, words: dict[str, Tensor], places: TokenPlaces, row: int | None, keep_logits: int
+    ) -> Tensor:
+        """As `CausalCall.logits`; all are kept."""
         b, N = places.slots.shape
+        module, mask = model.module, model.mask
         read = self.inputs.place(b, row)[:, None, None]  # [b, 1, 1, S]
         with self.positions.at(places):
             found: Tensor = module(
@@ -80,7 +78,7 @@ class Encoder:
                 decoder_attention_mask=mask(places),
                 encoder_outputs=BaseModelOutput(last_hidden_state=read),  # of which nothing is read any more
                 attention_mask=mask.as_bias(read.expand(-1, -1, N, -1)),  # [b, 1, N, S]: LED and MVP broadcast nothing
-                **{cache_argument(module.forward): EncoderDecoderCache(cache, self.inputs)},
+                **{cache_argument(module.forward): EncoderDecoderCache(model.cache, self.inputs)},
                 use_cache=True,
             ).logits
         return found

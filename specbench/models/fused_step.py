@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from specbench.decoding.token_tree import Tree
 from specbench.kernels import attention, fused
-from specbench.models.flops import plain_parts
 from specbench.models.hidden_states import decoder_layers
+from specbench.models.sizes import plain_parts
 
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 PRODUCTS, HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm"}

@@ -153,25 +153,23 @@ class Recurrence:
         }
 
     def logits(
-        self, model: Any, words: dict[str, Tensor], slots: Tensor, positions: Tensor, visible: int, row: int | None,
-        keep_logits: int = 0,
-    ) -> Tensor:  # fmt: skip
-        """Logits [b, N, V] (only the last `keep_logits` if not 0) of new tokens, `words` being their ids or embeddings,
-        at positions [b, N], in columns slots [b, N], of which attention sees `visible`. `row` is the only row of the
-        forward, None for the first b. `model` has a module, a cache and the states of its rows."""
-        cache, (b, N) = model.cache, slots.shape
+        self, model: Any, words: dict[str, Tensor], places: TokenPlaces, row: int | None, keep_logits: int
+    ) -> Tensor:
+        """As `CausalCall.logits`, of chains. `model` has a module, a cache and the states of its rows."""
+        assert places.tree is None, "a recurrent model reads chains"
+        cache, (b, N) = model.cache, places.slots.shape
         rows = range(b) if row is None else range(row, row + 1)
         one_by_one = self.one_by_one and model.states.before(rows) is not None
         found = []
         for part in [slice(i, i + 1) for i in range(N)] if one_by_one else [slice(0, N)]:
-            cache.place(slots[:, part], visible, row)
+            own = places._replace(slots=places.slots[:, part], positions=places.positions[:, part])
+            cache.place(own.slots, own.visible, row)
             self._give(cache, model.states.before(rows))
             given: dict[str, Any] = {self.argument: cache}
             if self.hybrid:
-                places = TokenPlaces(slots[:, part], positions[:, part], slots[:, 0], visible, None)
-                given["attention_mask"] = self.mask.by_kind(places, ATTENDING) | dict.fromkeys(WITHOUT_MASK)
+                given["attention_mask"] = self.mask.by_kind(own, ATTENDING) | dict.fromkeys(WITHOUT_MASK)
             if self.with_positions:
-                given["position_ids"] = positions[:, part]
+                given["position_ids"] = own.positions
             if self.skips_logits:
                 given["logits_to_keep"] = keep_logits
             output = model.module(**{name: word[:, part] for name, word in words.items()}, use_cache=True, **given)
@@ -210,7 +208,8 @@ class Recurrence:
             trial = SimpleNamespace(module=module, cache=DynamicCache(1, FIRST + MORE), states=RowStates(1))
             for begin, end in ((0, FIRST), (FIRST, FIRST + MORE)):
                 slots = torch.arange(begin, end, device=device)[None]
-                logits = self.logits(trial, {"input_ids": text[:, begin:end]}, slots, slots, end, None)
+                places = TokenPlaces(slots, slots, slots[:, 0], end, None)
+                logits = self.logits(trial, {"input_ids": text[:, begin:end]}, places, None, 0)
             ends.append([*trial.states.kept[0][-1].states.values(), logits])
         self.state_bytes = trial.states.bytes()
         same = SAME if wide else SAME_16_BIT

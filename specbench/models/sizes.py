@@ -1,19 +1,25 @@
-"""What a model's configuration says before it loads: its size, its context and the class that makes it."""
+"""What a model's configuration says before it loads: its size, its context and the class that makes it; and what a
+loaded one reads and multiplies per token, for the ratio c_hat of Definition 3.10 and for the bandwidth."""
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
-from torch import nn
-from transformers import PretrainedConfig
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.models.attention_mask import attending_layers, has_state
 from specbench.settings import UNLIMITED_CONTEXT
 
 HALVES = (torch.float16, torch.bfloat16)
 READ_CHUNK = 2048  # tokens of a text that a model reads in a forward, by default
+# Names that transformers gives to the attention to an encoder's outputs, whose keys and values have not the input of q.
+CROSS_ATTENTION = ("encoder_attn", "EncDecAttention", "crossattention")
+INPUT_SIDE = ("k", "v", "k_proj", "v_proj")  # what makes keys and values of an encoder's outputs, once a request
+CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_top_k", "top_k_experts")  # names in configs
 
 
 @dataclass(frozen=True)
@@ -98,3 +104,59 @@ def without_memory(config: PretrainedConfig, dtype: torch.dtype, trust_remote_co
     """The module of a configuration, without memory for its weights. Errors are those of transformers."""
     with torch.device("meta"):
         return loader_of(config).from_config(copy.copy(config), dtype=dtype, trust_remote_code=trust_remote_code)
+
+
+class Stored(NamedTuple):
+    """The weights of a module: how many, each once, and their bytes."""
+
+    numbers: int
+    bytes: int
+
+
+def stored(module: nn.Module) -> Stored:
+    """The weights of a module as it runs."""
+    weights = list(module.parameters())
+    return Stored(sum(weight.numel() for weight in weights), sum(map(bytes_of, weights)))
+
+
+def bytes_of(weight: Tensor) -> int:
+    """The bytes of a weight as it is stored."""
+    return sum(part.nbytes for part in plain_parts(weight))
+
+
+def plain_parts(weight: Tensor) -> list[Tensor]:
+    """The plain tensors of a weight, all of any shape: itself, or those that a quantiser's own kind consists of."""
+    if not is_traceable_wrapper_subclass(weight):
+        return [weight]
+    return [part for name in weight.__tensor_flatten__()[0] for part in plain_parts(getattr(weight, name))]
+
+
+def per_token(module: PreTrainedModel) -> tuple[int, int]:
+    """Multiply-adds with the weights of a module in a forward of one token (Definition 3.10), and bytes of weights that
+    this process reads for it. An embedding that is not also the output matrix is looked up, not multiplied; experts
+    that the token is not routed to are not read. Of an encoder-decoder only the decoder runs in a step."""
+    stock: Any = module
+    head = stock.get_output_embeddings()
+    used = nn.ModuleList([stock.get_decoder(), head]) if module.config.is_encoder_decoder else module
+    outputs = [id(weight) for weight in head.parameters()]
+    crossing = [part for path, part in used.named_modules() if path.rpartition(".")[2] in CROSS_ATTENTION]
+    idle = [child for part in crossing for name, child in part.named_children() if name in INPUT_SIDE]
+    idle += [part for part in used.modules() if isinstance(part, nn.Embedding) and id(part.weight) not in outputs]
+    share = {id(weight): 0.0 for part in idle for weight in part.parameters()} | expert_shares(used, module.config)
+    weights = [(weight, share.get(id(weight), 1.0)) for weight in used.parameters()]
+    return (
+        round(sum(part * weight.numel() for weight, part in weights)),
+        round(sum(part * bytes_of(weight) for weight, part in weights)),
+    )
+
+
+def expert_shares(module: nn.Module, config: PretrainedConfig) -> dict[int, float]:
+    """By the id of each weight that holds all experts of a layer, stacked [experts, out, in], the share of them that a
+    token is routed to."""
+    chosen = first_of(config.get_text_config(), *CHOSEN)
+    found: dict[int, float] = {}
+    for layer in module.modules() if chosen is not None else ():
+        count, own = vars(layer).get("num_experts"), list(layer.parameters(recurse=False))
+        if isinstance(count, int) and any(weight.dim() == 3 and len(weight) == count for weight in own):
+            found |= {id(weight): min(1.0, chosen / count) for weight in own}
+    return found

@@ -358,7 +358,7 @@ def facts_of(method: Method, status: Status, known: Mapping[str, Any], seconds: 
         batch_size=parts.root.batch_size,
         c_hat=drafter.operations_per_token / target.operations_per_token,
         step_bytes=target.step_bytes,
-        column_bytes=target.column_bytes(),
+        column_bytes=target.cache.column_bytes(),
         peak_bytes_per_second=bytes_per_second(target.device),
         memory={
             "peak_bytes": peak_bytes(target.device),

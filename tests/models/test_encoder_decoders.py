@@ -20,6 +20,7 @@ from encoder_decoder_cases import (
     module_of,
 )
 from small_runs import parts_of, run
+from transformers import GenerationConfig
 
 from specbench.beams.beam import BeamDecoding
 from specbench.beams.search import BeamRules
@@ -29,10 +30,10 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.errors import ConfigError
-from specbench.models.flops import per_token
 from specbench.models.language_model import LanguageModel
 from specbench.models.positions import Positions
 from specbench.models.reference_forward import stock_logits, stock_scores
+from specbench.models.sizes import per_token
 
 
 @cache
@@ -175,7 +176,8 @@ def test_a_run_searches_the_beams_of_an_encoder_decoder(pair, tmp_path):
 
 
 def test_a_number_of_beams_is_noted_unless_it_is_searched_for():
-    target = SimpleNamespace(random_weights=False, limits=[], unlike_generate=["num_beams=3", "min_length=5"])
+    module = SimpleNamespace(generation_config=GenerationConfig(num_beams=3, min_length=5))
+    target = SimpleNamespace(random_weights=False, limits=[], module=module, sampling=Sampling())
     searches = (BeamDecoding(BeamRules(width, 2 * width, 1.0, False)) for width in (4, 3))
     applied = ((), *(search.generate_settings for search in searches))
     nothing = SimpleNamespace(models=[], notes=[]), SimpleNamespace(note=None)

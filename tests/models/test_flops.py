@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specbench.models.flops import count_of, expert_layers, idle_experts
+from specbench.models.sizes import expert_shares, per_token, stored
 
 SIZES = dict(vocab_size=64, hidden_size=16, intermediate_size=32, moe_intermediate_size=8, num_hidden_layers=2,
              num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=64, pad_token_id=None,
@@ -20,9 +20,10 @@ SHAPES = {
 @pytest.mark.parametrize("kind", SHAPES)
 def test_the_experts_of_every_layer_are_found(kind):
     module = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(SIZES | SHAPES[kind]))).eval()
-    layers = expert_layers(module)
+    found = expert_shares(module, module.config)
+    layers = [layer for layer in module.modules() if any(id(p) in found for p in layer.parameters(recurse=False))]
     assert len(layers) == (1 if "first_k_dense_replace" in SHAPES[kind] else 2)
-    assert {count_of(layer) for layer in layers} == {8} and idle_experts(module, module.config)[0] > 0
+    assert {*found.values()} == {2 / 8}
 
 
 def test_only_the_weights_of_chosen_experts_are_read():
@@ -30,5 +31,6 @@ def test_only_the_weights_of_chosen_experts_are_read():
         module = AutoModelForCausalLM.from_config(AutoConfig.for_model("olmoe", **SIZES, num_experts=8))
         dense = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SIZES))
     each = sum(p.numel() for p in module.model.layers[0].mlp.experts.parameters()) // 8
-    assert idle_experts(module, module.config) == (2 * 6 * each, 2 * 6 * each * 4)
-    assert idle_experts(dense, dense.config) == (0, 0) and not expert_layers(dense)
+    read = stored(module).numbers - module.get_input_embeddings().weight.numel() - 2 * 6 * each
+    assert per_token(module) == (read, 4 * read)
+    assert not expert_shares(dense, dense.config)
