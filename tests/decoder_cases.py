@@ -35,13 +35,11 @@ from specbench.drafters.hierarchical import HierarchicalDrafter
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.mtp import MtpDrafter
 from specbench.drafters.multi_draft import MultiDrafter
-from specbench.drafters.ngram import NgramDrafter
-from specbench.drafters.ngram_lm import BigramDrafter, UnigramDrafter, training_tokens
+from specbench.drafters.ngram_lm import BigramDrafter, RandomDrafter, UnigramDrafter, training_tokens
 from specbench.drafters.pair_model import PairInput, PairModel
 from specbench.drafters.parallel import PassDrafter
 from specbench.drafters.prompt_lookup import PromptLookupDrafter
-from specbench.drafters.random import RandomDrafter
-from specbench.drafters.suffix import SuffixDrafter
+from specbench.drafters.suffix import NgramDrafter, SuffixDrafter
 from specbench.drafters.tree import TreeDrafter
 from specbench.drafters.tree_shapes import CHILDREN, DynamicTree, FixedTree, SampledTree, widths
 from specbench.executors.base import Executor

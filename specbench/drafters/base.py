@@ -1,5 +1,6 @@
 """Base class of drafters: they propose guesses drawn from M_q, together with q."""
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -8,9 +9,10 @@ from torch import Tensor
 
 from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.state import State
+from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.policies.base import GammaPolicy
-from specbench.settings import Component
+from specbench.settings import BaseSettings, Component, Temperature, TopK, TopP
 
 UNLIMITED = 2**63 - 1  # tokens: the context of a drafter without a limit of its own
 
@@ -40,7 +42,7 @@ class Drafter(Component, ABC):
     widths: Sequence[int] = ()
 
     @classmethod
-    def from_settings(cls, settings: Any, context: Any, target: Any) -> "Drafter":
+    def from_settings(cls, settings: Any, context: Context, target: Any) -> "Drafter":
         """Builds the drafter from its settings, the run's `Context` and the target, a `LanguageModel`. By default the
         settings are the constructor's arguments. Raises ConfigError."""
         return cls(**vars(settings))
@@ -82,3 +84,19 @@ class Drafter(Component, ABC):
     def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
         """Keeps the accepted guesses and forgets the others. root [B] is the position of node 0, the last token that
         was committed before the round."""
+
+
+class OwnSampling(BaseSettings):
+    """Settings of every drafter that computes q: its own standardization, which may differ from the target's (section
+    6). Null means the target's value."""
+
+    temperature: Temperature | None = None
+    top_k: TopK | None = None
+    top_p: TopP | None = None
+
+    def own(self, context: Context) -> Context:
+        """The run's context with the drafter's own sampling. The output distribution stays p, because guesses are drawn
+        from this q."""
+        own = {name: getattr(self, name) for name in OwnSampling.model_fields}
+        changed = {name: value for name, value in own.items() if value is not None}
+        return dataclasses.replace(context, sampling=dataclasses.replace(context.sampling, **changed))

@@ -12,8 +12,8 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import depths, levels_of
 from specbench.decoding.transfers import constant, counts, upload
+from specbench.drafters.base import OwnSampling
 from specbench.drafters.parallel import ParallelDrafter
-from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.heads import Heads, MedusaHeads, PartSettings, load_heads

@@ -15,10 +15,10 @@ from specbench.decoding.rows import Rows, last_tokens, window
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import State
 from specbench.decoding.transfers import counts
+from specbench.drafters.base import OwnSampling
 from specbench.drafters.dflash_config import DFlashConfig, read_dflash, refuse_other_target
 from specbench.drafters.dflash_network import DFlashNetwork, load_network
 from specbench.drafters.parallel import ParallelDrafter
-from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.models.checkpoint import MODEL, local_path
 from specbench.models.context import Context
 from specbench.models.heads import PartSettings

@@ -4,8 +4,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from specbench.drafters.base import OwnSampling
 from specbench.drafters.model import ModelDrafter
-from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.heads import ExitHead, Heads, PartSettings, load_part

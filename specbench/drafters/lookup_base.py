@@ -16,20 +16,6 @@ from specbench.decoding.transfers import counts, move, upload
 from specbench.drafters.base import Drafter
 
 
-def committed(state: State) -> list[list[int]]:
-    """The committed tokens of each row, in lists that the caller may change."""
-    return [[] if s is None else list(s.tokens) for s in state.sequences]
-
-
-def point_mass_chain(guesses: Sequence[Sequence[int]], state: State) -> Draft:
-    """A chain of each row's guesses, whose q are point masses."""
-    width, device = max(map(len, guesses)), state.tokens.device
-    if width == 0:
-        return Draft.empty(state.batch_size, device)
-    tokens = upload([[*row, *[0] * (width - len(row))] for row in guesses], device)
-    return Draft.chain(tokens, None, counts(tuple(map(len, guesses)), device))
-
-
 class PointMassDrafter(Drafter):
     """Drafts guesses without probabilities: q is a point mass on each."""
 
@@ -38,16 +24,22 @@ class PointMassDrafter(Drafter):
         return True
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
-        rows = enumerate(zip(self.texts(state), gamma, strict=True))
-        return point_mass_chain([self.guess(row, text, g) if g else [] for row, (text, g) in rows], state)
-
-    def texts(self, state: State) -> list[list[int]]:
-        """By row, the tokens that `guess` reads."""
-        return committed(state)
+        guesses: list[list[int]] = []
+        for row, most in enumerate(gamma):
+            if not most:
+                guesses.append([])
+                continue
+            text, given = state.at(row).tokens, state.at(row).encoder_input
+            guesses.append(self.guess(row, [*given, *text] if given else text, most))
+        width, device = max(map(len, guesses)), state.tokens.device
+        if width == 0:
+            return Draft.empty(state.batch_size, device)
+        tokens = upload([[*row, *[0] * (width - len(row))] for row in guesses], device)
+        return Draft.chain(tokens, None, counts(tuple(map(len, guesses)), device))
 
     @abstractmethod
     def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
-        """At most gamma tokens that may follow this row's committed tokens."""
+        """At most gamma tokens that may follow this row's committed tokens, before which an encoder's input stands."""
 
 
 class CountDrafter(Drafter):
@@ -59,7 +51,7 @@ class CountDrafter(Drafter):
     def propose(self, state: State, gamma: list[int]) -> Draft:
         if not any(gamma):
             return Draft.empty(state.batch_size, state.tokens.device)
-        texts = committed(state)
+        texts = [[] if sequence is None else list(sequence.tokens) for sequence in state.sequences]
         noise = window(state.noise[PROPOSAL], state.length, max(gamma)).cpu()  # on a GPU this waits for the device
         seen = None if self.sampling.repetition_penalty == 1 else self._seen(texts)
         tokens: list[Tensor] = []

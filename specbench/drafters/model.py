@@ -12,8 +12,7 @@ from specbench.decoding.sampling import draw
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import Tree
 from specbench.decoding.transfers import counts
-from specbench.drafters.base import Drafter
-from specbench.drafters.sampling_overrides import OwnSampling
+from specbench.drafters.base import Drafter, OwnSampling
 from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel

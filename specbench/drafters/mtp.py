@@ -8,10 +8,10 @@ from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import Tree
 from specbench.decoding.transfers import upload
+from specbench.drafters.base import OwnSampling
 from specbench.drafters.model import Inputs, Memory
 from specbench.drafters.mtp_checkpoint import load_mtp, missing_in
 from specbench.drafters.pair_model import PairModel
-from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.drafters.tree import TreeDrafter
 from specbench.drafters.tree_shapes import Shape, TreeSettings
 from specbench.errors import ConfigError

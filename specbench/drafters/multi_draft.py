@@ -15,8 +15,7 @@ from specbench.decoding.state import State
 from specbench.decoding.token_tree import ROOT, depths
 from specbench.decoding.transfers import constant, upload
 from specbench.decoding.verify_tree import follow
-from specbench.drafters.base import Drafter
-from specbench.drafters.sampling_overrides import OwnSampling
+from specbench.drafters.base import Drafter, OwnSampling
 from specbench.drafters.tree import TreeDrafter
 from specbench.drafters.tree_shapes import FixedTree
 from specbench.errors import ConfigError, shown

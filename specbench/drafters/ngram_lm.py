@@ -1,4 +1,4 @@
-"""Unigram and bigram drafters (sections 3.6 and 4.2), fitted on a text."""
+"""Drafters that sample from a table: unigrams and bigrams of a text (sections 3.6 and 4.2), and tokens at random."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +10,37 @@ from torch import Tensor
 from specbench.data.files import read_text
 from specbench.data.sources import place_of
 from specbench.data.stdlib_corpus import read_modules
+from specbench.decoding.draft import Draft
+from specbench.decoding.noise import PROPOSAL, uniforms
+from specbench.decoding.rows import window
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.state import State
+from specbench.decoding.transfers import counts
+from specbench.drafters.base import Drafter, OwnSampling
 from specbench.drafters.lookup_base import CountDrafter
-from specbench.drafters.sampling_overrides import OwnSampling
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
+
+
+class RandomDrafter(Drafter):
+    """Draws every guess uniformly from the vocabulary, q(x) = 1 / V: the paper's theoretical case, which still
+    guarantees a small improvement (section 3.6). At temperature 0 the guess is random too, and a point mass like all
+    guesses there."""
+
+    def __init__(self, vocab_size: int, greedy: bool):
+        self.vocab_size, self.greedy = vocab_size, greedy
+
+    @classmethod
+    def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "RandomDrafter":
+        return cls(target.vocab_size, context.sampling.greedy)
+
+    def propose(self, state: State, gamma: list[int]) -> Draft:
+        uniform = uniforms(window(state.noise[PROPOSAL], state.length, max(gamma)))
+        tokens = (uniform * self.vocab_size).long()
+        q: Tensor | None = None
+        if not self.greedy:
+            q = torch.full((*tokens.shape, self.vocab_size), 1 / self.vocab_size, device=tokens.device)
+        return Draft.chain(tokens, q, counts(tuple(gamma), tokens.device))
 
 
 class UnigramDrafter(CountDrafter):

@@ -13,8 +13,7 @@ from specbench.decoding.rows import Rows, last_tokens, seen_tokens, window
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import State
 from specbench.decoding.transfers import counts
-from specbench.drafters.base import Drafter
-from specbench.drafters.sampling_overrides import OwnSampling
+from specbench.drafters.base import Drafter, OwnSampling
 from specbench.models.context import Context
 from specbench.models.heads import LookAhead, PartSettings, load_part
 from specbench.models.language_model import LanguageModel

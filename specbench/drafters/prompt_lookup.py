@@ -8,7 +8,6 @@ from contextlib import suppress
 
 from pydantic import Field
 
-from specbench.decoding.state import State
 from specbench.drafters.lookup_base import PointMassDrafter
 from specbench.errors import ConfigError
 from specbench.settings import BaseSettings
@@ -31,10 +30,6 @@ class PromptLookupDrafter(PointMassDrafter):
 
     def __init__(self, max_match: int, min_match: int):
         self.max_match, self.min_match = max_match, min_match
-
-    def texts(self, state: State) -> list[list[int]]:
-        """Of an encoder-decoder the input comes before the text."""
-        return [[] if s is None else [*(s.encoder_input or ()), *s.tokens] for s in state.sequences]
 
     def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
         last, most = len(tokens) - 1, self.max_match

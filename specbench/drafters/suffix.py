@@ -1,17 +1,14 @@
-"""SuffixDecoding (2411.04975): copies the likeliest continuation of the text's last tokens, by counts of the text so
-far."""
+"""Continuations of the text's last tokens by counts of the text so far: n-grams (section 3.6) and SuffixDecoding
+(2411.04975), without a model or training."""
 
-from collections import abc
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field
 
-from specbench.decoding.draft import Draft
-from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
-from specbench.drafters.base import Drafter
-from specbench.drafters.lookup_base import point_mass_chain
+from specbench.drafters.lookup_base import PointMassDrafter
+from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.policies.base import GammaPolicy
@@ -21,8 +18,8 @@ Guess = tuple[list[int], list[float]]  # tokens, and for each the probability of
 
 
 class SuffixAutomaton:
-    """Counts of all strings of up to `depth` tokens in a text, or in several. A state stands for the strings that ended
-    at the same places; lists hold what is known of each state. State 0 is the empty string."""
+    """Counts of all strings of up to `depth` tokens in a text. A state stands for the strings that ended at the same
+    places; lists hold what is known of each state. State 0 is the empty string."""
 
     def __init__(self, depth: int):
         self.depth = depth
@@ -31,13 +28,9 @@ class SuffixAutomaton:
         self.length = [0]  # of its longest string, tokens
         self.count = [0]  # occurrences
         self.best = [-1]  # the most frequent next token, of equally frequent ones the most recent; -1 if there is none
-        self.restart()
-
-    def restart(self) -> None:
-        """Begins another text."""
         self.whole = self.end = self.size = 0  # the states of the whole text and of its last `size` <= depth tokens
 
-    def extend(self, tokens: abc.Sequence[int]) -> None:
+    def extend(self, tokens: Sequence[int]) -> None:
         """Adds tokens behind the text."""
         after, link, length, count, best = self.next, self.link, self.length, self.count, self.best
         end, size, depth = self.end, self.size, self.depth
@@ -63,10 +56,7 @@ class SuffixAutomaton:
     def _append(self, token: int) -> None:
         """Adds the strings that end with a new token (Blumer et al. 1985)."""
         after, link, above = self.next, self.link, self.whole
-        known = after[above].get(token)
-        if known is not None:  # the begin of a text that occurred in another one
-            self.whole = self._reached(above, known, token)
-            return
+        known: int | None = None
         self.whole = state = len(link)
         after.append({})
         link.append(0)
@@ -98,7 +88,7 @@ class SuffixAutomaton:
             above = self.link[above]
         return state
 
-    def guess(self, limits: abc.Sequence[int], min_prob: float) -> Guess:
+    def guess(self, limits: Sequence[int], min_prob: float) -> Guess:
         """The continuation with the largest score, the sum of its probabilities, after the text's last m tokens, for
         any m; of equal scores that of the longest m. After m tokens it has at most limits[m], numbers that rise and
         then fall."""
@@ -136,22 +126,73 @@ class SuffixAutomaton:
             token = best[state]
         return tokens, probs
 
+    def chain(self, limit: int, shortest: int) -> list[int]:
+        """At most `limit` tokens, each the most frequent one after the longest known end, of `shortest` to depth - 1
+        tokens, of the text and the guesses before it."""
+        state, size = self.end, self.size
+        tokens: list[int] = []
+        while len(tokens) < limit:
+            size = min(size, self.depth - 1)
+            while state and self.length[self.link[state]] >= size:
+                state = self.link[state]
+            while state and self.best[state] < 0:
+                state = self.link[state]
+                size = self.length[state]
+            if size < shortest:
+                break
+            token = self.best[state]
+            tokens.append(token)
+            state, size = self.next[state][token], size + 1
+        return tokens
 
-@dataclass
-class _Request:
-    """What is known of the request that has a row."""
 
-    request_id: int
-    counted: SuffixAutomaton
-    text: list[int]  # the sequence's own list, which grows
-    read: list[int]  # of it
+class CountingDrafter(PointMassDrafter):
+    """Guesses by what was counted in each row's text."""
 
-    def goes_on(self, text: list[int]) -> bool:
-        """Whether a text begins with what was read: inside `drafter=hierarchical` tokens may be rejected later."""
-        return text is self.text or self.read == text[: len(self.read)]
+    def __init__(self, depth: int):
+        self.depth = depth
+
+    def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
+        # By row the counts, the text, which may grow, and what was read of it.
+        self.known: dict[int, tuple[SuffixAutomaton, Sequence[int], list[int]]] = {}
+
+    def counted(self, row: int, tokens: Sequence[int]) -> SuffixAutomaton:
+        """The counts of a row's text. A text that does not begin with what was read is counted from its start: another
+        request's, or one whose tokens were rejected inside `drafter=hierarchical`."""
+        counts, text, read = self.known.get(row, (None, (), []))
+        if counts is None or not (tokens is text or read == tokens[: len(read)]):
+            counts, read = SuffixAutomaton(self.depth), []
+        new = tokens[len(read) :]
+        counts.extend(new)
+        read.extend(new)
+        self.known[row] = counts, tokens, read
+        return counts
 
 
-class SuffixDrafter(Drafter):
+class NgramDrafter(CountingDrafter):
+    """Guesses the most frequent continuation of the longest known context, chained on its own guesses (section 3.6); of
+    equally frequent ones the most recent. An n-gram of order k is a context of k - 1 tokens and the token after it."""
+
+    class Settings(BaseSettings):
+        min_order: int = Field(ge=2, le=100)
+        max_order: int = Field(ge=2, le=100)
+
+        def check(self, prefix: str) -> None:
+            if self.min_order > self.max_order:
+                raise ConfigError(
+                    f"{prefix}min_order={self.min_order} is not allowed: "
+                    f"it must be at most {prefix}max_order={self.max_order}"
+                )
+
+    def __init__(self, min_order: int, max_order: int):
+        super().__init__(depth=max_order)
+        self.min_order = min_order
+
+    def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
+        return self.counted(row, tokens).chain(gamma, self.min_order - 1)
+
+
+class SuffixDrafter(CountingDrafter):
     """Guesses the most frequent continuation of the text's last m tokens, for the m with the largest sum of
     probabilities; a guess has at most factor * m + offset tokens. q is a point mass on each."""
 
@@ -161,41 +202,16 @@ class SuffixDrafter(Drafter):
         offset: float = Field(ge=0, le=1000)
         min_prob: float = Field(ge=0, le=1)
 
-    @classmethod
-    def point_masses(cls, settings: Any) -> bool:
-        return True
-
     def __init__(self, depth: int, factor: float, offset: float, min_prob: float, gamma: int):
         """`gamma` is the most levels of any round. The choice among continuations does not depend on the round's own
         gamma: after the same text the first guess is the same."""
-        self.depth, self.min_prob = depth, min_prob
+        super().__init__(depth)
+        self.min_prob = min_prob
         self.limits = [min(gamma, int(factor * m + offset), depth - m) for m in range(depth + 1)]
-        self.requests: dict[int, _Request] = {}  # by row
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "SuffixDrafter":
         return cls(**vars(settings), gamma=context.gamma)
 
-    def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
-        self.requests = {}
-
-    def propose(self, state: State, gamma: list[int]) -> Draft:
-        return point_mass_chain([self.guess(state, row)[0][:g] if g else [] for row, g in enumerate(gamma)], state)
-
-    def guess(self, state: State, row: int) -> Guess:
-        """The tokens that may follow a row's committed text, with their probabilities."""
-        known, sequence = self.requests.get(row), state.at(row)
-        text = sequence.tokens
-        if known is None or known.request_id != sequence.request_id or not known.goes_on(text):
-            known = self.requests[row] = self._new(sequence)
-        known.text, new = text, text[len(known.read) :]
-        known.read += new
-        known.counted.extend(new)
-        return known.counted.guess(self.limits, self.min_prob)
-
-    def _new(self, sequence: Sequence) -> _Request:
-        """A request of which only what an encoder reads is counted."""
-        counted = SuffixAutomaton(self.depth)
-        counted.extend(sequence.encoder_input or ())
-        counted.restart()
-        return _Request(sequence.request_id, counted, [], [])
+    def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
+        return self.counted(row, tokens).guess(self.limits, self.min_prob)[0][:gamma]

@@ -64,7 +64,7 @@ REFUSED = {  # overrides: what the sentence holds
     "drafter=early_exit drafter.layers=3 drafter.head=null": "drafter.layers=3 is not allowed: it must be from 1 to 2",
     "drafter=tree gamma_policy=entropy": "needs a drafter that is a model",
     "gamma=[1": "gamma=[1",
-    "verifier._target_=specbench.drafters.random.RandomDrafter": "it must be a subclass of Verifier",
+    "verifier._target_=specbench.drafters.ngram_lm.RandomDrafter": "it must be a subclass of Verifier",
     "verifier.alpha=.5": "not a setting of the chosen verifier. Available: none.",
     "name=../../esc": "name=../../esc is not allowed: it must be the name of a folder inside outputs/",
     "name=a/../../b": "name=a/../../b is not allowed",

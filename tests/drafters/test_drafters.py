@@ -12,14 +12,7 @@ from specbench.config.compose import conf_dir
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
-from specbench.drafters.ngram import NgramTable
 from specbench.errors import ConfigError
-
-
-def table_of(tokens) -> NgramTable:
-    table = NgramTable(2, 4)
-    table.read(tokens)
-    return table
 
 
 def guesses(kind, prompt, gamma, target, text_file="", temperature=0.0):
@@ -32,21 +25,13 @@ def guesses(kind, prompt, gamma, target, text_file="", temperature=0.0):
     return draft.tokens[0].tolist(), draft
 
 
-def test_the_longest_context_decides_and_ties_go_to_the_most_recent():
-    table = table_of([1, 2, 3, 9, 2, 3, 4, 2, 3, 4, 1, 2, 3])
-    assert table.following([1, 2, 3]) == {9: 1}  # the order-4 context, though 4 follows "2 3" more often
-    assert table.following([7, 2, 3]) == {9: 1, 4: 2}  # backs off to order 3
-    assert table.following([7, 8, 1]) == {2: 2}  # to order 2
-    assert table.following([7, 8, 8]) is None
-    tied = table_of([5, 1, 5, 2, 5, 3, 5])
-    assert list(tied.following([0, 0, 5])) == [1, 2, 3]  # the most recent stands last
-
-
-def test_a_table_forgets_what_was_rejected():
-    first, second = np.random.default_rng(0).integers(4, size=(2, 60)).tolist()
-    table = table_of([*first, *second])
-    table.read(first)
-    assert table.followers == table_of(first).followers != table_of([*first, *second]).followers
+def test_the_longest_context_decides_and_ties_go_to_the_most_recent(tables):
+    text = [1, 2, 3, 9, 2, 3, 4, 2, 3, 4]
+    assert guesses("ngram", [*text, 1, 2, 3], 1, tables.target)[0] == [9]  # though 4 follows "2 3" more often
+    assert guesses("ngram", [*text, 7, 2, 3], 1, tables.target)[0] == [4]  # backs off to order 3
+    assert guesses("ngram", [*text, 7, 8, 1], 2, tables.target)[0] == [2, 3]  # to order 2, and on from there
+    assert guesses("ngram", [*text, 7, 8, 8], 1, tables.target)[0] == [8]
+    assert guesses("ngram", [5, 1, 5, 2, 5, 3, 5], 1, tables.target)[0] == [3]
 
 
 def test_ngram_chains_its_own_guesses_and_stops_without_one(tables):

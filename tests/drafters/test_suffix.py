@@ -10,28 +10,24 @@ from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
-from specbench.drafters.suffix import SuffixAutomaton, SuffixDrafter
+from specbench.drafters.suffix import NgramDrafter, SuffixAutomaton, SuffixDrafter
 from specbench.policies.fixed import FixedGamma
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 
-def occurrences(texts, string):
-    """The tokens that followed each occurrence of a string, by time; None where a text ended."""
-    found = []
-    for text in texts:
-        for end in range(len(string), len(text) + 1):
-            if text[end - len(string) : end] == string:
-                found.append(text[end] if end < len(text) else None)
-    return found
+def occurrences(text, string):
+    """The tokens that followed each occurrence of a string, by time; None at the end of the text."""
+    ends = range(len(string), len(text) + 1)
+    return [(*text, None)[end] for end in ends if text[end - len(string) : end] == string]
 
 
-def by_search(texts, text, limits, depth, min_prob):
+def by_search(seen, text, limits, depth, min_prob):
     """SuffixDecoding's guess after `text`, from its definition: for every m, the most frequent continuation."""
     best, score = ([], []), 0.0
     for m in range(1, min(depth, len(text)) + 1):
         string, prob, tokens, probs = text[-m:], 1.0, [], []
         while len(tokens) < limits[m]:
-            followed = occurrences(texts, string)
+            followed = occurrences(seen, string)
             last = {token: place for place, token in enumerate(followed) if token is not None}
             if not last:
                 break
@@ -57,21 +53,34 @@ def test_an_automaton_guesses_what_a_search_finds(seed):
     for end in range(1, len(text) + 1):
         automaton.extend(text[end - 1 : end])
         found = automaton.guess(limits, 0.1)
-        assert found == by_search([text[:end]], text[:end], limits, depth, 0.1)
-        unlike += found != by_search([text[: end - 1]], text[:end], limits, depth, 0.1)
+        assert found == by_search(text[:end], text[:end], limits, depth, 0.1)
+        unlike += found != by_search(text[: end - 1], text[:end], limits, depth, 0.1)
     assert unlike  # negative control: without the last token's own occurrences
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_an_automaton_of_several_texts_guesses_what_a_search_finds(seed):
-    """As of an encoder's input and the text: counts of all texts, for the end of the last one."""
+def by_orders(text, gamma, least, most):
+    """The n-gram drafter's guesses after `text`, from its definition: the longest context that was seen decides."""
+    own = list(text)
+    while len(own) < len(text) + gamma:
+        contexts = [own[-size:] for size in range(min(most - 1, len(own)), least - 2, -1)]
+        followers = ([token for token in occurrences(text, c) if token is not None] for c in contexts)
+        followed = next(filter(None, followers), [])
+        if not followed:
+            break
+        last = {token: place for place, token in enumerate(followed)}
+        own.append(max(last, key=lambda t: (followed.count(t), last[t])))
+    return own[len(text) :]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ngrams_are_those_of_a_search(seed):
     draws = np.random.default_rng(seed)
-    texts = [draws.integers(3, size=length).tolist() for length in draws.integers(1, 15, size=8)]
-    limits, automaton = [min(4, m, 6 - m) for m in range(7)], SuffixAutomaton(6)
-    for number, text in enumerate(texts, 1):
-        automaton.restart()
-        automaton.extend(text)
-        assert automaton.guess(limits, 0.1) == by_search(texts[:number], text, limits, 6, 0.1)
+    alphabet, least, more = int(draws.integers(2, 6)), int(draws.integers(2, 4)), int(draws.integers(0, 4))
+    drafter, text = NgramDrafter(least, least + more), draws.integers(alphabet, size=50).tolist()
+    drafter.begin(state_of([0]))
+    found = [drafter.guess(0, text[:end], 5) for end in range(1, len(text) + 1)]
+    assert found == [by_orders(text[:end], 5, least, least + more) for end in range(1, len(text) + 1)]
+    assert sum(map(len, found)) > 20
 
 
 PROMPTS = [[3, 7, 1, 3, 7, 2, 3, 7], [1, 2, 1, 2, 1], [5, 6, 7, 8, 9, 5, 6], [4]]
@@ -127,17 +136,16 @@ def test_the_first_guess_does_not_depend_on_gamma():
 
 
 def test_tokens_that_were_rejected_are_taken_back():
-    drafter, first = suffix(), state_of([1, 2, 3, 1, 2])
-    drafter.begin(first)
-    first.at(0).tokens += [4, 1, 2]  # what a decoding inside `hierarchical` had committed
-    assert drafter.guess(first, 0)[0][0] == 4
-    state = state_of([1, 2, 3, 1, 2])
-    assert drafter.guess(state, 0)[0][0] == 3
-    assert drafter.requests[0].read == [1, 2, 3, 1, 2]
+    drafter, text = suffix(), [1, 2, 3, 1, 2]
+    drafter.begin(state_of(text))
+    assert drafter.guess(0, [*text, 4, 1, 2], 1) == [4]  # what a decoding inside `hierarchical` had committed
+    assert drafter.guess(0, text, 1) == [3]
+    text.append(5)
+    assert drafter.guess(0, [*text, 1, 2], 1) == drafter.guess(0, [*text, 1, 2], 1) == [5]
 
 
-def test_an_encoders_input_is_searched_too():
+@pytest.mark.parametrize("drafter", [suffix(), NgramDrafter(2, 4)])
+def test_an_encoders_input_is_searched_too(drafter):
     state = state_of([9, 1, 2], [5, 1, 2, 6, 7])
-    drafter = suffix()
     drafter.begin(state)
-    assert drafter.guess(state, 0)[0] == [6, 7]
+    assert drafter.propose(state, [2]).tokens.tolist() == [[6, 7]]

@@ -101,7 +101,7 @@ def test_untrained_heads_are_the_models_own():
         ("method.heads=0", "method.heads=0 is not allowed: it must be an integer >= 1"),
         ("target.path=/nowhere", "target.path=/nowhere is not a model"),
         ("+nonsense=1", "nonsense is not a setting"),
-        ("method._target_=specbench.drafters.random.RandomDrafter", "must be a subclass of Student"),
+        ("method._target_=specbench.drafters.ngram_lm.RandomDrafter", "must be a subclass of Student"),
         ("epochs=1e-320", "epochs=1e-320 is not allowed"),
         ("row=100000", "row=100000 is not possible: the context of shipped:target is 512 tokens"),
     ],
