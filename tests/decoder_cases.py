@@ -46,7 +46,7 @@ from specbench.executors.base import Executor
 from specbench.executors.eager import EagerExecutor
 from specbench.models.heads import Heads, LookAhead, load_part
 from specbench.models.language_model import LanguageModel
-from specbench.models.shared_cache import BorrowedCache, first_layers
+from specbench.models.layers import BorrowedCache, first_layers
 from specbench.policies.base import GammaPolicy
 from specbench.policies.fixed import FixedGamma
 from specbench.settings import BaseSettings

@@ -22,8 +22,7 @@ from specbench.drafters.base import Drafter
 from specbench.errors import ConfigError
 from specbench.executors.machine import free_bytes
 from specbench.kernels import ops
-from specbench.models.context import Context
-from specbench.models.devices import pick_device, pick_dtype
+from specbench.models.context import Context, pick_device, pick_dtype
 from specbench.models.generation import not_applied
 from specbench.models.language_model import LanguageModel
 from specbench.models.load import footprint, load_tokenizer, uses_template

@@ -56,7 +56,7 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None) -> Checked
         if group not in choices:
             choices[group] = choose(config, group, names.get(group))
 
-    from specbench.models.devices import pick_device
+    from specbench.models.context import pick_device
 
     check_combinations(root, choices, pick_device(root.device))
     own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])

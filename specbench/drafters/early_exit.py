@@ -10,7 +10,7 @@ from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.heads import ExitHead, Heads, PartSettings, load_part
 from specbench.models.language_model import LanguageModel
-from specbench.models.shared_cache import BorrowedCache, first_layers
+from specbench.models.layers import BorrowedCache, first_layers
 
 
 class EarlyExitDrafter(ModelDrafter):

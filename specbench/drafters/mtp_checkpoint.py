@@ -23,7 +23,7 @@ from specbench.models.checkpoint import (
     weight_files,
 )
 from specbench.models.language_model import LanguageModel
-from specbench.models.mtp_names import PARTS, mtp_place
+from specbench.models.published import PARTS, mtp_place
 
 MODULE = "multi-token-prediction module"
 HIDDEN_FIRST = "model.mtp_layers."  # MiMo's projection reads the hidden state before the embedding

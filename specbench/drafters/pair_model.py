@@ -19,8 +19,8 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import Tree
-from specbench.models.hidden_states import hidden_states
 from specbench.models.language_model import LanguageModel
+from specbench.models.layers import hidden_states
 from specbench.models.sizes import READ_CHUNK
 
 

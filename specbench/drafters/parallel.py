@@ -17,7 +17,7 @@ from specbench.drafters.base import Drafter, OwnSampling
 from specbench.models.context import Context
 from specbench.models.heads import LookAhead, PartSettings, load_part
 from specbench.models.language_model import LanguageModel
-from specbench.models.shared_cache import BorrowedCache
+from specbench.models.layers import BorrowedCache
 
 
 class ParallelDrafter(Drafter):

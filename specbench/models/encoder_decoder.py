@@ -1,20 +1,20 @@
 """The encoder of an encoder-decoder, and how its decoder is called (the paper's T5, section 4).
 
 A prompt is the encoder's input, which each model reads once: `read` fills the keys and values that cross-attention
-needs. The decoder's text begins with start tokens, and everything else is as for a model without an encoder. b rows of
-a forward, N new tokens, S tokens of an input, V vocabulary.
+needs, which are never rolled back. The decoder's text begins with start tokens, and everything else is as for a model
+without an encoder. B rows, b of them in a forward, N new tokens, S tokens of the longest input, V vocabulary.
 """
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from torch.nn import functional as F
+from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from specbench.cache.encoder_inputs import EncoderInputs
 from specbench.cache.slots import cache_argument
 from specbench.errors import ConfigError
 from specbench.models.attention_mask import TokenPlaces
@@ -22,6 +22,80 @@ from specbench.models.positions import Positions
 from specbench.models.sizes import context_of
 
 KINDS = "such as t5, bart, pegasus, marian or m2m_100"
+
+
+class InputLayer(NamedTuple):
+    """What one layer's cross-attention reads, [b, heads, visible, head size]."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class EncoderInputs(Cache):
+    """Keys and values of the encoder's outputs for each of `rows` rows, written once, when a request gets its row.
+    A row without an input sees a single column, whose results nobody uses."""
+
+    layers: list[Any]
+
+    def __init__(self, rows: int, columns: Callable[[int], int], fixed_shapes: bool, device: torch.device):
+        """`columns` rounds up a number of columns to store. With `fixed_shapes` all that are stored are read."""
+        super().__init__(layers=[])
+        self.rows, self.columns, self.fixed_shapes = rows, columns, fixed_shapes
+        self.lengths = [1] * rows
+        self.stored: list[Tensor] = []  # keys and values of each layer in turn, [B, heads, S, head size]
+        self.seen = torch.zeros(rows, 0, dtype=torch.bool, device=device)  # [B, S]
+
+    @property
+    def visible(self) -> int:
+        """The number of leading columns that a forward reads."""
+        return self.seen.shape[1] if self.fixed_shapes else max(self.lengths)
+
+    def clear(self) -> None:
+        """Forgets the inputs of all rows; the tensors stay where they are."""
+        for row in range(self.rows):
+            self.release(row)
+
+    def release(self, row: int) -> None:
+        """Forgets the input of a row."""
+        self._set_length(row, 1)
+
+    def write(self, row: int, layers: Sequence[InputLayer]) -> None:
+        """Stores the keys and values [1, heads, s, head size] of every layer as the input of a row."""
+        given = [new for layer in layers for new in layer]
+        if not self.stored:
+            self.stored = [new.new_zeros(self.rows, new.shape[1], 0, new.shape[3]) for new in given]
+        length = given[0].shape[2]
+        missing = self.columns(length) - self.seen.shape[1]
+        if missing > 0:
+            self.stored = [F.pad(stored, (0, 0, 0, missing)) for stored in self.stored]
+            self.seen = F.pad(self.seen, (0, missing))
+            self.seen[:, 0] = True
+        for stored, new in zip(self.stored, given, strict=True):
+            stored[row, :, :length] = new[0]
+        self._set_length(row, length)
+
+    def _set_length(self, row: int, length: int) -> None:
+        self.lengths[row] = length
+        self.seen[row] = False
+        self.seen[row, :length] = True
+
+    def place(self, count: int, row: int | None) -> Tensor:
+        """Chooses a forward's rows: the first `count`, or only `row`. Returns the columns they see [b, visible]."""
+        rows = slice(0, count) if row is None else slice(row, row + 1)
+        read = [stored[rows, :, : self.visible] for stored in self.stored]
+        self.layers = [InputLayer(*pair) for pair in zip(read[::2], read[1::2], strict=True)]
+        return self.seen[rows, : self.visible]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.visible
+
+    def bytes(self) -> int:
+        """Bytes that keys and values occupy now."""
+        return sum(stored.nbytes for stored in self.stored)
+
+    def tensors(self) -> list[Tensor]:
+        """Keys and values [B, heads, S, head size] by layer, and what is seen [B, S]; empty before the first input."""
+        return [*self.stored, self.seen] if self.stored else []
 
 
 class Encoder:
@@ -63,7 +137,7 @@ class Encoder:
         kept = {cache_argument(self.decoder.forward): made}
         self.decoder(input_ids=first, encoder_hidden_states=states, use_cache=True, **kept)
         layers: Any = made.cross_attention_cache.layers
-        self.inputs.write(row, [(layer.keys, layer.values) for layer in layers])
+        self.inputs.write(row, [InputLayer(layer.keys, layer.values) for layer in layers])
 
     def logits(
         self, model: Any, words: dict[str, Tensor], places: TokenPlaces, row: int | None, keep_logits: int

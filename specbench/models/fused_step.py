@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from specbench.decoding.token_tree import Tree
 from specbench.kernels import attention, fused
-from specbench.models.hidden_states import decoder_layers
+from specbench.models.layers import decoder_layers
 from specbench.models.sizes import plain_parts
 
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}

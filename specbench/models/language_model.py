@@ -51,7 +51,7 @@ class LanguageModel(CachedModel):
         self, layers: abc.Sequence[int], select: Callable[[Tensor], Tensor] | None = None
     ) -> Iterator[list[Tensor]]:
         """`hidden_states` of the module, also where its kernels run, which then multiply all of them."""
-        from specbench.models.hidden_states import hidden_states
+        from specbench.models.layers import hidden_states
 
         with hidden_states(self.module, layers, select) as found:
             if self.fused is None:

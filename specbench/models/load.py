@@ -215,7 +215,7 @@ def _read_weights(
     module, info = loader_of(config).from_pretrained(source, revision=settings.revision, **WHOLE, **options)
     if info["unexpected_keys"]:
         from specbench.models.heads import MEDUSA
-        from specbench.models.mtp_names import without_modules
+        from specbench.models.published import without_modules
 
         others = without_modules(info["unexpected_keys"], config.get_text_config().num_hidden_layers)
         info["unexpected_keys"] = [name for name in others if not name.startswith(MEDUSA)]

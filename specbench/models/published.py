@@ -1,7 +1,9 @@
-"""Draft networks in formats of other projects: their config.json, their tensors, and the target that they are for."""
+"""Draft networks in formats of other projects: their config.json, their tensors, and the target that they are for; and
+modules of multi-token prediction in checkpoints of models."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,19 @@ UNUSED = {*PretrainedConfig().to_dict(), "auto_map", "torch_dtype", "quantizatio
           "attn_implementation", "has_no_defaults_at_init", "use_cache", "tie_word_embeddings", "pad_token_id",
           "bos_token_id", "eos_token_id", "base_model_name_or_path", "version", "max_paths", "topk", "max_seq_len",
           "medusa_fc_bias", "proj_dim", "num_lookahead_tokens", "top_k_tokens_per_head", "n_candidates"}  # fmt: skip
+# Names of multi-token-prediction modules, whose tensors transformers leaves out when it loads a model: of a layer
+# behind the last one (DeepSeek-V3, GLM-4.5), of a part of its own, `mtp` (Qwen3-Next, Qwen3.5), and of `mtp_layers`
+# (MiMo).
+PARTS = ("embedding_norm", "hidden_norm", "projection", "norm")
+NAMES = {
+    "enorm": "embedding_norm", "hnorm": "hidden_norm", "eh_proj": "projection", "shared_head.norm": "norm",
+    "token_layernorm": "embedding_norm", "hidden_layernorm": "hidden_norm", "input_proj": "projection",
+    "final_layernorm": "norm",
+}  # fmt: skip
+NAMES_IN_MTP = {
+    "pre_fc_norm_embedding": "embedding_norm", "pre_fc_norm_hidden": "hidden_norm", "fc": "projection", "norm": "norm",
+}  # fmt: skip
+SHARED = ("shared_head.head", "embed_tokens")  # copies of the target's matrices
 
 
 def read_config(path: str, key: str) -> dict[str, Any]:
@@ -114,3 +129,33 @@ def targets_of(found: Mapping[str, Tensor], small: int, V: int) -> Tensor | None
     if mask is not None and not (mask.shape == (V,) and mask.sum() == small and mask.bool()[targets].all()):
         raise ValueError("t2d marks other tokens than d2t names: d2t must hold differences")
     return targets
+
+
+def mtp_place(name: str, layers: int) -> tuple[int, str] | None:
+    """The number of the module that a tensor of a checkpoint with so many `layers` belongs to, and its place there:
+    "PART.weight" for one of PARTS, "layer.REST", or "" for a copy of the target's matrices. None if it belongs to the
+    model itself."""
+    if found := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name):
+        number = int(found[1]) - layers
+        return None if number < 0 else (number, _within(NAMES, found[2]))
+    if found := re.fullmatch(r"mtp\.layers\.(\d+)\.(.+)", name):
+        return int(found[1]), f"layer.{found[2]}"
+    if found := re.fullmatch(r"mtp\.(.+)", name):
+        return 0, _within(NAMES_IN_MTP, found[1])
+    if found := re.fullmatch(r"model\.mtp_layers\.(\d+)\.(.+)", name):
+        return int(found[1]), _within(NAMES, found[2])
+    return None
+
+
+def _within(names: Mapping[str, str], rest: str) -> str:
+    part, _, kind = rest.rpartition(".")
+    if part in SHARED:
+        return ""
+    return f"{names[part]}.{kind}" if part in names else f"layer.{rest}"
+
+
+def without_modules(names: Iterable[str], layers: int) -> list[str]:
+    """The names that belong to no module: a layer behind the last one is one only if it has a projection."""
+    places = {name: mtp_place(name, layers) for name in names}
+    modules = {place[0] for place in places.values() if place is not None and place[1] == "projection.weight"}
+    return [name for name, place in places.items() if place is None or place[0] not in modules]

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from specbench.models.heads import Heads, HeadsConfig, LookAhead, LookAheadConfig
-from specbench.models.shared_cache import first_layers
+from specbench.models.layers import first_layers
 from specbench.train.student import Student, StudentSettings, head_input, quoted
 
 

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from specbench.models.hidden_states import hidden_states
+from specbench.models.layers import hidden_states
 from specbench.settings import BaseSettings, Component
 
 BEST = 10  # tokens of each guess whose accuracy is measured

@@ -17,7 +17,7 @@ from specbench.config.check import check
 from specbench.config.compose import compose, conf_dir, fields
 from specbench.config.scalars import GROUPS, RunConfig
 from specbench.errors import ConfigError
-from specbench.models.devices import pick_device
+from specbench.models.context import pick_device
 
 NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2",
          "drafter=eagle3": "drafter.path=org/name",

@@ -20,7 +20,7 @@ from specbench.config.build import build
 from specbench.config.check import check
 from specbench.drafters.pair_model import PairModel
 from specbench.errors import ConfigError
-from specbench.models.mtp_names import mtp_place, without_modules
+from specbench.models.published import mtp_place, without_modules
 
 HIDDEN, LAYERS = 16, 2
 SHAPE = dict(hidden_size=HIDDEN, intermediate_size=32, moe_intermediate_size=8, num_attention_heads=4,

@@ -24,12 +24,12 @@ from transformers import GenerationConfig
 
 from specbench.beams.beam import BeamDecoding
 from specbench.beams.search import BeamRules
-from specbench.cache.encoder_inputs import EncoderInputs
 from specbench.config.build import notes_on_models
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.errors import ConfigError
+from specbench.models.encoder_decoder import EncoderInputs
 from specbench.models.language_model import LanguageModel
 from specbench.models.positions import Positions
 from specbench.models.reference_forward import stock_logits, stock_scores
@@ -90,7 +90,7 @@ def ragged(target: LanguageModel) -> tuple[torch.Tensor, torch.Tensor]:
 
 def wrong_row(self, count, row, plain=EncoderInputs.place):
     found = plain(self, count, row)
-    self.span = slice(0, 1)
+    plain(self, 1, None)
     return found
 
 
@@ -99,7 +99,7 @@ def no_mask(self, count, row, plain=EncoderInputs.place):
 
 
 def stale(self, row, layers, plain=EncoderInputs.write):
-    if not self.layers:
+    if not self.stored:
         plain(self, row, layers)
 
 
