@@ -84,8 +84,8 @@ class CachedModel(Component):
 
             self.recurrence = recurrence_of(self.module, self.mask, name)
         self.state_bytes = 0.0 if self.recurrence is None else self.recurrence.state_bytes
-        self.decoder = CausalCall(module, self.module, self.recurrence is not None)
-        positions = self.decoder.positions if self.encoder is None else self.encoder.positions
+        self.decoder = self.recurrence or self.encoder or CausalCall(module, self.module)
+        positions = self.decoder.positions
         if not executor.runs_encoders and positions is not None and positions.known:
             executor.run_eagerly(f"{name} makes its positions itself")
         self.attention = attention
@@ -124,7 +124,8 @@ class CachedModel(Component):
         model.sampling, model.new_cache, model.executor = sampling, new_cache, executor
         model.free()
         model.hidden_reader, model.feature_layers = None, ()
-        model.encoder = None if self.encoder is None else self.encoder.shared()
+        if self.encoder is not None:
+            model.encoder = model.decoder = self.encoder.shared()
         return model
 
     @property
@@ -255,23 +256,23 @@ class CachedModel(Component):
         there on. Returns the number of columns that these will see."""
         on = active or [True] * len(starts)
         self.cached = [max(0, s) if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
-        self.cache.truncate(self.cached)
-        self.cache.reserve([s + width if a else 0 for s, a in zip(starts, on, strict=True)])
-        if self.states is not None:
-            self.states.truncate(self.cached)
-            self.states.change(on, keeps_all=True)
+        self._make_room([s + width if a else 0 for s, a in zip(starts, on, strict=True)], keeps_all=True)
         self.cached = [s + width if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
         return self.visible_columns(max(starts) + width)
 
     def rollback_row(self, row: int, begin: int, end: int) -> int:
         """As `rollback_to`, of one row, which will read tokens begin .. end - 1."""
         self.cached[row] = begin
+        self._make_room([end if other == row else 0 for other in range(self.cache.rows)], keeps_all=False)
+        return self.visible_columns(end)
+
+    def _make_room(self, ends: abc.Sequence[int], keeps_all: bool) -> None:
+        """Forgets what is beyond cached[b] in each row. The next forwards write columns below ends[b]; 0 is none."""
         self.cache.truncate(self.cached)
-        self.cache.reserve([end if other == row else 0 for other in range(self.cache.rows)])
+        self.cache.reserve(ends)
         if self.states is not None:
             self.states.truncate(self.cached)
-            self.states.change([other == row for other in range(self.cache.rows)], keeps_all=False)
-        return self.visible_columns(end)
+            self.states.change([end > 0 for end in ends], keeps_all)
 
     def visible_columns(self, needed: int) -> int:
         """The number of leading columns that a forward is given, if `needed` are filled: all, for the kernel, which
@@ -300,8 +301,7 @@ class CachedModel(Component):
             positions = positions.clamp(max=self.context - 1)
         words = {"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": self.vocabulary.read(tokens)}
         self.cache.place(slots, visible, row, self.kernel)
-        call = self.recurrence or self.encoder or self.decoder
-        logits = call.logits(self, words, places._replace(positions=positions), row, keep_logits)
+        logits = self.decoder.logits(self, words, places._replace(positions=positions), row, keep_logits)
         return self.vocabulary.fit(self.allowed(logits) if suppressing else logits)
 
     def allowed(self, logits: Tensor) -> Tensor:

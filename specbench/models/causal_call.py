@@ -1,4 +1,4 @@
-"""How causal models of transformers are called, whichever arguments their forward takes.
+"""How decoders of transformers are called, whichever arguments their forward takes.
 
 b rows, N new tokens, V vocabulary.
 """
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class CausalCall:
-    """How a causal module without an encoder is called."""
+    """How a causal module is called; of those with an encoder or a recurrent state there are subclasses."""
 
     positions: "Positions | None" = None  # what gives its tokens their positions, if it takes none
 
-    def __init__(self, stock: PreTrainedModel, module: Any, recurrent: bool):
+    def __init__(self, stock: PreTrainedModel, module: Any):
         """`module` is the one that is called: `stock` as transformers made it, or what an executor made of it."""
         accepted = inspect.signature(stock.forward).parameters
         inner = inspect.signature(stock.get_decoder().forward).parameters
@@ -36,7 +36,7 @@ class CausalCall:
         self.first = next((int(part.padding_idx) + 1 for part in padded), 0)
         # The attention functions of transformers take any strides; attention that a model writes itself may not.
         self.contiguous = not (isinstance(stock, PreTrainedModel) and stock.is_backend_compatible())
-        if not self.takes_positions and not recurrent:
+        if not self.takes_positions:
             from specbench.models.positions import Positions
 
             self.positions = Positions(module.get_decoder())

@@ -132,9 +132,10 @@ def read_json(file: Path) -> dict[str, Any]:
     return found
 
 
-def weight_files(source: str, revision: str | None = None, first: Iterable[str] = ()) -> list[str]:
-    """The paths of the files of a folder or hub id that hold weights: the first of the names `first` that is there,
-    else those that transformers reads. Raises OSError if there are none."""
+def weight_files(path: str, revision: str | None = None, first: Iterable[str] = ()) -> list[str]:
+    """The files of a folder or hub id that hold weights: the first of the names `first` that is there, else those that
+    transformers reads. Raises OSError if there are none."""
+    source = source_of(path)
     options: dict[str, Any] = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
     for name in (*first, *INDEX):
         if (file := cached_file(source, name, **options)) is not None:
@@ -143,6 +144,11 @@ def weight_files(source: str, revision: str | None = None, first: Iterable[str] 
             shards = set(read_json(Path(index))["weight_map"].values())
             return [str(cached_file(source, shard, revision=revision)) for shard in sorted(shards)]
     raise OSError(f"it has no weights, {' or '.join(INDEX)}")
+
+
+def bytes_of_files(path: str, revision: str | None = None, first: Iterable[str] = ()) -> int:
+    """The size of `weight_files`. Raises OSError."""
+    return sum(Path(file).stat().st_size for file in weight_files(path, revision, first))
 
 
 def refuse_incomplete(info: Mapping[str, Any], key: str) -> None:

@@ -18,6 +18,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from specbench.cache.slots import cache_argument
 from specbench.errors import ConfigError
 from specbench.models.attention_mask import TokenPlaces
+from specbench.models.causal_call import CausalCall
 from specbench.models.positions import Positions
 from specbench.models.sizes import context_of
 
@@ -98,7 +99,7 @@ class EncoderInputs(Cache):
         return [*self.stored, self.seen] if self.stored else []
 
 
-class Encoder:
+class Encoder(CausalCall):
     """The encoder of a module, what its decoder's text begins with, and the rows' inputs."""
 
     inputs: EncoderInputs  # from `allocate` on
@@ -106,10 +107,11 @@ class Encoder:
     def __init__(self, module: PreTrainedModel, name: str):
         """Raises ConfigError if the decoder's positions cannot be set, or its text has no start."""
         refuse_decoder(module, name)
+        super().__init__(module, module)
         found: Any = module
         self.module, self.name = found, name
         self.encoder, self.decoder = found.get_encoder(), found.get_decoder()
-        self.positions = Positions(self.decoder)
+        self.positions: Positions = Positions(self.decoder)
         self.start_tokens = start_of(module, name)
         self.context = context_of(module.config, "encoder")
 
@@ -152,7 +154,7 @@ class Encoder:
                 decoder_attention_mask=mask(places),
                 encoder_outputs=BaseModelOutput(last_hidden_state=read),  # of which nothing is read any more
                 attention_mask=mask.as_bias(read.expand(-1, -1, N, -1)),  # [b, 1, N, S]: LED and MVP broadcast nothing
-                **{cache_argument(module.forward): EncoderDecoderCache(model.cache, self.inputs)},
+                **{self.cache_name: EncoderDecoderCache(model.cache, self.inputs)},
                 use_cache=True,
             ).logits
         return found

@@ -26,19 +26,15 @@ def install(*wheels: str) -> str:
     return " ".join(["pip install --no-deps", *wheels, *(name for name in NEEDED if find_spec(name) is None)])
 
 
-def check_gguf(key: str, path: str) -> None:
-    """Raises ConfigError, before anything loads, if there is no such GGUF file, or if a package is missing."""
-    if not Path(os.path.expanduser(place_of(path))).is_file():
-        raise ConfigError(f"{key}={path} is not a GGUF file: there is no such file, or no such package is installed")
-    if not local_path(path).is_dir() and not all(map(find_spec, NEEDED)):
-        raise ConfigError(f"{key}={path} needs packages that are not installed: {install()}")
-
-
 def convert(key: str, path: str) -> None:
     """Converts a GGUF file to the folder `local_path(path)`, unless that is there. Raises ConfigError."""
     file, folder = Path(os.path.expanduser(place_of(path))), local_path(path)
+    if not file.is_file():
+        raise ConfigError(f"{key}={path} is not a GGUF file: there is no such file, or no such package is installed")
     if folder.is_dir():
         return
+    if not all(map(find_spec, NEEDED)):
+        raise ConfigError(f"{key}={path} needs packages that are not installed: {install()}")
     with reading(key, path, "GGUF", f"repair the file, or give another {key}"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"), TemporaryDirectory(dir=folder.parent) as temporary:

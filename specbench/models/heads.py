@@ -2,7 +2,6 @@
 (PaSS). K heads, H hidden, V vocabulary."""
 
 import re
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -10,25 +9,9 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.errors import ConfigError
-from specbench.models.checkpoint import (
-    TRAINED,
-    WHOLE,
-    check_path,
-    few,
-    local_path,
-    reading,
-    refuse_incomplete,
-    refuse_not_finite,
-    source_of,
-    weight_files,
-)
+from specbench.models import checkpoint
 from specbench.models.language_model import LanguageModel
-from specbench.models.published import (
-    fill_module,
-    place,
-    read_config,
-    read_tensors,
-)
+from specbench.models.published import fill_module, place, read_config, read_tensors
 from specbench.settings import BaseSettings
 
 FILES = ("medusa_lm_head.pt", "medusa_lm_head.safetensors")  # of Medusa heads
@@ -42,25 +25,26 @@ class PartSettings(BaseSettings):
     """Settings of which one, `part`, names a folder or a hub id, or null for none."""
 
     part: ClassVar[str]
-    must: ClassVar[str] = TRAINED  # what it must be
+    must: ClassVar[str] = checkpoint.TRAINED  # what it must be
 
     def check(self, prefix: str) -> None:
         super().check(prefix)
         if self.path_of_part is not None:
-            check_path(f"{prefix}{self.part}", self.path_of_part, must=self.must)
+            checkpoint.check_path(f"{prefix}{self.part}", self.path_of_part, must=self.must)
 
     @property
     def path_of_part(self) -> str | None:
-        path: str | None = self.model_dump()[self.part]
+        """The folder or hub id."""
+        path: str | None = vars(self)[self.part]
         return path
 
     def own_bytes(self) -> int:
         """Bytes of the part's files in a local folder; 0 of a hub id."""
         path = self.path_of_part
-        if path is None or not local_path(path).is_dir():
+        if path is None or not checkpoint.local_path(path).is_dir():
             return 0
-        with reading(f"drafter.{self.part}", path, "weights"):
-            return sum(Path(file).stat().st_size for file in weight_files(source_of(path), first=FILES))
+        with checkpoint.reading(f"drafter.{self.part}", path, "weights"):
+            return checkpoint.bytes_of_files(path, first=FILES)
 
 
 class HeadsConfig(PretrainedConfig):
@@ -188,7 +172,7 @@ def read_heads(path: str, key: str) -> MedusaHeads:
     given = {name.removeprefix(MEDUSA): tensor for name, tensor in read_tensors(path, key, FILES).items()}
     tensors = {name: tensor for name, tensor in given.items() if re.fullmatch(OWN_NAMES, name)}
     if not tensors:
-        raise ConfigError(f"{key}={path} holds no Medusa heads: its tensors are {few(given)}")
+        raise ConfigError(f"{key}={path} holds no Medusa heads: its tensors are {checkpoint.few(given)}")
     numbers, layers = ({int(name.split(".")[part]) for name in tensors} for part in (0, 1))
     vocabulary, hidden = tensors.get(f"0.{max(layers)}.weight", torch.empty(0, 0)).shape
     accuracy = [[0.6 ** (head + 1) * 0.4**rank for rank in range(RANKS)][:vocabulary] for head in numbers]  # a guess
@@ -222,16 +206,16 @@ def _hidden_of(model: LanguageModel) -> int:
 
 def load_part(kind: type[_Part], path: str, key: str, model: LanguageModel) -> _Part:
     """Heads or embeddings trained for a model. Raises ConfigError if broken or for another hidden size."""
-    source = source_of(path)
-    with reading(key, path, "weights", advice="train it with python -m specbench.train and give its folder"):
+    source = checkpoint.source_of(path)
+    with checkpoint.reading(key, path, "weights", advice="train it with python -m specbench.train and give its folder"):
         loader: Any = kind
         config = loader.config_class.from_pretrained(source)
         if config.model_type != loader.config_class.model_type:
             raise ValueError(f"its model_type is {config.model_type}, not {loader.config_class.model_type}")
-        part, info = loader.from_pretrained(source, config=config, dtype=model.dtype, **WHOLE)
-        refuse_incomplete(info, f"{key}={path}")
+        part, info = loader.from_pretrained(source, config=config, dtype=model.dtype, **checkpoint.WHOLE)
+        checkpoint.refuse_incomplete(info, f"{key}={path}")
         loaded: _Part = part.to(model.device).eval()
-        refuse_not_finite(loaded, f"{key}={path}", model.dtype)
+        checkpoint.refuse_not_finite(loaded, f"{key}={path}", model.dtype)
     if config.hidden_size != (hidden := _hidden_of(model)):
         raise ConfigError(f"{key}={path} is for hidden states of {config.hidden_size}, but {model.name} has {hidden}")
     return loaded

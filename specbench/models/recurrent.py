@@ -17,7 +17,6 @@ from transformers import DynamicCache as StockCache
 from transformers import PreTrainedModel
 
 from specbench.cache.dynamic import DynamicCache
-from specbench.cache.slots import cache_argument
 from specbench.decoding.state import State
 from specbench.errors import ConfigError, first_line
 from specbench.models.attention_mask import (
@@ -28,6 +27,7 @@ from specbench.models.attention_mask import (
     attending_layers,
     has_state,
 )
+from specbench.models.causal_call import CausalCall
 from specbench.models.sizes import READ_CHUNK
 
 FIRST, MORE = 5, 4  # tokens of the text that shows whether several can be read behind a state
@@ -111,19 +111,17 @@ def recurrence_of(module: PreTrainedModel, mask: AttentionMask, name: str) -> "R
         raise ConfigError(f"{name} is a {type(module).__name__}, {why}") from error
 
 
-class Recurrence:
+class Recurrence(CausalCall):
     """Forwards of a module whose state is kept in the linear-attention layers of a transformers cache or in the modules
     (RecurrentGemma)."""
 
     def __init__(self, module: PreTrainedModel, mask: AttentionMask):
+        super().__init__(module, module)
+        self.mask = mask
         self.blank: list[Any] = StockCache(config=mask.config).layers
         self.used: list[Any] = self.blank
         parts = [(path, vars(part)) for path, part in module.named_modules()]
         self.places = [(f"{path}.{name}", part, name) for path, part in parts for name in IN_MODULES & part.keys()]
-        self.mask, self.argument = mask, cache_argument(module.forward)
-        parameters = inspect.signature(module.forward).parameters
-        self.with_positions = "position_ids" in parameters
-        self.skips_logits = "logits_to_keep" in parameters
         self.hybrid = attending_layers(mask.config) > 0
         self.one_by_one, self.state_bytes = False, 0.0  # bytes of one row
         self.one_by_one = self._differs(module)
@@ -165,10 +163,10 @@ class Recurrence:
             own = places._replace(slots=places.slots[:, part], positions=places.positions[:, part])
             cache.place(own.slots, own.visible, row)
             self._give(cache, model.states.before(rows))
-            given: dict[str, Any] = {self.argument: cache}
+            given: dict[str, Any] = {self.cache_name: cache}
             if self.hybrid:
                 given["attention_mask"] = self.mask.by_kind(own, ATTENDING) | dict.fromkeys(WITHOUT_MASK)
-            if self.with_positions:
+            if self.takes_positions:
                 given["position_ids"] = own.positions
             if self.skips_logits:
                 given["logits_to_keep"] = keep_logits
