@@ -19,7 +19,7 @@ from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
-from specbench.decoding.verify import block_verification, dense, speculative_sampling
+from specbench.decoding.verify import block_verification, speculative_sampling
 from specbench.drafters.model import ModelDrafter
 from specbench.measure.record import Record
 from specbench.measure.recorder import Draws, Recorder
@@ -134,41 +134,14 @@ class NoiseOfTheGuess(SpeculativeVerifier):
         return speculative_sampling(p, draft, noise.r, again)
 
 
-class Redraws(SpeculativeVerifier):
-    """Draws the bonus token, or the recovered one, from `other` of p and q; q is the last guess's for a bonus token."""
-
-    bonus = True
-
-    def other(self, p: Any, q: Any) -> Any:
-        return p
+class LikeliestBonus(SpeculativeVerifier):
+    """The bonus token is the likeliest one."""
 
     def accept(self, p: Any, draft: Any, noise: Any) -> Any:
         found, rows = super().accept(p, draft, noise), torch.arange(len(p))
-        if not draft.tokens.shape[1]:
-            return found
-        n = found.accepted
-        last = (n - int(self.bonus)).clamp(min=0, max=draft.tokens.shape[1] - 1)
-        t = draw(self.other(p[rows, n], dense(draft, V)[rows, last]), noise.bits[rows, n])
-        tokens = found.tokens.clone()
-        tokens[rows, n] = torch.where((n == draft.count) == self.bonus, t, tokens[rows, n])
+        n, tokens = found.accepted, found.tokens.clone()
+        tokens[rows, n] = torch.where(n == draft.count, p[rows, n].argmax(-1), tokens[rows, n])
         return replace(found, tokens=tokens)
-
-
-class LikeliestBonus(Redraws):
-    def other(self, p: Any, q: Any) -> Any:
-        return (p == p.amax(-1, keepdim=True)).float()
-
-
-class BonusWithoutTheLastQ(Redraws):
-    def other(self, p: Any, q: Any) -> Any:
-        return (p - q).clamp(min=0) + 1e-9
-
-
-class CoolRecovered(Redraws):
-    bonus = False
-
-    def other(self, p: Any, q: Any) -> Any:
-        return (p - q).clamp(min=0) ** 2
 
 
 FAULTS = [
@@ -182,8 +155,6 @@ FAULTS = [
     ("model", OneNumber, 60),
     ("model", NoiseOfTheGuess, 150),
     ("model", LikeliestBonus, 40),
-    ("model", BonusWithoutTheLastQ, 60),
-    ("model", CoolRecovered, 120),
 ]
 
 
@@ -191,15 +162,6 @@ FAULTS = [
 def test_a_planted_fault_fails(kind: str, verifier: Any, rows: int, tables: Any, number_text: str) -> None:
     found = verdict(decoded(tables, number_text, kind, verifier, rows))
     assert found["passed"] is False and found["reason"], found
-
-
-def test_the_control_that_redraws_from_p_passes(tables: Any, number_text: str) -> None:
-    assert verdict(decoded(tables, number_text, verifier=Redraws))["passed"]
-
-
-def test_a_bias_under_top_k_fails(tables: Any, number_text: str) -> None:
-    found = decoded(tables, number_text, verifier=HiddenLenience, rows=80, sampling=Sampling(0.8, top_k=5))
-    assert verdict(found)["passed"] is False
 
 
 def test_a_run_that_is_lossy_by_choice_neither_passes_nor_fails(tables: Any, number_text: str) -> None:
@@ -239,13 +201,6 @@ def test_a_target_that_samples_otherwise_than_the_configuration_fails(
 ) -> None:
     found = verdict(decoded(tables, number_text, rows=5, sampling=built, asked=asked), greedy=asked.greedy)
     assert found["passed"] is False, found
-
-
-def test_a_top_k_that_keeps_one_less_fails(tables: Any, number_text: str, monkeypatch: Any) -> None:
-    truncate = Sampling.truncate
-    assert verdict(decoded(tables, number_text, sampling=TOP_K))["passed"]  # the control
-    monkeypatch.setattr(Sampling, "truncate", lambda self, x: truncate(replace(self, top_k=self.top_k - 1), x))
-    assert verdict(decoded(tables, number_text, rows=5, sampling=TOP_K))["passed"] is False
 
 
 def test_one_noise_for_all_prompts_fails(tables: Any, number_text: str) -> None:
@@ -344,7 +299,11 @@ def test_every_alternative_has_mean_one_and_there_are_at_most_twenty() -> None:
     mean = torch.rand(30, generator=generator).double()
     for one in TESTED:
         if one.kind in ("accepted", "favoured"):
-            more = (torch.rand(30).double(), (torch.arange(30) % 4 == 3).double()) if one.kind == "accepted" else ()
+            more = (
+                (torch.rand(30, generator=generator).double(), (torch.arange(30) % 4 == 3).double())
+                if one.kind == "accepted"
+                else ()
+            )
             logs, _ = event_ratios(one.change, mean, *more)
             total = (torch.stack([1 - mean, mean], -1) * logs.exp()).sum(-1)
         else:
