@@ -2,19 +2,17 @@
 
 from dataclasses import replace
 from functools import cache
-from unittest.mock import patch
 
 import numpy as np
 import torch
 from decoder_cases import V, make_drafter, spare_of, tabular_model, verifier_of
 
-from specbench.decoding import verify_tree
-from specbench.decoding.sampling import Sampling, draw
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
-from specbench.decoding.verify import at_row, leading, rejection_rate, speculative_sampling, verdict_of
+from specbench.decoding.verify import leading, rejection_rate, speculative_sampling
 from specbench.decoding.verify_tree import iterative_sampling
 from specbench.policies.fixed import FixedGamma
 from specbench.run.warm_up import MeasuredCosts
@@ -187,43 +185,6 @@ class TooSmallM(RejectionVerifier):
         return speculative_sampling(p, replace(draft, count=n), torch.zeros_like(noise.r), noise.bits)
 
 
-class RewrittenBlock(BlockVerifier):
-    """Block verification once more, of which two parts can be left out."""
-
-    clamped = weighted = True
-
-    def accept(self, p, draft, noise):
-        if not draft.tokens.shape[1]:
-            return super().accept(p, draft, noise)
-        p_x, q_x = (own.gather(-1, draft.tokens[..., None])[..., 0] for own in (p[:, :-1], draft.probs))
-        weights = [torch.ones_like(p_x[:, 0])]
-        for ratio in (p_x / q_x).T:
-            weights.append((weights[-1] * ratio).clamp(max=1 if self.clamped else None, min=0))
-        w = torch.stack(weights, 1)  # [B, N + 1]
-        places = torch.arange(w.shape[1])
-        there = places < draft.count[:, None]
-        q = torch.cat([draft.probs, torch.zeros_like(p[:, :1])], 1) * there[..., None]
-        residual = (p * (w[..., None] if self.weighted else 1) - q).clamp(min=0)
-        left = residual.sum(-1)
-        h = torch.where(there, left / (left + 1 - w).clamp(min=1e-30), w).clamp(max=1)
-        n = torch.where((noise.r < h[:, 1:]) & (places[1:] <= draft.count[:, None]), places[1:], 0).amax(1)
-        rest = at_row(residual, n)
-        rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, at_row(p, n))
-        return verdict_of(draft.tokens, n, draw(rest, noise.bits.gather(1, n[:, None])[:, 0]))
-
-
-class BlockClampedAtItsEnd(RewrittenBlock):
-    """Negative control: the weights w_i may be above 1 before the h_i are clamped."""
-
-    clamped = False
-
-
-class BlockWithoutWeights(RewrittenBlock):
-    """Negative control: residuals, and the h_i that follow from them, are of p in place of w_i p."""
-
-    weighted = False
-
-
 class BlockWithOldNoise(BlockVerifier):
     """Negative control: what was looked at behind the kept block is drawn from again."""
 
@@ -234,30 +195,6 @@ class TraversalWithOldNoise(TraversalVerifier):
     """Negative control, as `BlockWithOldNoise`."""
 
     looks_ahead = False
-
-
-class TraversalOfPublicCode(TraversalVerifier):
-    """Negative control: the weights of a public program. After the rejection of a child x a node stands with
-    min(1, S / (1 - q(x))), and not with S / (S + 1 - h_u)."""
-
-    def accept(self, p, draft, noise):
-        with patch.object(verify_tree, "traversal_weights", public_weights):
-            return super().accept(p, draft, noise)
-
-
-def public_weights(p, draft):
-    rows, exists, parents = torch.arange(len(p)), draft.exists(), draft.parents.clamp(min=0).expand(len(p), -1)
-    left, h = p.clone(), torch.ones_like(p[..., 0])  # of each node p', and how likely it stands
-    for i in range(exists.shape[1]):
-        u, x, q, there = parents[:, i], draft.tokens[:, i, None], draft.probs[:, i], exists[:, i]
-        mass = h[rows, u, None] * left[rows, u]
-        residual = (mass - q).clamp(min=0)
-        total = residual.sum(-1, keepdim=True)
-        stands = (total / (1 - q.gather(1, x)).clamp(min=1e-9)).clamp(max=1)
-        h[:, i + 1] = torch.where(there, (mass / q).gather(1, x)[:, 0].clamp(max=1), h[:, i + 1])
-        h[rows, u] = torch.where(there, stands[:, 0], h[rows, u])
-        left[rows, u] = torch.where(there[:, None] & (total > 0), residual / total, left[rows, u])
-    return h[:, 1:], h[..., None] * left
 
 
 def learning_policy(kind, **settings):
