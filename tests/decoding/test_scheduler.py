@@ -6,22 +6,15 @@ from functools import partial
 
 import pytest
 from choosing import in_turn, slow_unless
-from decoder_cases import CACHES, DRAFTERS, make_drafter, tabular_model
-from scheduler_cases import COLUMNS, GAMMA, decode, jobs
+from decoder_cases import CACHES, DRAFTERS
+from scheduler_cases import GAMMA, decode, jobs
 
 from specbench.cache.paged import PagedCache
-from specbench.decoding.sampling import Sampling
 from specbench.decoding.scheduler import CacheTooSmallError
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import State
-from specbench.decoding.timer import Timer
-from specbench.executors.eager import EagerExecutor
 from specbench.models.language_model import LanguageModel
 from specbench.policies.confidence import ConfidenceGamma
-from specbench.policies.fixed import FixedGamma
 from specbench.policies.heuristic import HeuristicGamma
-from specbench.verifiers.speculative import SpeculativeVerifier
 
 LIKE_OTHERS = (  # in the default run other drafts of their kind stand for these
     "ngram", "prompt_lookup", "suffix", "unigram", 
@@ -50,21 +43,6 @@ def test_the_batch_changes_no_token_where_noise_is_renewed(policy, tables):
     assert singles != decode(jobs(), 1, tables)  # not the tokens of a fixed gamma, whose noise stays
     for rows, chunk in ((3, 5), (16, 7)):
         assert decode(jobs(), rows, tables, chunk=chunk, policy=deepcopy(policy)) == singles
-
-
-def test_a_job_alone_is_what_a_plain_loop_decodes(tables):
-    """The queue against the decoder without a queue."""
-    sampling = Sampling()
-    for job, out in zip(jobs(), decode(jobs(), 3, tables), strict=True):
-        target = tabular_model(tables.target, sampling)
-        state = State.start([job], [], GAMMA + 1, target.device)
-        target.allocate(1, COLUMNS)
-        target.prefill(state)
-        drafter = make_drafter("model", target, "", tabular_model(tables.similar, sampling))
-        verifier = SpeculativeVerifier(sampling)
-        policy = FixedGamma(GAMMA)
-        decode_speculative(state, target, drafter, policy, verifier, Timer(target.device))
-        assert state.generated[0] == out
 
 
 def test_a_row_is_handed_on_at_once_and_reading_never_stops_the_others(tables):
@@ -162,21 +140,3 @@ def test_idle_rows_make_no_call_larger(kind, tables, monkeypatch):
         assert called == [(busy, max(count) + 1, reach)]
         assert all(on or not drafted for on, drafted in zip(active, count, strict=True))
     assert any(called[0][0] < len(active) for called, active, *_ in seen)
-
-
-def test_fixed_shapes_keep_all_rows(tables, monkeypatch):
-    class Fixed(EagerExecutor):
-        fixed_shapes = True
-
-    shapes, forward = set(), LanguageModel.forward
-
-    def counted(self, tokens, first, visible, row=None, **options):
-        if row is None:
-            shapes.add(len(tokens))
-        return forward(self, tokens, first, visible, row=row, **options)
-
-    monkeypatch.setattr(LanguageModel, "forward", counted)
-    assert decode(jobs(), 4, tables, executor=Fixed()) == decode(jobs(), 1, tables) and shapes == {1, 4}
-    shapes.clear()
-    decode(jobs(), 4, tables, executor=Fixed())
-    assert shapes == {4}

@@ -8,23 +8,18 @@ import pytest
 import reference
 import torch
 from choosing import in_turn
-from decoder_cases import CACHES, V, make_drafter, tabular_model
+from decoder_cases import V
 from random_cases import random_bits, random_distributions
 from tabular import random_table
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.noise import exponentials
-from specbench.decoding.sampling import Sampling
-from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import accept_and_append
-from specbench.decoding.state import State
 from specbench.decoding.token_tree import MISSING, branching_tree, level_slices, levels_of, pack, static_parent
-from specbench.decoding.verify import block_verification, rejection_sampling, speculative_sampling
-from specbench.decoding.verify_tree import iterative_beta, iterative_sampling, longest_path, match
+from specbench.decoding.verify import block_verification, rejection_sampling
+from specbench.decoding.verify_tree import iterative_sampling, longest_path, match
 from specbench.drafters.blockwise import chosen_tree
 from specbench.drafters.multi_draft import join_drafts
 from specbench.drafters.tree_shapes import without_replacement
-from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.typical import TypicalVerifier
 
 ROWS = 150
@@ -133,16 +128,6 @@ def test_a_tree_is_verified_as_the_oracle_does(name, repeats):
         assert [*accepted, t] == greedy.tokens[row, : int(greedy.accepted[row]) + 1].tolist()
 
 
-def test_a_tree_that_is_a_chain_is_algorithm_1():
-    p_table, draft, generator = random_tree("chain", 5, True)
-    p, r = p_of(p_table, draft), torch.rand(ROWS, 3, generator=generator, dtype=torch.float64)
-    bits = random_bits((ROWS, 4), generator)
-    ours, theirs = iterative_sampling(p, draft, r, bits), speculative_sampling(p, draft, r, bits)
-    assert torch.equal(ours.accepted, theirs.accepted)
-    places = torch.arange(4) <= ours.accepted[:, None]
-    assert torch.equal(ours.tokens[places], theirs.tokens[places])
-
-
 @pytest.mark.parametrize("point_mass", [False, True])
 @pytest.mark.parametrize("rule", ["block", "rejection"])
 def test_block_and_rejection_are_the_oracles(rule, point_mass):
@@ -168,15 +153,6 @@ def test_block_and_rejection_are_the_oracles(rule, point_mass):
             assert verdict.tokens[row, : n + 1].tolist() == [*x[row, :n].tolist(), t]
 
 
-def test_packing_leaves_out_what_is_missing():
-    """A node that a row does not have holds no place, even where another one spells the same text."""
-    tokens, parent = torch.tensor([[5, 5, 7, 1]]), torch.tensor([[MISSING, 0, 0, 2]])
-    draft = Draft(tokens, (3, 1), parent, None, torch.tensor([4]))
-    packed = pack(tokens, draft.levels, draft.parents, draft.exists())
-    assert packed.tokens.tolist() == [[5, 7, 1]] and packed.place[0, 1:].tolist()[1:] == [1, 2, 3]
-    assert packed.tree.sees[0, 3].tolist() == [True, True, False, True]
-
-
 def test_packing_merges_what_says_the_same():
     tokens = torch.tensor([[5, 5, 7, 1, 1, 2], [5, 6, 5, 1, 1, 1]])  # three chains of two
     parent = static_parent(branching_tree([3, 1]), tokens.device)
@@ -190,39 +166,6 @@ def test_packing_merges_what_says_the_same():
     assert packed.tokens.shape[1] == 4
     sees = packed.tree.sees[0]
     assert sees.sum(-1).tolist() == [1, 2, 2, 3, 3] and packed.tree.depth[0].tolist() == [0, 1, 1, 2, 2]
-
-
-@pytest.mark.parametrize("cache", CACHES)
-def test_the_cache_holds_the_accepted_path(cache):
-    """After a tree round both models' caches are those of a text that was read token by token."""
-    sampling = Sampling()
-    table = random_table(V, 3)
-    helper_table = table + random_table(V, 4)
-    target, helper = (tabular_model(t, sampling, cache) for t in (table, helper_table))
-    moved = 0
-    for kind in ("tree_independent", "multi_draft_two", "tree_distinct"):
-        drafter = make_drafter(kind, target, "", helper)
-        state = State.start([Sequence([1, 2, 3], 30, 11), Sequence([4, 5, 6], 30, 12)], [], 40, target.device)
-        drafter.begin(state)
-        target.allocate(2, 70)
-        target.prefill(state)
-        verifier = IterativeVerifier(sampling.greedy)
-        for _ in range(6):
-            draft = drafter.propose(state, [3, 2])
-            for row in range(2):
-                before, last = state.tokens[row, state.lengths[row] - 2 : state.lengths[row]].tolist()
-                assert torch.allclose(draft.probs[row, 0], helper_table[before, last].softmax(-1), atol=1e-6)
-            scores = target.score(state, draft)
-            verdict, kept = accept_and_append(state, scores.p, draft, verifier, target.executor)
-            for model in (target, drafter):
-                model.rollback(state, draft, verdict, scores, state.length - kept - 1)
-            moved += int((verdict.path[:, 1] > 1).sum())
-            for row in range(2):
-                text = state.tokens[row, : state.lengths[row]].tolist()
-                before, last = text[-2:]
-                distribution = target.score(state, Draft.empty(2, target.device)).p[row, 0]
-                assert torch.allclose(distribution, table[before, last].softmax(-1), atol=1e-6)
-    assert moved > 2  # paths that were not the first
 
 
 def test_distinct_children_have_the_distribution_they_say():
@@ -250,21 +193,6 @@ def test_children_beyond_the_support_of_q_are_never_accepted():
     p = torch.tensor([[0.3, 0.0, 0.7, 0.0]]).expand(1, 4, 4)
     verdict = iterative_sampling(p, draft, torch.full((1, 3), 1e-9), torch.zeros(1, 2, dtype=torch.long))
     assert verdict.accepted[0] == 0 and verdict.tokens[0, 0] in (0, 2)
-
-
-@pytest.mark.slow
-def test_the_tree_analogue_of_beta_is_the_share_of_steps_taken():
-    for repeats in (True, False):
-        p_table, draft, generator = random_tree("wide", 8, repeats)
-        draft = replace(draft, count=torch.full((ROWS,), draft.tokens.shape[1]))
-        p = p_of(p_table, draft)
-        r, bits = torch.rand(ROWS, p.shape[1] - 1, generator=generator), random_bits((ROWS, 4), generator)
-        verdict = iterative_sampling(p, draft, r.double(), bits)
-        beta = iterative_beta(p, draft, verdict)
-        steps = torch.arange(3)
-        tested, taken = steps <= verdict.accepted[:, None], steps < verdict.accepted[:, None]
-        difference = ((beta - taken.double()) * tested).sum() / tested.sum()
-        assert abs(difference) < 5 * 0.5 / tested.sum() ** 0.5
 
 
 def test_beta_of_typical_acceptance_is_its_rate_on_a_chain():

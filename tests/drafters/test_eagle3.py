@@ -10,7 +10,6 @@ import torch
 from checkpoints import checkpoint
 from choosing import only, slow_unless
 from decoder_cases import noted_drafts
-from distribution_cases import learning_policy
 from eagle_cases import (
     DRAFT_V,
     TARGET,
@@ -32,8 +31,6 @@ from specbench.drafters.eagle3_checkpoint import parse_config
 from specbench.drafters.pair_model import PairModel
 from specbench.errors import ConfigError
 from specbench.models.vocabulary import DraftVocabulary
-from specbench.policies.confidence import ConfidenceGamma
-from specbench.policies.heuristic import HeuristicGamma
 
 LAYERS = TARGET["num_hidden_layers"]
 DEFAULT = (2, LAYERS // 2, LAYERS - 3)
@@ -267,16 +264,6 @@ def test_a_run_at_temperature_0_writes_plain_decodings_tokens(name, cache_name, 
                               "temperature=0", "gamma=3", "max_new_tokens=8"))  # fmt: skip
     result, _ = run(own, tmp_path)
     assert result.lossless.passed and result.counts.drafted > 0 and not result.counts.failed
-
-
-@pytest.mark.parametrize("policy", [
-    learning_policy(ConfidenceGamma, largest=3, threshold=0.004), learning_policy(HeuristicGamma, gamma=2, largest=3),
-], ids=lambda policy: type(policy).__name__)  # fmt: skip
-def test_q_with_a_gamma_that_changes(policy):
-    found = drafts("plain", policy=policy)
-    assert len({len(guesses) for _, guesses, _ in found}) > 1
-    for text, guesses, q in found[:6]:
-        torch.testing.assert_close(q, expected_laws("plain", text, guesses), atol=1e-5, rtol=0)
 
 
 # -- Refusals ----------------------------------------------------------------------------------------

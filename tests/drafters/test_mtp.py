@@ -20,7 +20,6 @@ from specbench.config.build import build
 from specbench.config.check import check
 from specbench.drafters.pair_model import PairModel
 from specbench.errors import ConfigError
-from specbench.models.published import mtp_place, without_modules
 
 HIDDEN, LAYERS = 16, 2
 SHAPE = dict(hidden_size=HIDDEN, intermediate_size=32, moe_intermediate_size=8, num_attention_heads=4,
@@ -173,25 +172,6 @@ def test_hidden_states_and_positions_that_are_wrong_are_seen(name, wrong, monkey
     module = transformers_module("glm4_moe", own.target)
     expected = [stock_laws(module, own.target, text, guesses) for text, guesses, _ in found]
     assert not all(torch.allclose(q, e, atol=1e-3) for (_, _, q), e in zip(found, expected, strict=True))
-
-
-def test_names_of_modules():
-    assert mtp_place("model.layers.61.eh_proj.weight", 61) == (0, "projection.weight")
-    assert mtp_place("model.layers.61.shared_head.norm.weight", 61) == (0, "norm.weight")
-    assert mtp_place("model.layers.61.shared_head.head.weight", 61) == (0, "")
-    assert mtp_place("model.layers.62.mlp.gate.e_score_correction_bias", 61) == (
-        1,
-        "layer.mlp.gate.e_score_correction_bias",
-    )
-    assert mtp_place("mtp.layers.0.mlp.experts.7.up_proj.weight", 48) == (0, "layer.mlp.experts.7.up_proj.weight")
-    assert mtp_place("mtp.pre_fc_norm_hidden.weight", 48) == (0, "hidden_norm.weight")
-    assert mtp_place("mtp.norm.weight", 48) == (0, "norm.weight")
-    assert mtp_place("model.mtp_layers.0.input_proj.weight", 36) == (0, "projection.weight")
-    assert mtp_place("model.mtp_layers.1.input_layernorm.weight", 36) == (1, "layer.input_layernorm.weight")
-    assert mtp_place("model.layers.60.mlp.gate.weight", 61) is None
-    surplus = ["model.layers.3.self_attn.q_proj.weight", "lm_head.bias"]  # no module, but a config that is wrong
-    assert without_modules(surplus, 3) == surplus
-    assert without_modules([*surplus, "model.layers.3.eh_proj.weight"], 3) == ["lm_head.bias"]
 
 
 def refusal(*overrides: str) -> str:

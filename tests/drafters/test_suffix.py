@@ -3,16 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from decoder_cases import jobs_of, make_drafter, spare_of, tabular_model
 
-from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
-from specbench.decoding.timer import Clock
 from specbench.drafters.suffix import NgramDrafter, SuffixAutomaton, SuffixDrafter
-from specbench.policies.fixed import FixedGamma
-from specbench.verifiers.speculative import SpeculativeVerifier
 
 
 def occurrences(text, string):
@@ -81,39 +75,6 @@ def test_ngrams_are_those_of_a_search(seed):
     found = [drafter.guess(0, text[:end], 5) for end in range(1, len(text) + 1)]
     assert found == [by_orders(text[:end], 5, least, least + more) for end in range(1, len(text) + 1)]
     assert sum(map(len, found)) > 20
-
-
-PROMPTS = [[3, 7, 1, 3, 7, 2, 3, 7], [1, 2, 1, 2, 1], [5, 6, 7, 8, 9, 5, 6], [4]]
-
-
-def drafted(kind, tables, prompts, gamma=3):
-    """The guesses of every round of a batch, and the sum of the squares of their q, by request; and the texts."""
-    sampling = Sampling()
-    target, helper = tabular_model(tables.target, sampling), tabular_model(tables.similar, sampling)
-    drafter = make_drafter(kind, target, "", helper)
-    seen = [[] for _ in prompts]
-    jobs = jobs_of(prompts, [len(p) + 20 for p in prompts], map(len, prompts))
-    state = State.start(jobs, [], spare_of(kind, gamma), target.device)
-    target.allocate(len(prompts), state.tokens.shape[1])
-    target.prefill(state)
-
-    def keep(state, scores, draft, verdict, kept):
-        for row, (count, new) in enumerate(zip(draft.count.tolist(), kept.tolist(), strict=True)):
-            if new:
-                own = draft.tokens[row, draft.exists()[row]].tolist()
-                q = [1.0] * len(own) if draft.probs is None else draft.probs[row, :count].square().sum(-1).tolist()
-                seen[row].append((own, [round(x, 4) for x in q]))
-
-    decode_speculative(state, target, drafter, FixedGamma(gamma), SpeculativeVerifier(sampling), Clock(), keep)
-    return seen, state.generated
-
-
-def test_a_batch_drafts_what_its_rows_draft_alone(few_contexts):
-    seen, texts = drafted("suffix", few_contexts, PROMPTS)
-    alone = [drafted("suffix", few_contexts, [prompt]) for prompt in PROMPTS]
-    assert texts == [own[0] for _, own in alone]
-    assert seen == [own[0] for own, _ in alone]
-    assert sum(len(tokens) for rounds in seen for tokens, _ in rounds) > 10
 
 
 def state_of(text, encoder_input=None):

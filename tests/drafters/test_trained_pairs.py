@@ -1,10 +1,8 @@
-"""How the pairs beside the first one are trained, what they are trained on, and the data that they decode."""
+"""The shipped pairs beside the first one: they run from the drafter alone, on their own data."""
 
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 from choosing import slow_unless
 from omegaconf import OmegaConf
 from small_runs import composed, parts_of, run
@@ -15,51 +13,8 @@ from specbench.data.unconditional import UnconditionalData
 from specbench.drafters.ngram_lm import training_tokens
 from specbench.errors import ConfigError
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 DATA = {"ende": "specbench.data.parallel", "unconditional": "specbench.data.unconditional"}
 TASKS = {"ende": "ende", "bytes": "unconditional"}
-
-
-@pytest.fixture
-def recipes(monkeypatch):
-    """The modules encoder_decoders and training of experiments/."""
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    import encoder_decoders
-    import training
-
-    monkeypatch.setattr(training, "SAVED_EVERY", -1.0)  # after each step
-    yield encoder_decoders, training
-    for name in ("encoder_decoders", "training", "bleu"):
-        sys.modules.pop(name, None)
-
-
-def test_the_loss_with_a_teacher_is_smallest_at_its_law(recipes):
-    _, training = recipes
-    p = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]])
-    tokens = torch.tensor([0, 2])
-
-    def at(q):
-        return float(training.loss(None, None, lambda *_: (q.log(), tokens), p))
-
-    entropy = float(-(p * p.log()).sum(-1).mean())
-    assert at(p) == pytest.approx(entropy) and at(p.flip(-1)) > entropy + 0.1
-    assert float(training.loss(None, None, lambda *_: (p.log(), tokens))) == pytest.approx(
-        float(-(p[0, 0].log() + p[1, 2].log()) / 2)
-    )
-
-
-def test_a_token_of_the_byte_model_is_a_byte(recipes, monkeypatch):
-    monkeypatch.syspath_prepend(str(EXPERIMENTS / "train_bytes"))
-    sys.modules.pop("train", None)
-    import train as train_bytes
-
-    tokenizer = train_bytes.byte_tokenizer()
-    text = "def f(ß):\n\treturn '語\xad\x00\xa0'  # ..."
-    tokens = tokenizer(text)["input_ids"]
-    assert tokens == [byte + 1 for byte in text.encode()] and tokenizer.decode(tokens) == text and len(tokenizer) == 257
-    rows = next(train_bytes.windows(torch.tensor(([0] + [5] * 600) * 2, dtype=torch.int16), 0))
-    assert rows.shape == (train_bytes.ROWS, train_bytes.WINDOW + 1) and (rows[1::2, 0] == 0).all()
-    sys.modules.pop("train", None)
 
 
 def test_unconditional_prompts_differ_in_their_noise_alone():

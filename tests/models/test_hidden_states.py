@@ -10,7 +10,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specbench.decoding.draft import Draft
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
-from specbench.executors.compiled import CompiledExecutor
 from specbench.models.language_model import LanguageModel
 
 LAYERS = 3
@@ -89,17 +88,3 @@ def test_states_of_a_row_that_is_read_alone_and_of_no_layers():
     model.feature_layers = ()
     model.read(state, 1, 0, 2)
     assert heard.found[1][1].shape == (1, 2, 16)  # the input of the output matrix
-
-
-@pytest.mark.slow
-def test_states_of_a_traced_program(traced):
-    """A program is made for its layers: others have another one."""
-    model, state, _ = target("static", CompiledExecutor())
-    model.prefill(state)
-    draft = Draft.chain(torch.tensor([[9, 2], [7, 3]]), None, torch.tensor([2, 2]))
-    for layers in ((0, 2, LAYERS), (1,)):
-        model.feature_layers = layers
-        found = model.score(state, draft, keep_hidden=True).hidden
-        wanted = expected([*TEXTS[0], 9, 2], layers)[len(TEXTS[0]) - 1 :]
-        assert float((found[0] - wanted).abs().max()) < 1e-2 * float(wanted.abs().max())
-    assert len(traced) == 2

@@ -258,21 +258,6 @@ def test_rounds_without_guesses_forget_those_of_the_round_before(kind):
         state.at(0).tokens.append(token)
 
 
-def test_a_prompt_that_is_read_beside_rows_adds_no_states():
-    """A round's are still there behind it: row 0 goes back to one of them."""
-    model = model_of(module_of("mamba"), 0.0)
-    jobs = [Sequence([3, 5, 7, 9, 3], 24, 0), Sequence([8, 8, 2, 4, 6, 1, 2, 3, 4, 5, 6, 7], 24, 1)]
-    state = State.start(jobs, [], GAMMA + 1, torch.device("cpu"))
-    model.allocate(2, state.tokens.shape[1])
-    model.read(state, 0, 0, 4)
-    model.read(state, 1, 0, 2)
-    visible = model.rollback_to([4, 2], GAMMA + 1, [True, False])
-    model.forward(state.tokens[:, 4 : 5 + GAMMA], torch.tensor([4, 2]), visible)
-    model.read(state, 1, 2, 11)
-    assert [len(kept) for kept in model.states.kept] == [GAMMA + 2, 1]
-    assert model.states.point_before(0, 6) == 6 and model.states.point_before(1, 11) == 11
-
-
 def test_parts_of_the_model_have_columns_of_their_own():
     """Keys and values of attention, and the keys with which sparse attention chooses, in any order of layers."""
     found = StaticCache(1, 4)
