@@ -60,43 +60,6 @@ def test_a_token_tree_scores_each_branch_as_if_it_stood_alone(cache):
     assert torch.allclose(logits_of(model, more, [8, 8])[:, 0], expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("cache", CACHES)
-def test_a_row_is_read_in_chunks_beside_rows_that_decode(cache):
-    """A new request in row 0, chunk by chunk, while row 1 goes on; then row 0 again, shorter."""
-    model = tiny_llama(cache)
-    generator = torch.Generator().manual_seed(4)
-    texts = [torch.randint(V, (n,), generator=generator).tolist() for n in (9, 14, 6)]
-    state = State.idle(2, 40, [], model.device)
-    model.allocate(2, 40)
-    nothing = Draft.empty(2, model.device)
-
-    def put(row, text):
-        model.cache.release(row)
-        model.cached[row] = model.cache.admit(row, text, 30)
-        state.admit({row: Sequence(text, 30, 0)})
-
-    def expected(row):
-        text = state.tokens[row : row + 1, : state.lengths[row]]
-        return fresh_logits(model, text)[0, -1].softmax(-1)
-
-    put(1, texts[1])
-    model.read(state, 1, 0, 13)
-    state.begin([1])
-    for text in (texts[0], texts[2]):
-        put(0, text)
-        for begin in range(0, len(text) - 1, 3):
-            p = model.score(state, nothing).p  # row 0 is idle and computes nonsense
-            assert torch.allclose(p[1, 0], expected(1), atol=1e-5)
-            state.tokens[1, state.lengths[1]] = 3
-            state.length[1] += 1
-            state.at(1).tokens.append(3)
-            model.read(state, 0, begin, min(begin + 3, len(text) - 1))
-        state.begin([0])
-        p = model.score(state, nothing).p
-        assert torch.allclose(p[0, 0], expected(0), atol=1e-5)
-        assert torch.allclose(p[1, 0], expected(1), atol=1e-5)
-
-
 def paged(rows=2, columns=32, blocks=None, block_size=4) -> PagedCache:
     return PagedCache(rows, columns, block_size, blocks)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from choosing import slow_unless
-from omegaconf import OmegaConf
 from pydantic import Field
 from small_runs import composed, run_main, small
 
@@ -66,10 +65,6 @@ def test_the_target_follows_the_drafter_unless_it_is_named():
     assert composed().target.path == "shipped:target"
 
 
-def test_gamma_is_a_scalar_that_reaches_the_policy():
-    assert check(composed("gamma=7")).choices["gamma_policy"].settings.gamma == 7
-
-
 @pytest.fixture(scope="module")
 def other(tmp_path_factory) -> Path:
     """A model with a tokenizer of its own, some of whose tokens are also the shipped one's."""
@@ -107,13 +102,6 @@ def test_folder_names_lose_folders_of_paths_where_they_are_too_long():
     assert fields(words).startswith(name) and len(fields(words)) == len(name) + 8
     assert fields(words) == fields(words) != fields(words.replace("models/", "model/", 1))
     assert fields("data.path=a/b,gamma=4") == "data.path=a_b,gamma=4"  # as it always was
-
-
-def test_settings_files_hold_a_value_for_each_setting():
-    """Values live in YAML: composing and dumping the defaults leaves nothing missing."""
-    config = composed()
-    text = OmegaConf.to_yaml(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"]))
-    assert "gamma: 3" in text and "???" not in text
 
 
 def test_the_device_of_a_run_is_the_current_one(monkeypatch):

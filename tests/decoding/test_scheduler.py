@@ -108,35 +108,3 @@ def test_the_target_is_called_as_often_as_continuous_batching_predicts(rows, tab
     decode(wanted, rows, tables, kind=None, chunk=1000, watch=lambda state, *others: calls.append(any(state.active)))
     longest_first = sorted(wanted, key=lambda job: -job.limit)
     assert sum(calls) == calls_predicted([job.limit - len(job.tokens) for job in longest_first], rows)
-
-
-@pytest.mark.parametrize("kind", [None, "model"])
-def test_idle_rows_make_no_call_larger(kind, tables, monkeypatch):
-    """Each scoring of a draft against the rows that were active: those behind the last one are left out, and attention
-    sees no further than the longest row that is in use."""
-    seen, plain = [], LanguageModel.score
-
-    def score(self, state, draft, keep_hidden=False):
-        called = []
-        forward = self.forward
-
-        def counted(tokens, first, visible, **options):
-            called.append((*tokens.shape, visible))
-            return forward(tokens, first, visible, **options)
-
-        self.forward = counted
-        scores = plain(self, state, draft, keep_hidden)
-        self.forward = forward
-        lengths = [n for n, owner in zip(state.lengths, state.request_ids, strict=True) if owner >= 0]
-        seen.append((called, list(state.active), max(lengths) + draft.tokens.shape[1], draft.count.tolist()))
-        assert len(scores.p) == state.batch_size
-        return scores
-
-    monkeypatch.setattr(LanguageModel, "score", score)
-    for rows in (4, 8):
-        decode(jobs(), rows, tables, kind=kind, chunk=1000)
-    for called, active, reach, count in seen:
-        busy = max(row + 1 for row, on in enumerate(active) if on)
-        assert called == [(busy, max(count) + 1, reach)]
-        assert all(on or not drafted for on, drafted in zip(active, count, strict=True))
-    assert any(called[0][0] < len(active) for called, active, *_ in seen)

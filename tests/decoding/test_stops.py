@@ -1,4 +1,4 @@
-"""Stop strings end a text at the first token whose whole decoded text holds one, on four kinds of tokenizer."""
+"""Stop strings end a text at the first token whose whole decoded text holds one, on three kinds of tokenizer."""
 
 import json
 import random
@@ -52,14 +52,6 @@ def sentencepiece() -> Tokenizer:
     return made
 
 
-def unigram() -> Tokenizer:
-    made = Tokenizer(models.Unigram())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=SPECIAL, unk_token="<unk>")
-    made.train_from_iterator([ASCII, OTHERS], trainer)
-    return made
-
-
 def word_piece() -> Tokenizer:
     made = Tokenizer(models.WordPiece(unk_token="<unk>"))
     made.pre_tokenizer, made.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(cleanup=True)
@@ -67,13 +59,13 @@ def word_piece() -> Tokenizer:
     return made
 
 
-KINDS = (byte_level, sentencepiece, unigram, word_piece)
+KINDS = (byte_level, sentencepiece, word_piece)
 
 
 @cache
 def tokenizer_of(kind) -> PreTrainedTokenizerFast:
     names = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIAL, strict=False))
-    more = {"additional_special_tokens": SPECIAL[4:], "clean_up_tokenization_spaces": kind in (unigram, word_piece)}
+    more = {"additional_special_tokens": SPECIAL[4:], "clean_up_tokenization_spaces": kind is word_piece}
     return PreTrainedTokenizerFast(tokenizer_object=kind(), **names, **more)
 
 

@@ -26,10 +26,10 @@ def random(number: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(number)) / 3
 
 
-def parts(hidden: int = HIDDEN, vocabulary: int = VOCABULARY, bias: bool = True):
+def parts(hidden: int = HIDDEN, vocabulary: int = VOCABULARY):
     """L [K, layers, H, H], b [K, layers, H] and W [K, V, H]."""
     blocks = random(1, HEADS, LAYERS, hidden, hidden)
-    return blocks, random(2, HEADS, LAYERS, hidden) * bias, random(3, HEADS, vocabulary, hidden)
+    return blocks, random(2, HEADS, LAYERS, hidden), random(3, HEADS, vocabulary, hidden)
 
 
 def original(L, b, W, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -89,11 +89,6 @@ def test_merged_checkpoints_are_heads_and_target(tmp_path):
     compared(of_folder(folder), L, b, W)
     run = ["target=model", f"target.path={folder}", "drafter=medusa", f"drafter.path={folder}", "gamma=2"]
     assert build(check(composed(*small(*run)))).drafter.longest == HEADS
-
-
-def test_layers_without_a_bias(tmp_path):
-    state = {name: tensor for name, tensor in original(*parts(bias=False)).items() if "bias" not in name}
-    compared(of_folder(written(tmp_path / "h", ORIGINAL, state)), *parts(bias=False))
 
 
 def of_24_tokens(state):

@@ -1,14 +1,10 @@
 """Drafters whose context is shorter than the texts: refused where no prompt fits, else noted with a count."""
 
-from types import SimpleNamespace
-
 import pytest
 from checkpoints import checkpoint
 from choosing import only
 from small_runs import parts_of, run
 
-from specbench.config.build import refuse_short_context
-from specbench.data.prompts import Prompt
 from specbench.errors import ConfigError
 
 NEW = 24
@@ -74,11 +70,3 @@ def test_policies_work_beside_prompts_that_do_not_fit(policy, tmp_path):
     (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{" x" * n}"}}\n' for n in (60, 20)))
     result, _ = run(parts_of(*words, f"gamma_policy={policy}", "gamma_policy.largest=3"), tmp_path / "run")
     assert result.counts.drafted > 0 and any("had no draft" in note for note in result.notes)
-
-
-def test_an_encoders_input_is_not_in_the_drafters_context():
-    requests = {Prompt("a", ("",)): SimpleNamespace(tokens=[0] * 200)}
-    drafter, checked = SimpleNamespace(context=64, models=[]), SimpleNamespace(names={"drafter": "model"})
-    refuse_short_context(checked, SimpleNamespace(encoder="read apart"), drafter, requests)
-    with pytest.raises(ConfigError, match="its context is 64 tokens"):  # the control
-        refuse_short_context(checked, SimpleNamespace(encoder=None), drafter, requests)

@@ -59,26 +59,6 @@ def test_what_is_tested_recovered_and_bonus() -> None:
         assert x.get("betas", []) == pytest.approx(expected.tolist())
 
 
-def test_what_the_verdict_needs_of_each_tested_guess() -> None:
-    recorder, p, q, _ = one_round([1, 3, 0], [3, 3, 1], [2, 4, 1], keep=True)
-    first, second, third = recorder.draws(3)
-    assert (
-        first.at == [0, 1] and first.guess == [1, 2] and first.first == [True, False] and first.last == [False, False]
-    )
-    assert first.p == pytest.approx([float(p[0, 0, 1]), float(p[0, 1, 2])])
-    assert first.q == pytest.approx([float(q[0, 0, 1]), float(q[0, 1, 2])])
-    assert second.last == [False, False, True] and third.last == [True] and first.rule == "p / q"
-    assert torch.equal(second.target[0][1], p[1]) and torch.equal(first.target[0][1], p[0, :2])
-    assert torch.equal(first.drafter[0][1], q[0, :2]) and first.drafter[0][0] == 0
-
-
-def test_p_and_q_are_kept_only_while_there_is_room(monkeypatch: Any) -> None:
-    monkeypatch.setattr("specbench.measure.recorder.ROOM", 10.0)
-    recorder, *_ = one_round([1], [3], [2], keep=True)
-    assert recorder.draws(1)[0].target == recorder.draws(1)[0].drafter == [] and recorder.draws(1)[0].p
-    assert one_round([1], [3], [2])[0].draws(1)[0].target == []
-
-
 def test_drift_is_summed_over_tested_positions() -> None:
     recorder, *_ = one_round([1], [3], [2], lenience=0.5, drifts=True)
     (found,) = recorder.drift(1)

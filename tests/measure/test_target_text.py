@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from decoder_cases import V, make_drafter, tabular_model
 from torch.nn.functional import one_hot
 
@@ -38,16 +37,6 @@ def test_betas_are_recomputed_from_the_tables(lenience: float, tables: Any, numb
     assert found["positions"] == len(NEW)
     assert found["beta"] == pytest.approx(recomputed(tables.target, tables.similar, lenience), abs=1e-5)
     assert found["beta"] != pytest.approx(recomputed(tables.similar, tables.target, 0.8 * lenience), abs=1e-3)
-
-
-def test_a_kept_p_is_used_only_if_it_is_whole(tables: Any, number_text: str) -> None:
-    target, helper = tabular_model(tables.target, Sampling()), tabular_model(tables.similar, Sampling())
-    drafter = make_drafter("model", target, number_text, helper)
-    read = read_target_text(target, drafter, PROMPT, NEW)
-    uniform = torch.full((len(NEW), V), 1 / V)
-    part = read_target_text(target, drafter, PROMPT, NEW, kept=[(0, uniform[:3])])
-    other = read_target_text(target, drafter, PROMPT, NEW, kept=[(0, uniform[:3]), (3, uniform[3:])])
-    assert part == read and other["beta"] != pytest.approx(read["beta"], abs=1e-3)
 
 
 def test_at_temperature_0_beta_is_whether_both_agree(tables: Any, number_text: str) -> None:

@@ -2,7 +2,6 @@
 
 from contextlib import nullcontext
 from functools import cache, partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,11 +19,8 @@ from encoder_decoder_cases import (
     module_of,
 )
 from small_runs import parts_of, run
-from transformers import GenerationConfig
+from specbench.cache.encoder_inputs import EncoderInputs
 
-from specbench.beams.beam import BeamDecoding
-from specbench.beams.search import BeamRules
-from specbench.config.build import notes_on_models
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
@@ -33,7 +29,6 @@ from specbench.models.encoder_decoder import EncoderInputs
 from specbench.models.language_model import LanguageModel
 from specbench.models.positions import Positions
 from specbench.models.reference_forward import stock_logits, stock_scores
-from specbench.models.sizes import per_token
 
 
 @cache
@@ -116,21 +111,6 @@ def test_mistakes_are_seen(kind, owner, name, mistake, monkeypatch):
     assert (ours - theirs).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_only_the_decoder_runs_in_a_step(kind):
-    module = module_of(kind)
-    cross = sum(p.numel() for n, p in module.get_decoder().named_parameters()
-                if any(part in n for part in (".k.", ".v.", "k_proj", "v_proj"))
-                and any(part in n for part in ("encoder_attn", "EncDec")))  # fmt: skip
-    looked_up = sum(p.numel() for n, p in module.get_decoder().named_parameters()
-                    if "embed_positions" in n or "relative_attention_bias" in n)  # fmt: skip
-    whole = sum(p.numel() for p in module.get_decoder().parameters())
-    head = module.get_output_embeddings().weight
-    if all(p is not head for p in module.get_decoder().parameters()):
-        whole += head.numel() - module.get_decoder().embed_tokens.weight.numel()
-    assert per_token(module)[0] == whole - cross - looked_up
-
-
 def test_a_forced_token_and_suppressed_ones_are_those_of_generate():
     module = module_of("bart")
     module.generation_config.forced_bos_token_id = 4
@@ -173,17 +153,6 @@ def test_a_run_searches_the_beams_of_an_encoder_decoder(pair, tmp_path):
     beam = result.details.beam
     assert result.lossless.passed and beam.equal == beam.requests == 2
     assert beam.levels > 0 and all(record.search for record in records)
-
-
-def test_a_number_of_beams_is_noted_unless_it_is_searched_for():
-    module = SimpleNamespace(generation_config=GenerationConfig(num_beams=3, min_length=5))
-    target = SimpleNamespace(random_weights=False, limits=[], module=module, sampling=Sampling())
-    searches = (BeamDecoding(BeamRules(width, 2 * width, 1.0, False)) for width in (4, 3))
-    applied = ((), *(search.generate_settings for search in searches))
-    nothing = SimpleNamespace(models=[], notes=[]), SimpleNamespace(note=None)
-    told = [" ".join(notes_on_models(target, *nothing, of)) for of in applied]
-    assert ["num_beams=3" in text for text in told] == [True, True, False]
-    assert all("min_length=5" in text for text in told)
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Lenience and its drift, requests that arrive over time, and lenience that follows the queue."""
 
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,10 +13,9 @@ from small_runs import parts_of, run
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.scheduler import Scheduler
 from specbench.decoding.state import State
-from specbench.decoding.timer import Clock, Timer
+from specbench.decoding.timer import Timer
 from specbench.errors import ConfigError
 from specbench.measure.recorder import Recorder
-from specbench.models.language_model import LanguageModel
 from specbench.policies.fixed import FixedGamma
 from specbench.policies.lenience import LoadLenience
 from specbench.policies.workload import Poisson
@@ -90,31 +88,3 @@ def test_a_run_under_load_reports_latency(tmp_path):
         assert 0 < result.latency.first_token[method]["p50"] <= result.latency.first_token[method]["p99"]
         assert result.latency.per_token[method]["p50"] > 0
     assert not result.lossless.expected
-
-
-@pytest.mark.parametrize("kind", [None, "model"])
-def test_waiting_times_are_those_of_a_run_that_records_nothing(kind, tables, monkeypatch):
-    """Time is simulated: a call of the target takes 1 s, everything else nothing, and a recorded round 5 s more. The
-    negative control is a clock that goes on while rounds are recorded."""
-    now = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    score = LanguageModel.score
-
-    def slow(self, *arguments, **options):
-        now[0] += 1.0
-        return score(self, *arguments, **options)
-
-    monkeypatch.setattr(LanguageModel, "score", slow)
-
-    def times(recording, clock):
-        def record(*of_round):
-            now[0] += recording
-
-        queue = decode_arrivals(tables, [0.5 * k for k in range(11)], kind=kind, clock=clock, record=record)
-        return [sequence.times for sequence in queue.sequences]
-
-    expected, found = (times(recording, Timer(torch.device("cpu"))) for recording in (0.0, 5.0))
-    assert [list(each.values()) for each in found] == [pytest.approx(list(each.values())) for each in expected]
-    late = times(5.0, Clock())
-    assert late[-1]["finished"] > 2 * expected[-1]["finished"]

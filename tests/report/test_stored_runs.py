@@ -16,11 +16,6 @@ def run(tmp_path_factory):
     return stored(tmp_path_factory.mktemp("one") / "run", overrides=["gamma=4"])
 
 
-def test_a_run_leaves_its_files(run):
-    names = {path.name for path in run.folder.iterdir()}
-    assert names == {files.RECORDS, files.RESULTS, files.ROUNDS, files.PAGE}
-
-
 def test_what_is_written_is_read_again(run):
     again = files.read_run(run.folder)
     assert again.results == json.loads(json.dumps(run.results)) and again.label == "run"

@@ -44,7 +44,7 @@ def test_the_headline_follows_the_interval(run):
     alone = terminal.headline(with_speedup(run, 1.1, None))
     assert len({faster.split(":")[0], slower.split(":")[0], neither.split(":")[0], alone}) == 4
     assert "1.50" in faster and "0.50" in slower and "0.90 to 1.30" in neither and "1.10" in alone
-    assert "x" not in terminal.headline(with_speedup(run, None, None)).split("No ")[-1][:1]
+    assert "None" not in terminal.headline(with_speedup(run, None, None))
 
 
 def test_a_run_without_drafts_has_a_summary(run, capsys):
@@ -60,15 +60,6 @@ def test_one_line_of_a_job_says_if_the_verdict_is_not_good(run):
     good = terminal.one_line(run.results | {"lossless": lossless | {"expected": True, "passed": True}})
     bad = terminal.one_line(run.results | {"lossless": lossless | {"expected": True, "passed": False}})
     assert good in bad and "failed" in bad and "failed" not in good
-
-
-def test_a_table_has_all_cells(run, capsys):
-    frame = tables.runs_table([run])
-    terminal.answer("1 run", frame, run.folder)
-    out = capsys.readouterr().out
-    assert all(str(cell) in out for cell in frame.iloc[0]) and all(
-        word in out for head in frame.columns for word in head.split()
-    )
 
 
 def test_a_comparison_names_the_fastest_first(run, capsys):

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from choosing import only, slow_unless
+from choosing import only
 from omegaconf import OmegaConf
 
 from specbench.config.check import base_of
@@ -62,13 +62,9 @@ def test_a_command_whose_reader_is_gone_ends_without_a_word(guarded):
     assert (started.wait(), said) == (141, "") if guarded else "BrokenPipeError" in said
 
 
-@pytest.mark.parametrize(("question", "answers"), [
-    ("--help", ("prompt_lookup", "python -m specbench drafter=llama1b")),
-    slow_unless(False, "--version", ("specbench ",)),  # test_a_command_under_a_profiler_leaves_its_profile
-])  # fmt: skip
-def test_a_question_is_answered_without_torch(question, answers, tmp_path):
-    found, told = loaded(tmp_path, question, code=0)
-    assert found == "[]" and all(answer in told for answer in answers)
+def test_help_is_answered_without_torch(tmp_path):
+    found, told = loaded(tmp_path, "--help", code=0)
+    assert found == "[]" and "prompt_lookup" in told and "python -m specbench drafter=llama1b" in told
 
 
 @pytest.mark.slow
