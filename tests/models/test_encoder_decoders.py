@@ -19,7 +19,6 @@ from encoder_decoder_cases import (
     module_of,
 )
 from small_runs import parts_of, run
-from specbench.cache.encoder_inputs import EncoderInputs
 
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
