@@ -26,6 +26,7 @@ SHAPES = {  # hidden, intermediate, query heads, key heads, head size, vocabular
     "3B": (3072, 8192, 24, 8, 128, 128256, False, False),
     "8B": (4096, 14336, 32, 8, 128, 128256, False, False),
     "70B": (8192, 28672, 64, 8, 128, 128256, False, False),
+    "70B, one of 8 ranks": (8192, 3584, 8, 1, 128, 16032, False, False),
     "Qwen3-8B": (4096, 12288, 32, 8, 128, 151936, True, False),
     "Qwen2-7B": (3584, 18944, 28, 4, 128, 152064, False, True),
     "SmolLM2-135M": (576, 1536, 9, 3, 64, 49152, False, False),
@@ -128,9 +129,21 @@ def forward(shape: tuple, dtype: torch.dtype, b: int, N: int, block: int | None,
     fused.logits(stream, empty(V, H), None, 1e-6)
 
 
+def samples(N: int, V: int) -> None:
+    """Probabilities, draws, and the verdicts on a chain of N guesses, drawn from q or from point masses."""
+    from specbench.kernels import race, softmax, verdict
+
+    bits, count = torch.empty(1, N + 1, dtype=torch.long), torch.empty(1, dtype=torch.long)
+    limits = torch.empty(1, N, dtype=torch.float64)
+    p = softmax.triton_softmax(torch.empty(1, N + 1, V, dtype=torch.float32))
+    race.triton_race(p, bits)
+    for q in (p[:, :-1], None):
+        verdict.triton_verdict(p, q, bits[:, :-1], limits, bits, count)
+
+
 def main(targets: list[str]) -> None:
     """Prints the table."""
-    from specbench.kernels import attention, fused
+    from specbench.kernels import attention, fused, race, softmax, verdict
 
     made = Made()
     driver.set_active(NoDevice(made))
@@ -141,14 +154,16 @@ def main(targets: list[str]) -> None:
         NoDevice.target = GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
         for name, shape in SHAPES.items():
             made.found.clear()
-            for kernel in (fused.begin_kernel, fused.project_kernel, fused.multiply_kernel, attention.attend_split):
-                kernel.device_caches.clear()
+            for module in (fused, attention, race, softmax, verdict):
+                for kernel in (part for part in vars(module).values() if isinstance(part, triton.JITFunction)):
+                    kernel.device_caches.clear()
             for b, N, block, tree in ((1, 1, None, False), (1, 13, None, True), (1, 6, 16, False)):
                 forward(shape, torch.bfloat16, b, N, block, tree)
             needed = sum(map(len, made.found.values()))
             for b, N in ((1, 6), (8, 6), (1, 16), (1, 2), (3, 1)):  # other numbers of rows need no other binary
                 forward(shape, torch.bfloat16, b, N, None, False)
             assert sum(map(len, made.found.values())) == needed
+            samples(5, shape[5])
             rows = [(target, name, kernel, *one.values()) for kernel, found in made.found.items() for one in found]
             for row in dict.fromkeys(rows):
                 print(f"| {' | '.join(map(str, row))} |", flush=True)

@@ -74,8 +74,8 @@ def full_blocks(tokens: Sequence[int], size: int) -> Iterator[bytes]:
 
 
 class PagedCache(SlotCache):
-    """Keys and values in a pool [(blocks + 1) * block_size, heads, head size] per layer. Attention reads a copy of the
-    visible columns or, through the block table, the pool itself."""
+    """Keys and values in a pool [(blocks + 1) * block_size, heads, head size] per layer. A module's attention reads a
+    copy of the visible columns; kernels read the pool itself, through the block table."""
 
     class Settings(BaseSettings):
         block_size: int = Field(ge=1, le=2**16)
@@ -170,13 +170,12 @@ class PagedCache(SlotCache):
 
     # -- Keys and values ------------------------------------------------------------------------
 
-    def place(self, slots: Tensor, visible: int, row: int | None = None, in_blocks: bool = False) -> None:
-        super().place(slots, visible, row, in_blocks)
+    def place(self, slots: Tensor, visible: int, row: int | None = None) -> None:
+        super().place(slots, visible, row)
         table = self.block_table()
         self.targets = self._where(table, slots)  # [b, N], indices into the pool
-        if not in_blocks:
-            columns = torch.arange(visible, device=slots.device).expand(len(table), -1)
-            self.columns = self._where(table, columns)  # [b, visible], indices into the pool
+        columns = torch.arange(visible, device=slots.device).expand(len(table), -1)
+        self.columns = self._where(table, columns)  # [b, visible], indices into the pool
 
     def choose(self, tokens: Tensor, visible: int, row: int | None = None) -> None:
         super().choose(tokens, visible, row)

@@ -41,7 +41,6 @@ class SlotCache(Component, Cache):
         self.pools: list[Tensor] = []  # keys and values of each layer in turn, in the backend's own shapes
         self.numbers: dict[Any, int] = {}  # of the parts of the model that store something
         self.contiguous = False  # whether the model's attention needs the visible columns in one piece
-        self.in_blocks = False  # whether `update` returns blocks of columns instead of the visible ones
 
     @classmethod
     def from_settings(cls, settings: Any, rows: int, columns: int) -> "SlotCache":
@@ -58,14 +57,12 @@ class SlotCache(Component, Cache):
 
     # -- A forward ------------------------------------------------------------------------------
 
-    def place(self, slots: Tensor, visible: int, row: int | None = None, in_blocks: bool = False) -> None:
+    def place(self, slots: Tensor, visible: int, row: int | None = None) -> None:
         """Sets the columns slots [b, N] that the next forward writes, and the number `visible` of leading columns that
-        it sees; `row` is the only row of the forward, None for the first b. With
-        `in_blocks` attention reads the columns where they are stored, through `block_table`. Raises ValueError if they
-        are too many."""
+        it sees; `row` is the only row of the forward, None for the first b. Raises ValueError if they are too many."""
         if not torch.compiler.is_compiling() and visible > self.capacity:
             raise ValueError(f"the cache holds {self.capacity} columns, {visible} are needed")
-        self.slots, self.in_blocks = slots, in_blocks
+        self.slots = slots
         self.choose(slots, visible, row)
 
     def choose(self, tokens: Tensor, visible: int, row: int | None = None) -> None:
@@ -74,8 +71,8 @@ class SlotCache(Component, Cache):
         self.span = slice(0, len(tokens)) if row is None else slice(row, row + 1)
 
     def stored_blocks(self, layer_idx: int, new: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values, [blocks, heads, block size, head size], as `update` returns them in blocks; made
-        for new ones like new [b, heads, n, head size]."""
+        """A layer's keys and values where they are stored, [blocks, heads, block size, head size], for kernels that go
+        through `block_table`; made for new ones like new [b, heads, n, head size]."""
         keys, values = self.stored(self._number(layer_idx), new, new)
         return self.blocks_of(keys), self.blocks_of(values)
 
@@ -83,12 +80,11 @@ class SlotCache(Component, Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Stores a layer's new keys and values [b, heads, N, head size]; returns all visible ones [b, heads, visible,
-        head size] or, `in_blocks`, all that there are in the layer, [blocks, heads, block size, head size]."""
+        head size]."""
         keys, values = self.stored(self._number(layer_idx), key_states, value_states)
         self.write(keys, key_states)
         self.write(values, value_states)
-        read = self.blocks_of if self.in_blocks else self.read
-        return read(keys), read(values)
+        return self.read(keys), self.read(values)
 
     def update_indexer(self, key_states: Tensor, layer_idx: int) -> Tensor:
         """Stores the new keys [b, N, head size] with which a layer of sparse attention chooses its columns (DeepSeek's

@@ -48,7 +48,7 @@ class PairModel(LanguageModel):
         super().__init__(
             module, target.tokenizer, name=name, sampling=sampling, new_cache=target.new_cache,
             executor=target.executor, vocab_size=target.vocab_size,
-            attention=target.attention if target.kernel else "sdpa",
+            attention="sdpa",
         )  # fmt: skip
         self.pair_input: Any = self.module.pair_input
         parts = zip(_ends(self.module), _ends(module), _ends(target.stock), strict=True)
@@ -134,7 +134,7 @@ class PairModel(LanguageModel):
         self.cache.truncate(self.cached)
         self.cache.reserve([end if on else 0 for end, on in zip(ends, state.active, strict=True)])
         self.cached = [n - 1 if on else c for c, n, on in rows]
-        return self.visible_columns(max(ends))
+        return self.visible_columns(max(ends), len(ends) * self.width)
 
     def first_pairs(self, rows: Rows, behind: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """The tokens [b, width] of the pending pairs, of which each row has behind[b] + 1, and the position [b] of the

@@ -19,22 +19,9 @@ from specbench.executors.pytree import Columns, bucket, flatten_arguments, rebui
 log = logging.getLogger(__name__)
 STEP = 16  # cache columns: compiled code attends to a multiple of them
 SMALL_BYTES = 16e6  # of weights: a model below this stays in the processor's caches
-OPTIONS: dict[str, dict[str, Any]] = {
-    "cpu": {"cpp.threads": 1},  # OpenMP threads of compiled loops would slow down those of the products
-    # Tuning also turns the products of a single row into reductions, which fuse with what follows. Padding would time
-    # each product, though its long sides are aligned. Kernels that do not depend on each other are one: those that
-    # rotate q and k and write k and v.
-    "cuda": {
-        "coordinate_descent_tuning": True,
-        "shape_padding": False,
-        "triton.cudagraphs": False,
-        "combo_kernels": True,
-        "combo_kernels_autotune": 0,
-        "benchmark_combo_kernel": False,
-    },
-}
-# Shapes and constants are compared before a compiled function is called.
-UNCHECKED = {"size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
+# OpenMP threads of compiled loops would slow down those of the products. Shapes and constants are compared before a
+# compiled function is called.
+OPTIONS: dict[str, Any] = {"cpp.threads": 1, "size_asserts": False, "alignment_asserts": False, "scalar_asserts": False}
 
 
 class CompiledExecutor(EagerExecutor):
@@ -94,7 +81,7 @@ class CompiledFunction:
             if type(value) is Columns:
                 torch._dynamo.mark_dynamic(tensor, 0)
         try:
-            self.compiled[key] = compiled_for(self.function, spec, given)
+            self.compiled[key] = compiled_for(self.function, spec)
             return self.compiled[key](*given)
         except Exception as error:  # of a compiler that is not there, or of a function that it cannot compile
             self.failure = causes(error)
@@ -106,9 +93,9 @@ class CompiledFunction:
         return [] if self.failure is None else [f"{name_of(self.function)} was not compiled: {self.failure}"]
 
 
-def compiled_for(function: Callable[..., Any], spec: Any, given: Sequence[Tensor]) -> Callable[..., Any]:
-    """A version of the function for calls with these tensors, to be put into the description `spec`. PyTorch would
-    compare all that it read of the model at each call, which takes longer than a small layer: nothing of it changes."""
+def compiled_for(function: Callable[..., Any], spec: Any) -> Callable[..., Any]:
+    """A version of the function for calls with tensors that are put into the description `spec`. PyTorch would compare
+    all that it read of the model at each call, which takes longer than a small layer: nothing of it changes."""
 
     def call(*tensors: Tensor) -> Any:
         return function(*rebuild(spec, tensors))
@@ -116,8 +103,7 @@ def compiled_for(function: Callable[..., Any], spec: Any, given: Sequence[Tensor
     own = types.FunctionType(
         call.__code__.replace(), globals(), "call", None, call.__closure__
     )  # PyTorch caches by code
-    options = UNCHECKED | OPTIONS.get(given[0].device.type, {}) | {"guard_filter_fn": no_guards}
-    return torch.compile(own, fullgraph=True, dynamic=False, options=options)
+    return torch.compile(own, fullgraph=True, dynamic=False, options=OPTIONS | {"guard_filter_fn": no_guards})
 
 
 def no_guards(entries: Sequence[Any]) -> list[bool]:

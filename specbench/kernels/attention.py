@@ -5,8 +5,8 @@ many columns a row has is read on the device. A row's columns are divided among 
 merges their partial results, in the order of the columns. S follows from shapes alone, so one CUDA graph serves every
 length, and programs beyond a row's columns return at once. Sums are in float32.
 
-For few new tokens a program has PART columns, by their positions alone, and a tile has 16 query rows. What a row does
-not see adds exact zeros. So its result has the same bits beside any others, in any cache.
+A program has PART columns, by their positions alone, and a tile has ROWS query rows. What a row does not see adds exact
+zeros. So its result has the same bits beside any others, in any cache.
 
 b rows, N new tokens, M entries of a tree, H query heads, K key heads, G = H / K, D head size (E of values), S splits.
 """
@@ -18,10 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-FEW = 64  # new tokens of a text: with more, programs are many enough without splits
 PART = 256  # columns of a split
-ROWS, MOST_ROWS = 16, 64  # of a tile, for few and for many new tokens; a row is one query head of one new token
-MOST_ROWS_OF_TREES = 32  # with more, what a row sees of a tree spills registers
+ROWS = 16  # of a tile; a row is one query head of one new token
 MERGED = tl.constexpr(32)  # weights of splits that are read at a time
 VARY = ["N", "M", "sees_row", "sees_token", "depth_row", "splits", "per"]  # one kernel serves all values
 LOG2E = 1.4426950408889634
@@ -191,14 +189,12 @@ def attend_split(
     )  # fmt: skip
 
 
-def tile_shape(N: int, group: int, widest: int, dtype: torch.dtype, tree: bool) -> tuple[int, int, int]:
-    """Query rows and columns of a tile, and warps of a program, for N new tokens, `group` query heads of a key head,
-    and heads of `widest` numbers. With these no kernel of a named model spills registers (`test_no_kernel_spills`)."""
-    few, most = N <= FEW, MOST_ROWS_OF_TREES if tree else MOST_ROWS
-    BM = ROWS if few else min(max(ROWS, triton.next_power_of_2(N * group)), most)
+def tile_shape(widest: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Columns of a tile, and warps of a program, for heads of `widest` numbers. With these no kernel of a named model
+    spills registers (`experiments/gpu/registers.py`)."""
     if dtype == torch.float32:
-        return BM, 16, 8
-    return BM, 32 if widest > 128 else 64, 4 if few else 8
+        return 16, 8
+    return 32 if widest > 128 else 64, 4
 
 
 @cache
@@ -222,10 +218,10 @@ def attend(
     """
     (b, H, N, D), (_, K, block, E), width = q.shape, values.shape, table.shape[1]
     G, tree = H // K, sees is not None
-    BM, BN, warps = tile_shape(N, G, max(D, E), q.dtype, tree)
-    tiles = triton.cdiv(N * G, BM)
-    S = triton.cdiv(width * block, PART) if N <= FEW else 1
-    per = PART // BN if S > 1 else triton.cdiv(width * block, BN)  # tiles of columns of a split
+    BN, warps = tile_shape(max(D, E), q.dtype)
+    tiles = triton.cdiv(N * G, ROWS)
+    S = triton.cdiv(width * block, PART)
+    per = PART // BN  # tiles of columns of a split
     out = torch.empty(b, N, H, E, dtype=q.dtype, device=q.device)
     partial = torch.empty((b, N, H, S, E) if S > 1 else (1,), dtype=torch.float32, device=q.device)
     weight = torch.empty((b, N, H, S) if S > 1 else (1,), dtype=torch.float32, device=q.device)
@@ -238,7 +234,7 @@ def attend(
     attend_split[(S, K, b * tiles)](
         q, keys, values, table, first, path, place, out, partial, weight, finished,
         *strides, N, M, width * block, block, S, per, scale * LOG2E,
-        G=G, D=D, E=E, BM=BM, BN=BN, BD=triton.next_power_of_2(max(D, 16)), BE=triton.next_power_of_2(max(E, 16)),
+        G=G, D=D, E=E, BM=ROWS, BN=BN, BD=triton.next_power_of_2(max(D, 16)), BE=triton.next_power_of_2(max(E, 16)),
         TREE=tree, WINDOW=window or 0, ONE_BLOCK=width == 1,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", WIDEN=triton.knobs.runtime.interpret,
         num_warps=warps, num_stages=2,

@@ -22,7 +22,7 @@ ROWS = 16  # of a tile: the least that tensor cores multiply
 MANY, VERY_MANY = 3072, 16384  # output columns from which on wider blocks leave few multiprocessors of a GPU idle
 STAGE, STAGES = 2**14, 4  # bytes of weights that are read at a time, and how many such pieces are on their way
 SILU, GELU = 1, 2  # activations of the gate
-VARY = ["R", "N", "M", "depth_row", "table_row"]  # from call to call: one kernel serves all values
+VARY = ["R", "N", "M", "key_heads", "depth_row", "table_row"]  # from call to call: one kernel serves all values
 ANYWHERE = ["words", "first", "depth", "table", "squares"]  # parts of other tensors, at any address
 
 

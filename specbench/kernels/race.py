@@ -37,13 +37,13 @@ def triton_race(weights: Tensor, bits: Tensor) -> Tensor:
     tokens = torch.empty_like(bits, memory_format=torch.contiguous_format)
     if B:
         groups = triton.cdiv(B, R)
-        _run[(groups, S)](weights.contiguous(), bits.contiguous(), keys, runners, B, V, S, R, C)
-        _decide[(groups,)](keys, runners, tokens, B, S, R, triton.next_power_of_2(S))
+        race_splits[(groups, S)](weights.contiguous(), bits.contiguous(), keys, runners, B, V, S, R, C)
+        race_winner[(groups,)](keys, runners, tokens, B, S, R, triton.next_power_of_2(S))
     return tokens
 
 
 @triton.jit(do_not_specialize=["B"])
-def _run(weights, bits, keys, runners, B, V, S, R: tl.constexpr, C: tl.constexpr):
+def race_splits(weights, bits, keys, runners, B, V, S, R: tl.constexpr, C: tl.constexpr):
     """The winner of each split: weights [B, V], bits [B] -> keys [B, S] and runners [B, S]."""
     row, token = tile_rows(R), tile_tokens(C)
     there = (row < B) & (token < V)
@@ -53,7 +53,7 @@ def _run(weights, bits, keys, runners, B, V, S, R: tl.constexpr, C: tl.constexpr
 
 
 @triton.jit(do_not_specialize=["B"])
-def _decide(keys, runners, tokens, B, S, R: tl.constexpr, SPLITS: tl.constexpr):
+def race_winner(keys, runners, tokens, B, S, R: tl.constexpr, SPLITS: tl.constexpr):
     """The winner of all splits: keys [B, S], runners [B, S] -> tokens [B]."""
     row = tile_rows(R)
     _, token = first_of_splits(keys, runners, row, B, S, SPLITS)

@@ -21,13 +21,13 @@ def triton_softmax(logits: Tensor) -> Tensor:
     probabilities = torch.empty_like(logits, memory_format=torch.contiguous_format)
     if B:
         logits, grid = logits.contiguous(), (triton.cdiv(B, R), S)
-        _reduce[grid](logits, maxima, sums, B, V, S, R, C)
-        _normalise[grid](logits, maxima, sums, probabilities, B, V, S, R, C, triton.next_power_of_2(S))
+        softmax_splits[grid](logits, maxima, sums, B, V, S, R, C)
+        softmax_rows[grid](logits, maxima, sums, probabilities, B, V, S, R, C, triton.next_power_of_2(S))
     return probabilities
 
 
 @triton.jit(do_not_specialize=["B"])
-def _reduce(logits, maxima, sums, B, V, S, R: tl.constexpr, C: tl.constexpr):
+def softmax_splits(logits, maxima, sums, B, V, S, R: tl.constexpr, C: tl.constexpr):
     """For each split the maximum [B, S] of its logits, and the sum [B, S] of exp(logit - maximum)."""
     row, token = tile_rows(R), tile_tokens(C)
     x = tl.load(logits + row * V + token, mask=(row < B) & (token < V), other=-float("inf"))
@@ -39,7 +39,7 @@ def _reduce(logits, maxima, sums, B, V, S, R: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["B"])
-def _normalise(
+def softmax_rows(
     logits, maxima, sums, probabilities, B, V, S, R: tl.constexpr, C: tl.constexpr, SPLITS: tl.constexpr
 ):  # fmt: skip
     """exp(logit - maximum) / sum over all splits: probabilities [B, V]."""

@@ -33,14 +33,14 @@ def triton_verdict(
         groups = triton.cdiv(B, R)
         distributions = (p.contiguous(), p if q is None else q.contiguous())
         rows = (guesses.contiguous(), limits.contiguous(), bits.contiguous(), count.contiguous())
-        _run[(groups, S)](*distributions, *rows, n, keys, runners, B, N, V, S, q is None, R, C, places)
+        verdict_splits[(groups, S)](*distributions, *rows, n, keys, runners, B, N, V, S, q is None, R, C, places)
         splits = triton.next_power_of_2(S)
-        _decide[(groups,)](rows[0], n, *keys, *runners, tokens, B, N, S, R, splits, places)
+        verdict_winner[(groups,)](rows[0], n, *keys, *runners, tokens, B, N, S, R, splits, places)
     return tokens, n
 
 
 @triton.jit(do_not_specialize=["B", "N"])
-def _run(
+def verdict_splits(
     p, q, guesses, limits, bits, count, accepted, keys, runners, B, N, V, S,
     POINT: tl.constexpr, R: tl.constexpr, C: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
@@ -79,7 +79,7 @@ def _leading(
 
 
 @triton.jit(do_not_specialize=["B", "N"])
-def _decide(
+def verdict_winner(
     guesses, accepted, residual_keys, p_keys, residual_runners, p_runners, tokens, B, N, S,
     R: tl.constexpr, SPLITS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip

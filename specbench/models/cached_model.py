@@ -6,10 +6,12 @@ H hidden.
 """
 
 import copy
+import logging
 from collections import abc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -20,6 +22,7 @@ from specbench.cache.slots import SlotCache
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.token_tree import Tree
+from specbench.errors import ConfigError, first_line
 from specbench.executors.base import Executor
 from specbench.models.attention_mask import AttentionMask, TokenPlaces, carries_state, refuse_unknown_kinds
 from specbench.models.causal_call import CausalCall
@@ -31,6 +34,8 @@ from specbench.settings import UNLIMITED_CONTEXT, Component
 if TYPE_CHECKING:
     from specbench.models.encoder_decoder import Encoder
     from specbench.models.recurrent import Recurrence, RowStates
+
+log = logging.getLogger(__name__)
 
 
 class CachedModel(Component):
@@ -52,6 +57,7 @@ class CachedModel(Component):
     hidden_reader: Any = None  # a drafter whose `take_hidden` is given the hidden states of prompts
     recurrence: "Recurrence | None" = None
     states: "RowStates | None" = None  # of a recurrent model, from `allocate` on
+    fused: Any = None  # the `FusedStep` that reads few tokens in place of the module, if there is one
 
     def __init__(
         self, module: PreTrainedModel, tokenizer: Any, *, name: str, sampling: Sampling,
@@ -89,26 +95,31 @@ class CachedModel(Component):
         if not executor.runs_encoders and positions is not None and positions.known:
             executor.run_eagerly(f"{name} makes its positions itself")
         self.attention = attention
-        self.kernel = False  # else the kernel attends, not SDPA
-        self.fused = None if self.recurrence is not None or self.encoder is not None else self._fused_step(attention)
-        # Launched one by one, the kernel takes the host longer than SDPA.
-        if attention == "triton" or (attention == "auto" and self.device.type == "cuda" and executor.captures_graphs):
-            from specbench.models import kernel_attention
-
-            self.kernel = kernel_attention.choose_kernel(attention, self.module, self.device, name)
-            self.kernel_arguments = kernel_attention.arguments
+        if attention == "triton" or (attention == "auto" and self.device.type == "cuda" and not executor.traces):
+            self._use_kernels()
         self.weight_bytes = stored(self.module).bytes
         self.operations_per_token, self.step_bytes = per_token(self.module)
         self.cached: list[int] = []
         self.feature_layers: tuple[int, ...] = ()  # whose hidden states a drafter reads; see `hidden_states`
 
-    def _fused_step(self, attention: str) -> Any:
-        """The kernels of Llama-like layers for this module, on CUDA or with attention=triton; None if it has others."""
-        if attention == "sdpa" or (attention == "auto" and self.device.type != "cuda") or self.executor.traces:
-            return None
-        from specbench.models import kernel_attention
+    def _use_kernels(self) -> None:
+        """Has the kernels of Llama-like layers read few tokens, if this module consists of such layers."""
+        if find_spec("triton") is None:
+            self.without_kernels("the package triton is not installed")
+            return
+        from specbench.models.fused_step import FusedStep, UnlikeLlamaError
 
-        return kernel_attention.fused_step(self.module, self.mask.windows, self.device, self.name)
+        try:
+            self.fused = FusedStep(self.module, self.mask)
+        except (AttributeError, ValueError, UnlikeLlamaError) as error:  # it lacks a part, or has another
+            self.without_kernels(first_line(error))
+
+    def without_kernels(self, reason: str) -> None:
+        """From now on the module runs as it is written. Raises ConfigError if it must not."""
+        if self.attention == "triton":
+            raise ConfigError(f"attention=triton is not possible for {self.name}: {reason}, use attention=sdpa")
+        log.warning("%s runs as it is written, and not by kernels of whole layers: %s", self.name, reason)
+        self.fused = None
 
     def batch_invariant(self, rows: int, width: int, drafter: Any) -> bool:
         """Whether p of a token has the same bits in plain decoding and among `width` tokens: all forwards of the drafts
@@ -258,13 +269,13 @@ class CachedModel(Component):
         self.cached = [max(0, s) if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
         self._make_room([s + width if a else 0 for s, a in zip(starts, on, strict=True)], keeps_all=True)
         self.cached = [s + width if a else c for s, c, a in zip(starts, self.cached, on, strict=True)]
-        return self.visible_columns(max(starts) + width)
+        return self.visible_columns(max(starts) + width, len(starts) * width)
 
     def rollback_row(self, row: int, begin: int, end: int) -> int:
         """As `rollback_to`, of one row, which will read tokens begin .. end - 1."""
         self.cached[row] = begin
         self._make_room([end if other == row else 0 for other in range(self.cache.rows)], keeps_all=False)
-        return self.visible_columns(end)
+        return self.visible_columns(end, end - begin)
 
     def _make_room(self, ends: abc.Sequence[int], keeps_all: bool) -> None:
         """Forgets what is beyond cached[b] in each row. The next forwards write columns below ends[b]; 0 is none."""
@@ -274,10 +285,10 @@ class CachedModel(Component):
             self.states.truncate(self.cached)
             self.states.change([end > 0 for end in ends], keeps_all)
 
-    def visible_columns(self, needed: int) -> int:
-        """The number of leading columns that a forward is given, if `needed` are filled: all, for the kernel, which
-        reads on the device how many there are, so that one shape serves every length."""
-        if self.kernel and self.cache.fixed_shapes:
+    def visible_columns(self, needed: int, new: int) -> int:
+        """The number of leading columns that a forward of `new` tokens, of all rows, is given, if `needed` are filled:
+        all, for kernels, which read on the device how many there are, so that one shape serves every length."""
+        if self.fused is not None and new <= self.fused.most_rows and self.cache.fixed_shapes:
             return self.cache.capacity
         return self.executor.columns(needed, self.cache.capacity)
 
@@ -300,7 +311,7 @@ class CachedModel(Component):
         if torch.compiler.is_compiling() or visible > self.context:  # guesses of idle rows, whose logits are not used
             positions = positions.clamp(max=self.context - 1)
         words = {"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": self.vocabulary.read(tokens)}
-        self.cache.place(slots, visible, row, self.kernel)
+        self.cache.place(slots, visible, row)
         logits = self.decoder.logits(self, words, places._replace(positions=positions), row, keep_logits)
         return self.vocabulary.fit(self.allowed(logits) if suppressing else logits)
 

@@ -46,15 +46,11 @@ class CausalCall:
     ) -> Tensor:
         """Logits [b, N, V] (only the last `keep_logits` if not 0) of new tokens, `words` being their ids or embeddings,
         as the module of a `CachedModel` computes them. `row` is the only row of the forward, None for the first b."""
-        if model.kernel:
-            given: dict[str, Any] = model.kernel_arguments(model, places.first, places)
-        else:
-            given = {"attention_mask": model.mask(places)}
+        given: dict[str, Any] = {"attention_mask": model.mask(places), self.cache_name: model.cache}
         if self.takes_positions:
             given["position_ids"] = places.positions + self.first
         if self.skips_logits:
             given["logits_to_keep"] = keep_logits
-        given[self.cache_name] = model.cache
         with nullcontext() if self.positions is None else self.positions.at(places):
             found: Tensor = model.module(**words, **given, use_cache=True).logits
         return found

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from triton import knobs
 
 from specbench.decoding.token_tree import Tree
 from specbench.kernels import attention, fused
+from specbench.models.attention_mask import AttentionMask
 from specbench.models.layers import decoder_layers
 from specbench.models.sizes import plain_parts
 
@@ -22,6 +24,7 @@ PRODUCTS, HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_n
 GATED = {"gate_proj", "up_proj", "down_proj"}
 # By dtype, how far keys may differ by rounding. float16 may not hold a product in front of its norm's factor.
 ROUNDING = {torch.bfloat16: 0.1, torch.float32: 1e-3}
+PLAIN = {"full_attention", "sliding_attention"}  # kinds of layers
 TEXT = 8  # tokens
 MOVING = ("dynamic", "longrope")  # rotations that change with the length of the text
 
@@ -33,7 +36,7 @@ class UnlikeLlamaError(Exception):
 def need(condition: bool, what: str) -> None:
     """Raises UnlikeLlamaError unless the condition holds: the module has `what` instead."""
     if not condition:
-        raise UnlikeLlamaError(what)
+        raise UnlikeLlamaError(f"it has {what}")
 
 
 class Norm(NamedTuple):
@@ -82,7 +85,7 @@ class Reader:
         for gain in (weight, 1 + weight.float()):
             if torch.allclose(part(x).detach().float(), plain * gain, rtol=1e-4, atol=1e-5):
                 return Norm(gain, eps)
-        raise UnlikeLlamaError(f"the norm {type(part).__name__}")
+        raise UnlikeLlamaError(f"it has the norm {type(part).__name__}")
 
     def product(self, part: Any) -> Product:
         """A linear layer whose calls nothing else changes."""
@@ -93,7 +96,7 @@ class Reader:
         return Product(part.weight, part.bias)
 
     def layer(self, layer: Any, windows: Sequence[int | None]) -> Layer:
-        """The parts of a layer, which must be the usual ones. `windows` is `AttentionMask.windows`."""
+        """The parts of a layer, which must be the usual ones; `windows` are those of all layers, or of each."""
         need({*dict(layer.named_children())} == LAYER, f"the layer {type(layer).__name__}")
         attends, mlp = layer.self_attn, layer.mlp
         need({*dict(mlp.named_children())} - {"act_fn"} == GATED, f"the MLP {type(mlp).__name__}")
@@ -135,13 +138,15 @@ class FusedStep:
 
     most_rows = 64  # new tokens of all rows; beyond it weights would be read too often
 
-    def __init__(self, module: Any, windows: Sequence[int | None]):
-        """`windows` is `AttentionMask.windows`. Raises UnlikeLlamaError if the module has other parts."""
+    def __init__(self, module: Any, mask: AttentionMask):
+        """Raises UnlikeLlamaError if the module has other parts."""
+        need(module.device.type == "cuda" or knobs.runtime.interpret, "no CUDA device")
+        need({*mask.layers} <= PLAIN and not module.config.is_encoder_decoder, "an encoder, or other kinds of layers")
         decoder, embedding = module.get_decoder(), module.get_input_embeddings()
         self.head = module.get_output_embeddings()
         need(decoder is not module and type(embedding) is nn.Embedding, "other embeddings, or no layers behind them")
         parts, reader = decoder_layers(module), Reader()
-        self.layers = [reader.layer(part, windows) for part in parts]
+        self.layers = [reader.layer(part, mask.windows) for part in parts]
         self.table, self.norm, self.output = embedding.weight, reader.norm(decoder.norm), reader.product(self.head)
         self.rotation = decoder.rotary_emb
         need(vars(self.rotation).get("rope_type") not in (None, *MOVING), "another rotation of heads")

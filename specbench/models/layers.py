@@ -92,7 +92,7 @@ class BorrowedCache(LanguageModel):
     def __init__(self, module: PreTrainedModel, owner: LanguageModel, name: str, sampling: Sampling):
         super().__init__(
             module, owner.tokenizer, name=name, sampling=sampling, new_cache=owner.new_cache, executor=owner.executor,
-            attention=owner.attention if owner.kernel or owner.fused is not None else "sdpa",
+            attention=owner.attention if owner.fused is not None else "sdpa",
         )  # fmt: skip
         self.fused = None if owner.fused is None else self.fused  # which was checked
         self.owner = owner

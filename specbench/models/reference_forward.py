@@ -116,17 +116,11 @@ def own_attention(module: PreTrainedModel, name: str = "eager") -> Iterator[None
 @torch.inference_mode()
 def reads_trees(model: LanguageModel, key: str) -> bool:
     """Whether trees behind two rows of unequal lengths have the logits that their paths have in the module as
-    transformers calls it. Triton kernels with which chains have not are given up. Raises ConfigError if chains have not
-    without it, or if the module is not causal."""
+    transformers calls it. Kernels of layers with which chains have not are given up. Raises ConfigError if chains have
+    not without them, or if the module is not causal."""
     reason, trees = _tried(model, key)
     if model.fused is not None and (reason := reason or model.fused.difference(model)) is not None:
-        log.warning("%s runs without the kernels of layers, which takes longer: %s", model.name, reason)
-        model.fused = None
-        reason, trees = _tried(model, key)
-    if reason is not None and model.kernel:
-        from specbench.models.kernel_attention import kept
-
-        model.kernel = kept(model.attention, model.name, reason)
+        model.without_kernels(reason)
         reason, trees = _tried(model, key)
     if reason is not None:
         raise ConfigError(

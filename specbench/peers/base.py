@@ -26,6 +26,8 @@ class PeerOutput:
 class Peer(ABC):
     """One way in which another engine decodes."""
 
+    columns = 0  # tokens of the longest text of the run, from warm-up on: a cache of one size is compiled for once
+
     @abstractmethod
     def decode(self, sequence: "Sequence") -> PeerOutput:
         """Decodes one prompt. May raise any exception, which is then the peer's result for that prompt."""

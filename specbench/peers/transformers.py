@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from specbench.decoding.sampling import Sampling
@@ -22,11 +23,19 @@ from specbench.models.language_model import LanguageModel
 from specbench.peers.base import Peer, PeerOutput, Peers
 
 log = logging.getLogger(__name__)
+STATIC = {"cache_implementation": "static"}  # with which transformers compiles forwards on CUDA
+STATIC_ASSISTED = (5, 24)  # before, assisted generation refuses static caches
+
+
+def version() -> tuple[int, int]:
+    """The first two numbers of the version of transformers."""
+    major, minor = transformers.__version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 class TransformersPeers(Peers):
     """Peers `generate`, on CUDA `generate_static` (static cache and compiled forwards), `assisted` (for a drafter that
-    is a model) and `prompt_lookup`."""
+    is a model) and `prompt_lookup`; from transformers 5.24 on the target's calls of these are compiled too on CUDA."""
 
     loads_models = True
 
@@ -40,10 +49,13 @@ class TransformersPeers(Peers):
         settings, none = settings_of(context.sampling, target), Assistant(None, {})
         strings = StopStrings(context.stop_strings, target.tokenizer) if context.stop_strings else None
         found = {"generate": none}
-        if target.device.type == "cuda" and target.start_tokens is None:
-            found["generate_static"] = Assistant(None, {"cache_implementation": "static"})  # transformers compiles it
+        cuda = target.device.type == "cuda" and target.start_tokens is None
+        if cuda:
+            found["generate_static"] = Assistant(None, STATIC)
         if gamma > 0:
-            found |= assistants(target, drafter, gamma)
+            static = STATIC if cuda and version() >= STATIC_ASSISTED else {}
+            guided = assistants(target, drafter, gamma)
+            found |= {name: Assistant(own.module, own.settings | static) for name, own in guided.items()}
         return cls(
             {name: Generate(target, settings | own.settings, own.module, strings) for name, own in found.items()}
         )
@@ -108,7 +120,8 @@ class Generate(Peer):
             (read,), more = encoder_words(self.module, sequence.encoder_input).values(), {"decoder_input_ids": start}
         if self.assistant is not None:
             more["assistant_model"] = self.assistant
-        config = GenerationConfig(**self.settings, max_new_tokens=sequence.limit - begin)
+        fixed = {"max_cache_len": max(self.columns, sequence.limit)} if STATIC.items() <= self.settings.items() else {}
+        config = GenerationConfig(**self.settings, **fixed, max_new_tokens=sequence.limit - begin)
         watch = Watch(self.device, begin, self.strings)
         torch.manual_seed(sequence.key)
         with only(config, self.module, self.assistant):

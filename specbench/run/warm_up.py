@@ -35,10 +35,6 @@ def warm_up(session: Session, batch: Batch) -> None:
     end = batch.columns - parts.spare
     first = list(batch.requests[0].tokens)
     lengths = executor.lengths(batch.columns) if fixed else []
-    if any(model.kernel for model in (parts.target, *parts.drafter.models)):
-        from specbench.kernels.attention import FEW
-
-        lengths += [1, FEW + 1]  # with which all kernels of attention run once
     gammas = [*reversed(parts.policy.widths)] if fixed else [parts.policy.largest]
     for length in dict.fromkeys(max(1, min(length, end - 1)) for length in lengths or [min(len(first), TOKENS)]):
         prompt = (first * length)[:length]
@@ -54,6 +50,7 @@ def warm_up(session: Session, batch: Batch) -> None:
     executor.warm = True
     for name, peer in parts.peers.items():
         with going_on(f"warm-up of {name}"):
+            peer.columns = batch.columns
             peer.decode(session.job(batch.requests[0], TOKENS))
 
 

@@ -17,16 +17,16 @@ from triton import knobs
 
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.token_tree import static_tree
+from specbench.errors import ConfigError
 from specbench.executors.compiled import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.kernels import attention, fused
 from specbench.models import reference_forward
-from specbench.models.fused_step import FusedStep, UnlikeLlamaError
 from specbench.models.language_model import LanguageModel
 
 DEVICE = "cpu" if knobs.runtime.interpret else "cuda"
 pytestmark = pytest.mark.cuda
-PARENTS, COLUMNS = (0, 0, 1, 1, 2), 32
+PARENTS, CHAIN, COLUMNS = (0, 0, 1, 1, 2), (0, 1, 2, 3, 4), 32
 KINDS = {
     "llama": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
                                   "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
@@ -87,12 +87,13 @@ def error(module, cache="static") -> float:
 
 
 @pytest.mark.parametrize(("kind", "cache"), [
-    ("llama", "static"), ("qwen2", "paged"), ("qwen3", "static"), ("mistral", "paged"), ("gemma", "dynamic"),
+    ("llama", "static"), ("llama", "paged"), ("qwen2", "paged"), ("qwen3", "static"), ("qwen3", "paged"),
+    ("mistral", "paged"), ("gemma", "dynamic"),
 ])  # fmt: skip
 def test_the_fused_step_is_the_module(kind, cache):
     if kind == "gemma":  # its own activation and norm, but it scales its embeddings
-        with pytest.raises(UnlikeLlamaError):
-            FusedStep(tiny(kind, head_dim=16), (None,))
+        with pytest.raises(ConfigError, match="attention=triton is not possible for tiny: it has "):
+            model_of(tiny(kind, head_dim=16))
         kind = "llama"
     assert error(tiny(kind), cache) < 1e-5
 
@@ -116,6 +117,11 @@ def a_position_too_far(places):
     return places._replace(angles=tuple(t.roll(-1, 0) for t in places.angles)) if places.shape[1] == 1 else places
 
 
+def a_depth_too_far(places):
+    """Of the nodes of a tree but for the root, which are turned by one position more."""
+    return places if places.depth is None else places._replace(depth=places.depth + (places.depth > 0))
+
+
 def without(x, weight, bias, stream, gain, add=fused.add):
     """No residual."""
     return add(x, weight, bias, fused.Stream(torch.zeros_like(stream.x), *stream[1:]), gain)
@@ -130,6 +136,14 @@ FAULTS = {
 }
 
 
+def test_a_wrong_depth_in_a_tree_is_seen(monkeypatch):
+    """Negative control: it shows in trees alone, which the model then does not read."""
+    module = tiny("llama", 1)
+    model = model_of(module)
+    monkeypatch.setattr(fused, "project", with_places(a_depth_too_far))
+    assert error(module) > 1e-3 and not reference_forward.reads_trees(model, "tiny") and model.fused is not None
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_seen(fault, monkeypatch):
     """Negative controls: also what is tried with every loaded model sees them."""
@@ -138,6 +152,7 @@ def test_faults_are_seen(fault, monkeypatch):
     assert reference_forward.reads_trees(model, "tiny") and model.fused is not None
     monkeypatch.setattr(fused, name, make())
     assert error(module) > 1e-3
+    model.attention = "auto"
     assert reference_forward.reads_trees(model, "tiny") and model.fused is None
 
 
@@ -158,7 +173,7 @@ def behind(model, first, groups, row=0):
 def parts(monkeypatch):
     """Texts of several splits."""
     monkeypatch.setattr(attention, "PART", 16)
-    monkeypatch.setattr(attention, "tile_shape", lambda *given: (16, 16, 4))
+    monkeypatch.setattr(attention, "tile_shape", lambda *given: (16, 4))
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("llama", torch.bfloat16), ("qwen3", torch.float32)])
@@ -178,15 +193,31 @@ def test_a_row_is_the_same_to_the_bit_beside_any_others(kind, dtype, parts):
         assert read(both, [TEXT[:6], TEXT[6:12]], [20, 13])[:1].equal(one)
 
 
-def test_an_order_of_sums_that_depends_on_the_rows_is_seen(monkeypatch):
+@pytest.mark.parametrize("parents", [PARENTS, CHAIN])
+def test_a_tree_is_the_same_to_the_bit_padded_or_beside_others(parents, parts):
+    """More nodes behind its own, other rows and other caches change no bit; a chain as a tree is the chain."""
+    module, nodes = tiny("qwen3", 1, torch.bfloat16), TEXT[:6]
+    alone = model_of(module)
+    read(alone, [TEXT[:4] * 5], [0])
+    right = read(alone, [nodes], [20], parents)
+    assert read(alone, [nodes + TEXT[6:12]], [20], (*parents, 5, 5, 5, 6, 6, 7))[:, :6].equal(right)
+    assert read(alone, [nodes], [20]).equal(right) == (parents == CHAIN)
+    for cache in ("static", "paged"):
+        both = model_of(module, cache=cache, rows=2)
+        read(both, [TEXT[:4] * 5, TEXT[2:6] * 5], [0, -7])
+        assert read(both, [nodes, TEXT[6:12]], [20, 13], parents)[:1].equal(right)
+
+
+@pytest.mark.parametrize("parents", [None, PARENTS])
+def test_an_order_of_sums_that_depends_on_the_rows_is_seen(parents, monkeypatch):
     """Negative control."""
     module, inputs = tiny("llama", hidden_size=64), fused.inputs_of_tile
     model = model_of(module)
     read(model, [TEXT[:4]], [0])
     one = read(model, [TEXT[4:5]], [4])
-    assert read(model, [TEXT[4:10]], [4])[:, :1].equal(one)
+    assert read(model, [TEXT[4:10]], [4], parents)[:, :1].equal(one)
     monkeypatch.setattr(fused, "inputs_of_tile", lambda *given: inputs(*given) // 2)
-    assert not read(model, [TEXT[4:10]], [4])[:, :1].equal(one)
+    assert not read(model, [TEXT[4:10]], [4], parents)[:, :1].equal(one)
 
 
 # -- Which modules ----------------------------------------------------------------------------------
@@ -197,17 +228,18 @@ def test_other_modules_run_as_they_are_written(kind):
     """Some are seen by their parts, others, whose parts are Llama's, by what they compute."""
     more = {"smollm3": {"no_rope_layers": [1, 0]}, "granite": {"residual_multiplier": 0.5}, "glm": {"head_dim": 16}}
     module = tiny(kind, **more.get(kind, {}))
-    model = LanguageModel(module, None, name="tiny", sampling=Sampling(), new_cache=CACHES["static"],
-                          executor=EagerExecutor(), attention="triton")  # fmt: skip
-    assert (model.fused is not None) == (kind in ("granite", "smollm3"))
-    reference_forward.reads_trees(model, "tiny")
-    assert model.fused is None and model.kernel
+    with pytest.raises(ConfigError, match="attention=triton is not possible for tiny: "):
+        reference_forward.reads_trees(made(module, EagerExecutor(), "triton"), "tiny")
+
+
+def made(module, executor, how):
+    return LanguageModel(module, None, name="tiny", sampling=Sampling(), new_cache=CACHES["static"], executor=executor,
+                         attention=how)  # fmt: skip
 
 
 def test_compiled_functions_and_attention_sdpa_run_the_module():
-    for executor, how in ((CompiledExecutor(), "triton"), (EagerExecutor(), "sdpa")):
-        model = LanguageModel(tiny("llama", 1), None, name="tiny", sampling=Sampling(), new_cache=CACHES["static"],
-                              executor=executor, attention=how)  # fmt: skip
+    for executor, how in ((CompiledExecutor(), "auto"), (EagerExecutor(), "sdpa")):
+        model = made(tiny("llama", 1), executor, how)
         assert model.fused is None and not model.batch_invariant(1, 6, SimpleNamespace(trees=False))
     fast = model_of(tiny("llama", 1))
     for rows, trees, same in ((1, False, True), (2, False, False), (1, True, False)):

@@ -27,7 +27,6 @@ from specbench.drafters.tree_shapes import FixedTree
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
 from specbench.kernels import attention
-from specbench.models import kernel_attention
 from specbench.models.attention_mask import aligned_bias
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import reads_trees
@@ -105,7 +104,7 @@ class Problem:
 def splits(monkeypatch):
     """Several splits for the problems below."""
     monkeypatch.setattr(attention, "PART", 16)
-    monkeypatch.setattr(attention, "tile_shape", lambda *given: (16, 16, 4))
+    monkeypatch.setattr(attention, "tile_shape", lambda *given: (16, 4))
 
 
 CASES = {
@@ -174,7 +173,7 @@ def test_the_order_in_which_splits_finish_changes_no_bit(splits, monkeypatch):
     assert torch.equal(problem.found(), found)
     monkeypatch.undo()
     monkeypatch.setattr(attention, "PART", 16)
-    monkeypatch.setattr(attention, "tile_shape", lambda *given: (16, 16, 4))
+    monkeypatch.setattr(attention, "tile_shape", lambda *given: (16, 4))
     counters = attention.counters(problem.q.to(DEVICE).device, 4)  # rows, tiles and key heads
     assert not counters.any()
     counters += 1  # negative control: a program takes itself for the last one, and reads what no other has written
@@ -226,23 +225,17 @@ def decode(module, how, cache="static", kind="chain", rows=1, new=6):
     return decode_speculative(state, target, drafter, FixedGamma(3), judge, clock).generated
 
 
-@pytest.fixture
-def one_tile(monkeypatch):
-    """One program for each row and key head, with one tile: the interpreter is slow."""
-    monkeypatch.setattr(attention, "tile_shape", lambda *given: (64, 64, 4))
-
-
 @pytest.mark.parametrize(("cache", "kind", "rows"), [
     ("paged", "chain", 1), ("static", "tree", 1),
     *(pytest.param(*other, 3, marks=pytest.mark.slow) for other in (("static", "chain"), ("paged", "tree"))),
 ])  # fmt: skip
-def test_decoding_with_the_kernel_gives_the_tokens_of_sdpa(cache, kind, rows, one_tile):
+def test_decoding_with_kernels_gives_the_tokens_of_the_module(cache, kind, rows):
     module = tiny_llama()
     expected = decode(module, "sdpa", kind=None, rows=rows)
     assert decode(module, "triton", cache, kind, rows) == expected
 
 
-def test_a_wrong_kernel_gives_other_tokens(one_tile, monkeypatch):
+def test_a_wrong_kernel_gives_other_tokens(monkeypatch):
     """Negative control: tokens see one column less."""
     module, attend = tiny_llama(), attention.attend
 
@@ -253,63 +246,31 @@ def test_a_wrong_kernel_gives_other_tokens(one_tile, monkeypatch):
     assert decode(module, "triton", kind=None, new=4) != decode(module, "sdpa", kind=None, new=4)
 
 
-def test_one_shape_serves_every_length():
-    for how, expected in (("triton", {64}), ("sdpa", {9, 20, 33})):
+def test_one_shape_serves_every_length_of_few_tokens():
+    for how, new, expected in (("triton", 3, {128}), ("triton", 65, {71, 82, 95}), ("sdpa", 3, {9, 20, 33})):
         model = language_model(tiny_llama(), how)
-        model.allocate(1, 64)
-        assert {model.rollback_to([start], 3) for start in (6, 17, 30)} == expected
+        model.allocate(1, 128)
+        assert {model.rollback_to([start], new) for start in (6, 17, 30)} == expected
 
 
 # -- Which models use it ----------------------------------------------------------------------------
 
 
-def test_auto_is_sdpa_without_graphs_and_a_call_without_our_argument_is_sdpa_everywhere():
-    module = tiny_llama()
-    assert not language_model(module, "auto").kernel
-    tokens = torch.tensor([[5, 9, 2, 7]], device=DEVICE)
-    expected = module.generate(tokens, max_new_tokens=8, do_sample=False)
-    stock = language_model(module, "triton").stock
-    assert stock.config._attn_implementation == kernel_attention.NAME
-    assert stock.generate(tokens, max_new_tokens=8, do_sample=False).equal(expected)
-    assert stock(tokens).logits.equal(module(tokens).logits)
-
-
-def test_the_kernel_is_checked_on_the_model_that_uses_it(one_tile, monkeypatch, caplog):
+def test_the_step_is_checked_on_the_model_that_uses_it(monkeypatch, caplog):
     from transformers import MistralConfig, MistralForCausalLM
 
     torch.manual_seed(0)
     config = MistralConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
                            num_key_value_heads=1, vocab_size=64, sliding_window=3)  # fmt: skip
     model = language_model(MistralForCausalLM(config).eval().to(DEVICE), "triton")
-    assert reads_trees(model, "target.path=tiny") and model.kernel
+    assert reads_trees(model, "target.path=tiny") and model.fused is not None
     attend = attention.attend
     monkeypatch.setattr(attention, "attend", lambda *given: attend(*given[:-1], None))  # without the window
     with pytest.raises(ConfigError, match="attention=triton is not possible for tiny: logits differ"):
         reads_trees(model, "target.path=tiny")
     model.attention = "auto"
-    assert reads_trees(model, "target.path=tiny") and not model.kernel
-    assert "tiny uses SDPA, which is slower than the Triton kernel: logits differ" in caplog.text
-
-
-def test_attention_that_is_not_plain_is_left_to_sdpa(tables):
-    from decoder_cases import tabular_model
-    from transformers import Gemma2Config, GptOssConfig, GptOssForCausalLM
-
-    with pytest.raises(ConfigError, match="attention=triton is not possible for x: TabularMarkov does not pass"):
-        module = tabular_model(tables.target, Sampling()).module
-        kernel_attention.choose_kernel("triton", module, torch.device(DEVICE), "x")
-    module = tiny_llama()
-    module.config.attn_logit_softcapping = Gemma2Config().attn_logit_softcapping
-    assert "soft cap" in kernel_attention.refusal(module, torch.device(DEVICE))
-    config = GptOssConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-                          num_key_value_heads=1, head_dim=16, vocab_size=64, num_local_experts=2,
-                          num_experts_per_tok=1, sliding_window=8, pad_token_id=0)  # fmt: skip
-    alone = GptOssForCausalLM(config).eval().to(DEVICE)
-    assert "has no SDPA" in kernel_attention.refusal(alone, torch.device(DEVICE))
-    alone.config._attn_implementation = "sdpa"
-    sinks = language_model(alone, "triton")
-    with pytest.raises(ConfigError, match=r"triton is not possible for tiny: GptOssAttention .* with s_aux"):
-        reads_trees(sinks, "target.path=tiny")
+    assert reads_trees(model, "target.path=tiny") and model.fused is None
+    assert "tiny runs as it is written, and not by kernels of whole layers: logits differ" in caplog.text
 
 
 def test_the_bias_of_sdpa_on_cuda_is_the_mask_and_its_rows_are_aligned():

@@ -1,8 +1,11 @@
 """Decoders of transformers beside a run: the right text under the run's settings alone, counted and timed without the
 step that reads the prompt."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+import transformers
 from small_runs import parts_of
 from transformers import GenerationConfig
 
@@ -99,6 +102,31 @@ def test_an_error_is_of_one_prompt_alone(parts, monkeypatch):
     tokens = parts.target.tokenizer(PROMPT)["input_ids"]
     found = peer.decode_all([Sequence(tokens, len(tokens) + 2, key) for key in (1, 2, 3)])
     assert [type(each).__name__ for each in found] == ["PeerOutput", "AttributeError", "PeerOutput"]
+
+
+@pytest.mark.parametrize(("version", "compiled"), [("5.23.1", False), ("5.24.0", True)])
+def test_on_cuda_caches_are_static_and_of_one_size(version, compiled, parts, monkeypatch):
+    """Without a device: the settings, and the text that `generate` gives with them."""
+    target, guide = parts.target, parts.drafter.models[0]
+    context = SimpleNamespace(sampling=target.sampling, stop_strings=[])
+    monkeypatch.setattr(transformers, "__version__", version)
+    monkeypatch.setattr(target, "device", torch.device("cuda"))
+    peers = TransformersPeers.from_settings(None, context, target, guide, 3).by_name()
+    static = {name: "cache_implementation" in peer.settings for name, peer in peers.items()}
+    assert static == {"generate": False, "generate_static": True, "assisted": compiled, "prompt_lookup": compiled}
+    monkeypatch.undo()
+    peer, given, generate = peers["generate_static"], [], target.stock.generate
+    peer.device, peer.columns = target.device, 90
+
+    def noting(*words, generation_config, **more):
+        given.append(generation_config.max_cache_len)
+        return generate(*words, generation_config=generation_config, **more)
+
+    monkeypatch.setattr(target.stock, "generate", noting)
+    tokens = target.tokenizer(PROMPT)["input_ids"]
+    for count in (5, 90):
+        assert peer.decode(Sequence(tokens, len(tokens) + count, 1)).tokens == greedy(target.stock, tokens, count)
+    assert given == [90, len(tokens) + 90]
 
 
 def test_which_peers_there_are(parts):
