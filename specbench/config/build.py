@@ -83,6 +83,7 @@ def build(
     targets = {} if loaded is None else loaded
     key = json.dumps([checked.resolved.get(name) for name in LOADED], sort_keys=True, default=str)
     policy: GammaPolicy = choices["gamma_policy"].build()
+    choices["verifier"].kind.refuse_gamma(choices["verifier"].settings, policy.largest)
     prompts = chosen_prompts(load(choices["data"].build()), root)
     workload: Workload = choices["workload"].build(root.seed)
     workload.refuse(prompts)

@@ -97,9 +97,10 @@ class TeacherForced:
     """Means of beta over texts, with texts as clusters. `shifted` compares q with p of the next position, and
     `unmasked` lets the drafter see the text that it guesses, None if it has a recurrent state, which no mask opens: a
     measurement that gives alpha in either case is broken. `sound` says whether both differ clearly from alpha; None if
-    there are too few texts for an error."""
+    there are too few texts for an error. `length` is tokens per target call."""
 
     alpha: Estimate
+    length: Estimate
     shifted: Estimate
     unmasked: Estimate | None
     sound: bool | None
@@ -108,10 +109,14 @@ class TeacherForced:
     seconds: float
 
 
-def read_alpha(target: Any, drafter: Any, texts: Iterable[tuple[abc.Sequence[int], int]]) -> TeacherForced:
+def read_alpha(
+    target: Any, drafter: Any, texts: Iterable[tuple[abc.Sequence[int], int]], gamma: int, own: bool
+) -> TeacherForced:
     """beta at each position of texts, each given with the position that it is scored from, by the stock modules of two
     `LanguageModel`s, and the two controls: no cache, no executor and no loop of ours takes part. Raises ValueError if
-    no text can be scored."""
+    no text can be scored. For the length with drafts of gamma tokens, a text that is the target's `own` says which
+    guess was taken: x, drawn from p, was an accepted guess with probability min(1, q(x) / p(x)). Of another text only
+    beta is known."""
     clock, rows = time.perf_counter(), []
     with torch.inference_mode():
         for tokens, begin in texts:
@@ -124,21 +129,26 @@ def read_alpha(target: Any, drafter: Any, texts: Iterable[tuple[abc.Sequence[int
             if drafter.recurrence is None:
                 pairs["unmasked"] = (p, distribution(_without_mask(drafter, text, begin), drafter.sampling))
             sums = {name: float(torch.minimum(*pair).sum()) for name, pair in pairs.items()}
-            rows.append({"positions": float(len(p)), **sums})
+            p_x, q_x = (of.gather(1, text[0, begin:, None])[:, 0] for of in (p, q))
+            accepts = (q_x / p_x.clamp(min=1e-300)).clamp(max=1) if own else torch.minimum(p, q).sum(-1)
+            rounds, kept = expected_rounds(accepts.tolist(), gamma)
+            rows.append({"positions": float(len(p)), "rounds": rounds, "kept": kept, **sums})
     if not rows:
         raise ValueError("no text can be scored: each needs two tokens at least, behind a prompt that fits")
     columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     controls = [name for name in ("shifted", "unmasked") if name in columns]
 
     def means(s: Sums) -> dict[str, Any]:
+        length = s["kept"] / s["rounds"]
         sums = {**s, **{f"{name} from alpha": s[name] - s["alpha"] for name in controls}}
-        return {name: total / s["positions"] for name, total in sums.items()}
+        return {**{name: total / s["positions"] for name, total in sums.items()}, "length": length}
 
     found = estimates(columns, range(len(rows)), means, log=False)
     away = [found[f"{name} from alpha"] for name in controls]
     known = [abs(each.value or 0.0) > CLEAR * each.stderr for each in away if each.stderr is not None]
     return TeacherForced(
         found["alpha"],
+        found["length"],
         found["shifted"],
         found.get("unmasked"),
         all(known) if len(known) == len(away) else None,
@@ -146,6 +156,18 @@ def read_alpha(target: Any, drafter: Any, texts: Iterable[tuple[abc.Sequence[int
         len(rows),
         time.perf_counter() - clock,
     )
+
+
+def expected_rounds(accepts: abc.Sequence[float], gamma: int) -> tuple[float, float]:
+    """The expected number of rounds of gamma guesses that end in a text, and of the tokens that they keep.
+    accepts[i] is the probability that the guess of token i is accepted, where there is one."""
+    place = np.eye(gamma + 1)[0]  # how likely the next token is x_1 .. x_gamma of its round, or the bonus token
+    rounds = 0.0
+    for accepted in accepts:
+        ends = place[-1] + (1 - accepted) * place[:-1].sum()
+        place = np.append(ends, accepted * place[:-1])
+        rounds += ends
+    return rounds, len(accepts) - float(place @ np.arange(gamma + 1))
 
 
 def _without_mask(model: Any, text: Tensor, begin: int) -> Tensor:

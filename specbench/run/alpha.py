@@ -1,7 +1,8 @@
 """`python -m specbench.alpha [outputs/RUN] [overrides]`: alpha of a target and a drafter over texts, without decoding.
 
 With a run's folder the texts are what it decoded, and the overrides replace some of its own, as drafter.path=Q; without
-one they are the prompts of the data.
+one they are the prompts of the data. `--reported 2.8` compares what an engine counted with the tokens per target call
+that follow at this gamma.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from specbench.config.build import Parts
+    from specbench.measure.intervals import Estimate
     from specbench.measure.target_text import TeacherForced
     from specbench.report.files import Run
 
@@ -32,17 +35,20 @@ def main(words: list[str] | None = None) -> None:
     )
     parser.add_argument("words", nargs="*", metavar="RUN or OVERRIDE", help="a run's folder first, if it is of one")
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"where to write the numbers (in a run: {FILE})")
+    parser.add_argument("--reported", type=Decimal, metavar="LENGTH", help="tokens per target call of an engine")
     args = parser.parse_args(words)
     with answering():
         folder = Path(args.words.pop(0)) if args.words and "=" not in args.words[0] else None
-        sound = measure(folder, args.words, args.json or (folder / FILE if folder else None))
+        sound = measure(folder, args.words, args.json or (folder / FILE if folder else None), args.reported)
     if sound is False:
         sys.exit(BROKEN)
 
 
-def measure(folder: Path | None, overrides: Sequence[str], file: Path | None) -> bool | None:
+def measure(
+    folder: Path | None, overrides: Sequence[str], file: Path | None, reported: Decimal | None = None
+) -> bool | None:
     """Reads the texts with both models, prints and writes the numbers. Returns whether both controls differ from alpha;
-    None if there are too few texts to say. Raises ConfigError."""
+    None if there are too few texts to say. `reported` is compared with the length. Raises ConfigError."""
     from specbench.report import files
 
     run = files.read_run(folder) if folder else None
@@ -53,6 +59,9 @@ def measure(folder: Path | None, overrides: Sequence[str], file: Path | None) ->
 
     words = [*overrides, "executor=eager", "logger=none"]
     parts = build(check(compose_as(run, words) if run else compose(words)), announce=lambda text: None)
+    if not parts.drafter.models and run is not None and reported is not None and not overrides:
+        agreement(length_of(run), reported)
+        return None
     if not parts.drafter.models:
         raise ConfigError(
             f"drafter={parts.checked.names['drafter']} has no model that gives q along a text: choose one that has, "
@@ -61,12 +70,15 @@ def measure(folder: Path | None, overrides: Sequence[str], file: Path | None) ->
     if parts.target.start_tokens is not None:
         raise ConfigError(f"target.path={parts.target.name} has an encoder: specbench.alpha reads decoders alone")
     try:
-        found = read_alpha(parts.target, parts.drafter.models[0], texts_of(run, parts))
+        texts = texts_of(run, parts)
+        found = read_alpha(parts.target, parts.drafter.models[0], texts, parts.root.gamma, own=run is not None)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    show(found, run)
+    show(found, run, parts.root.gamma)
+    named = {"target": parts.target.name, "drafter": parts.drafter.models[0].name, "gamma": parts.root.gamma}
+    if reported is not None:
+        named |= {"reported": float(reported), "agrees": agreement(found.length, reported)}
     if file is not None:
-        named = {"target": parts.target.name, "drafter": parts.drafter.models[0].name}
         files.write_text(file, json.dumps(asdict(found) | named, indent=1))
         print(f"written to {file}")
     return found.sound
@@ -104,7 +116,37 @@ def texts_of(run: "Run | None", parts: "Parts") -> Iterator[tuple[Sequence[int],
             yield [*prompts[name], *ids], len(prompts[name])
 
 
-def show(found: "TeacherForced", run: "Run | None") -> None:
+def length_of(run: "Run") -> "Estimate":
+    """Tokens per target call of a run, whose drafter need not be a model."""
+    from specbench.measure.intervals import FEWEST, Estimate, student
+
+    found, prompts = run.results["block_efficiency"], run.results["counts"]["prompts"]
+    if found["stderr"] is None or prompts < FEWEST:
+        return Estimate(found["mean"])
+    half = student(prompts - 1) * found["stderr"]
+    return Estimate(found["mean"], found["stderr"], (found["mean"] - half, found["mean"] + half))
+
+
+def agreement(length: "Estimate", reported: Decimal) -> bool | None:
+    """Whether the interval of the length holds what an engine reported, as far as its digits go; None without an
+    interval. Prints the answer."""
+    from specbench.report import terminal
+
+    if length.value is None or length.ci95 is None:
+        terminal.show(f"The engine reported {reported}: an interval to compare it with needs three texts.")
+        return None
+    low, high = length.ci95
+    digit = reported.as_tuple().exponent
+    rounding = 10.0**digit / 2 if isinstance(digit, int) else 0.0
+    agrees = low - rounding <= reported <= high + rounding
+    terminal.show(
+        f"The head gives {length.value:.2f} +- {(high - low) / 2:.2f} tokens per target call on these prompts, the "
+        f"engine reported {reported}: these {'agree' if agrees else 'do not agree'}."
+    )
+    return agrees
+
+
+def show(found: "TeacherForced", run: "Run | None", gamma: int) -> None:
     """Prints the table and what it means."""
     import pandas as pd
 
@@ -118,10 +160,13 @@ def show(found: "TeacherForced", run: "Run | None") -> None:
     cells = {
         name: tables.mean({"mean": each.value, "stderr": each.stderr} if each else None) for name, each in rows.items()
     }
+    cells[f"tokens per target call at gamma={gamma}"] = tables.mean(
+        {"mean": found.length.value, "stderr": found.length.stderr}
+    )
     if run is not None:
         cells["the run's alpha, where it tested"] = tables.mean(run.results["alpha"])
         cells["the run's alpha along plain decoding's text"] = tables.mean(run.results["alpha_on_target_text"])
-    terminal.show(terminal.table(pd.DataFrame({"": cells.keys(), "mean of beta": cells.values()})))
+    terminal.show(terminal.table(pd.DataFrame({"": cells.keys(), "mean": cells.values()})))
     terminal.show(f"{found.positions:,} positions of {found.texts} texts in {found.seconds:.1f} s")
     if found.sound is False:
         terminal.show("A control does not differ from alpha by three standard errors: do not trust this number.")

@@ -41,6 +41,10 @@ class Verifier(Component, ABC):
         """Builds the verifier for a target with this sampling; by default its settings are further arguments."""
         return cls(sampling.greedy, **vars(settings))
 
+    @classmethod
+    def refuse_gamma(cls, settings: Any, largest: int) -> None:
+        """Raises ConfigError if these settings cannot judge drafts of at most `largest` guesses."""
+
     @property
     def levels(self) -> Sequence["Verifier"]:
         """Every verifier that `under` may return."""

@@ -68,10 +68,10 @@ def test_the_controls_differ_from_alpha(sees: bool, tables: Any, monkeypatch: An
     monkeypatch.setattr(target_text, "_without_mask", without_mask)
     rng = np.random.default_rng(0)
     texts = [([*PROMPT, *rng.integers(0, V, 40).tolist()], len(PROMPT)) for _ in range(12)]
-    found = read_alpha(target, drafter, texts)
+    found = read_alpha(target, drafter, texts, 3, False)
     assert found.texts == 12 and found.positions == 480 and found.sound is sees
     assert found.alpha.value is not None and found.shifted.value is not None and found.alpha.stderr
     assert found.alpha.value > found.shifted.value + 3 * found.alpha.stderr
-    assert read_alpha(target, drafter, texts[:1]).sound is None
+    assert read_alpha(target, drafter, texts[:1], 3, False).sound is None
     with pytest.raises(ValueError, match="no text"):
-        read_alpha(target, drafter, [([1, 2], 1)])
+        read_alpha(target, drafter, [([1, 2], 1)], 3, False)
