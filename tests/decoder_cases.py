@@ -45,8 +45,8 @@ from specbench.drafters.tree_shapes import CHILDREN, DynamicTree, FixedTree, Sam
 from specbench.executors.base import Executor
 from specbench.executors.eager import EagerExecutor
 from specbench.models.heads import Heads, LookAhead, load_part
-from specbench.models.language_model import LanguageModel
-from specbench.models.layers import BorrowedCache, first_layers
+from specbench.models.language_model import BorrowedCache, LanguageModel
+from specbench.models.layers import first_layers
 from specbench.policies.base import GammaPolicy
 from specbench.policies.fixed import FixedGamma
 from specbench.settings import BaseSettings

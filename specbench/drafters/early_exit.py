@@ -9,8 +9,8 @@ from specbench.drafters.model import ModelDrafter
 from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.heads import ExitHead, Heads, PartSettings, load_part
-from specbench.models.language_model import LanguageModel
-from specbench.models.layers import BorrowedCache, first_layers
+from specbench.models.language_model import BorrowedCache, LanguageModel
+from specbench.models.layers import first_layers
 
 
 class EarlyExitDrafter(ModelDrafter):

@@ -16,8 +16,7 @@ from specbench.decoding.transfers import counts
 from specbench.drafters.base import Drafter, OwnSampling
 from specbench.models.context import Context
 from specbench.models.heads import LookAhead, PartSettings, load_part
-from specbench.models.language_model import LanguageModel
-from specbench.models.layers import BorrowedCache
+from specbench.models.language_model import BorrowedCache, LanguageModel
 
 
 class ParallelDrafter(Drafter):

@@ -2,6 +2,7 @@
 (PaSS). K heads, H hidden, V vocabulary."""
 
 import re
+from dataclasses import field
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -54,13 +55,11 @@ class HeadsConfig(PretrainedConfig):
 
     model_type = "specbench_heads"
 
-    def __init__(
-        self, hidden_size: int = 0, heads: int = 1, inner: int | None = None, layers: int | None = None,
-        accuracy: list[list[float]] | None = None, **more: Any,
-    ):  # fmt: skip
-        super().__init__(**more)
-        self.hidden_size, self.heads, self.inner, self.layers = hidden_size, heads, inner, layers
-        self.accuracy = accuracy or []
+    hidden_size: int = 0
+    heads: int = 1
+    inner: int | None = None
+    layers: int | None = None
+    accuracy: list[list[float]] = field(default_factory=list)
 
 
 class Heads(PreTrainedModel):
@@ -112,9 +111,8 @@ class LookAheadConfig(PretrainedConfig):
 
     model_type = "specbench_lookahead"
 
-    def __init__(self, hidden_size: int = 0, count: int = 1, **more: Any):
-        super().__init__(**more)
-        self.hidden_size, self.count = hidden_size, count
+    hidden_size: int = 0
+    count: int = 1
 
 
 class LookAhead(PreTrainedModel):
@@ -176,9 +174,8 @@ def read_heads(path: str, key: str) -> MedusaHeads:
     numbers, layers = ({int(name.split(".")[part]) for name in tensors} for part in (0, 1))
     vocabulary, hidden = tensors.get(f"0.{max(layers)}.weight", torch.empty(0, 0)).shape
     accuracy = [[0.6 ** (head + 1) * 0.4**rank for rank in range(RANKS)][:vocabulary] for head in numbers]  # a guess
-    heads = MedusaHeads(
-        HeadsConfig(hidden, len(numbers), accuracy=accuracy), max(layers), "0.0.linear.bias" in tensors, vocabulary
-    )
+    own = HeadsConfig(hidden_size=hidden, heads=len(numbers), accuracy=accuracy)
+    heads = MedusaHeads(own, max(layers), "0.0.linear.bias" in tensors, vocabulary)
     fill_module(heads, tensors, f"{key}={path}, by head and layer,")
     return heads
 

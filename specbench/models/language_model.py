@@ -9,9 +9,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.rows import Rows, all_rows, seen_tokens
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_of
@@ -116,12 +118,12 @@ class LanguageModel(CachedModel):
             width = packed.tokens.shape[1] + 1
             visible = self.rollback_to(lengths, width, state.active)
             score = self.executor.compiled(self._score, self)
-            p, hidden, logits = score(state.rows, packed.tokens, visible, packed.tree, layers)
+            p, hidden, logits = score(state.rows, packed.tokens, visible, (), None, layers, packed.tree)
             at = torch.arange(len(p), device=p.device)[:, None], packed.place
             return Scores(p[at], width, hidden, packed.place, None if logits is None else logits[at])
         width = draft.tokens.shape[1] + 1
         visible = self.rollback_to(lengths, width, state.active)
-        score, used, B = self.executor.compiled(self._score_draft, self), self.rows_of(state), state.batch_size
+        score, used, B = self.executor.compiled(self._score, self), self.rows_of(state), state.batch_size
         b, parent = len(used.length), draft.parent
         parent = parent if parent is None or len(parent) == 1 else parent[:b]
         p, *others = score(used, draft.tokens[:b], visible, draft.levels, parent, layers)
@@ -132,20 +134,15 @@ class LanguageModel(CachedModel):
         """The rows that a call reads: those up to the last active one or, with fixed shapes, all."""
         return state.rows if self.executor.fixed_shapes else state.rows.first(state.busy)
 
-    def _score_draft(
-        self, rows: Rows, guesses: Tensor, visible: int, levels: Levels, parent: Tensor | None,
-        layers: tuple[int, ...] | None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-        """`_score` of the guesses [B, N] of a draft, by its levels and parent [1 or B, N] (None: a chain)."""
-        tree = None if parent is None else tree_of(levels, parent)
-        return self._score(rows, guesses, visible, tree, layers)
-
     def _score(
-        self, rows: Rows, guesses: Tensor, visible: int, tree: Tree | None, layers: tuple[int, ...] | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        self, rows: Rows, guesses: Tensor, visible: int, levels: Levels, parent: Tensor | None,
+        layers: tuple[int, ...] | None, tree: Tree | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         """p [B, N + 1, V] after the last committed token and each guess [B, N], `hidden_states` of these layers there,
-        [B, N + 1, A * H] (None: none are kept), and at temperature 0 the logits [B, N + 1, V]."""
+        [B, N + 1, A * H] (None: none are kept), and at temperature 0 the logits [B, N + 1, V]. The guesses are a
+        `tree`, or one by their levels and parent [1 or B, N], or a chain."""
         text, length = rows.tokens, rows.length
+        tree = tree if parent is None else tree_of(levels, parent)
         last = text.gather(1, length[:, None] - 1)
         x = torch.cat([last, guesses], 1)
         hidden = None
@@ -186,3 +183,31 @@ class LanguageModel(CachedModel):
             tree = constant(static_tree)(tuple(range(guesses.shape[1])), text.device)
         hot = F.one_hot(guesses, self.vocab_size).float()  # [B, N, V]
         return committed | (tree.sees[..., 1:].float() @ hot > 0)
+
+
+class BorrowedCache(LanguageModel):
+    """A model that uses its owner's layers and cache, and so reads no prompt of its own: an early exit, or the target
+    with look-ahead embeddings."""
+
+    owner: LanguageModel
+
+    def __init__(self, module: PreTrainedModel, owner: LanguageModel, name: str, sampling: Sampling):
+        super().__init__(
+            module, owner.tokenizer, name=name, sampling=sampling, new_cache=owner.new_cache, executor=owner.executor,
+            attention=owner.attention if owner.fused is not None else "sdpa",
+        )  # fmt: skip
+        self.fused = None if owner.fused is None else self.fused  # which was checked
+        self.owner = owner
+
+    def allocate(self, rows: int, columns: int) -> None:
+        self.borrow()
+
+    def catch_up(self, state: State, width: int) -> None:
+        """Takes the owner's cache, in which only the last committed token is missing."""
+        self.borrow()
+
+    def borrow(self) -> None:
+        """Takes the owner's cache in its present state."""
+        self.cache, self.cached = self.owner.cache, list(self.owner.cached)
+        if self.encoder is not None and self.owner.encoder is not None:
+            self.encoder.inputs = self.owner.encoder.inputs

@@ -1,5 +1,5 @@
-"""Hidden states of a module of transformers while it runs unmodified, and models that share its layers and its cache:
-early exits, and the target with look-ahead embeddings. B rows, N tokens, H hidden."""
+"""Hidden states of a module of transformers while it runs unmodified, and its first layers as a module. B rows, N
+tokens, H hidden."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specbench.decoding.sampling import Sampling
-from specbench.decoding.state import State
 from specbench.errors import ConfigError
-from specbench.models.language_model import LanguageModel
 
 
 @contextmanager
@@ -82,33 +79,6 @@ def decoder_layers(module: PreTrainedModel) -> nn.ModuleList:
     if found is None:
         raise ValueError(f"{type(module).__name__} has no list of its layers")
     return found
-
-
-class BorrowedCache(LanguageModel):
-    """A model that uses its owner's layers and cache, and so reads no prompt of its own."""
-
-    owner: LanguageModel
-
-    def __init__(self, module: PreTrainedModel, owner: LanguageModel, name: str, sampling: Sampling):
-        super().__init__(
-            module, owner.tokenizer, name=name, sampling=sampling, new_cache=owner.new_cache, executor=owner.executor,
-            attention=owner.attention if owner.fused is not None else "sdpa",
-        )  # fmt: skip
-        self.fused = None if owner.fused is None else self.fused  # which was checked
-        self.owner = owner
-
-    def allocate(self, rows: int, columns: int) -> None:
-        self.borrow()
-
-    def catch_up(self, state: State, width: int) -> None:
-        """Takes the owner's cache, in which only the last committed token is missing."""
-        self.borrow()
-
-    def borrow(self) -> None:
-        """Takes the owner's cache in its present state."""
-        self.cache, self.cached = self.owner.cache, list(self.owner.cached)
-        if self.encoder is not None and self.owner.encoder is not None:
-            self.encoder.inputs = self.owner.encoder.inputs
 
 
 def first_layers(module: PreTrainedModel, count: int) -> PreTrainedModel:

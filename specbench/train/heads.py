@@ -28,7 +28,7 @@ class HeadsStudent(Student):
 
     def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
         super().__init__(target, loss, settings)
-        self.heads = Heads(HeadsConfig(hidden_size(target), settings.heads, settings.inner))
+        self.heads = Heads(HeadsConfig(hidden_size=hidden_size(target), heads=settings.heads, inner=settings.inner))
 
     @classmethod
     def use(cls, settings: Any, folder: Path) -> list[str]:
@@ -60,7 +60,7 @@ class EarlyExitStudent(Student):
     def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
         super().__init__(target, loss, settings)
         object.__setattr__(self, "short", first_layers(target, settings.layers))  # the target's own layers
-        self.head = Heads(HeadsConfig(hidden_size(target), 1, settings.inner, layers=settings.layers))
+        self.head = Heads(HeadsConfig(hidden_size=hidden_size(target), inner=settings.inner, layers=settings.layers))
 
     @classmethod
     def use(cls, settings: Any, folder: Path) -> list[str]:
@@ -92,7 +92,7 @@ class LookAheadStudent(Student):
 
     def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
         super().__init__(target, loss, settings)
-        self.lookahead = LookAhead(LookAheadConfig(target.get_input_embeddings().weight.shape[1], settings.count))
+        self.lookahead = LookAhead(LookAheadConfig(hidden_size=hidden_size(target), count=settings.count))
 
     @classmethod
     def use(cls, settings: Any, folder: Path) -> list[str]:

@@ -35,7 +35,7 @@ def test_graphs_change_no_token_and_never_wait_for_the_host(cache, sampling, kin
     executor = SimulatedGraphs()
     assert decode(jobs(), 3, tables, cache, kind, sampling=sampling, executor=executor) == expected
     names = sorted(getattr(f, "__name__", "") for f in executor.functions)
-    assert names == (["_draft"] if kind else []) + ["_score_draft", "accept_and_commit"]
+    assert names == (["_draft"] if kind else []) + ["_score", "accept_and_commit"]
     assert executor.replays > executor.graphs > 0
 
 

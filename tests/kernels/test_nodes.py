@@ -119,7 +119,7 @@ def test_a_round_of_3b_with_1b_launches_few_kernels(temperature, attention, node
     inputs = nodes.of(last_tokens, rows, 2)
     guesses, q = nodes.of(drafter._draft, rows, GAMMA, *inputs, (), COLUMNS)
     draft = Draft.chain(guesses, q, empty(1))
-    p = nodes.of(target._score_draft, rows, guesses, COLUMNS, draft.levels, None, None)[0]
+    p = nodes.of(target._score, rows, guesses, COLUMNS, draft.levels, None, None)[0]
     verdict, kept, _ = nodes.of(accept_and_commit, verifier, p, draft, rows)
     nodes.of(round_numbers, p, draft, verdict, kept, verifier.beta)
     total = sum(nodes.found.values())

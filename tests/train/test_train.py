@@ -136,6 +136,6 @@ def test_a_text_becomes_rows():
 
 
 def test_the_look_ahead_of_another_width_is_refused(tmp_path):
-    LookAhead(LookAheadConfig(160, 2)).save_pretrained(tmp_path)
+    LookAhead(LookAheadConfig(hidden_size=160, count=2)).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"is for hidden states of 160, but shipped:target .* has 640"):
         build(check(composed("drafter=pass_lookahead", f"drafter.lookahead={tmp_path}", "data.limit=1")))
