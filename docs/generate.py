@@ -1,7 +1,7 @@
 """Writes the reference pages from the code: `python docs/generate.py`.
 
 options.md has the settings of a run and the options of each group of conf/, from the YAML files and the settings beside
-the classes; results.md has the fields of results.json, from `measure.results.schema`. `tests/test_docs.py` compares the
+the classes; results.md has the fields of results.json, from `measure.schema.FIELDS`. `tests/test_docs.py` compares the
 pages with what this module returns.
 """
 
@@ -16,7 +16,7 @@ import yaml
 from specbench.config.compose import conf_dir, option_file
 from specbench.config.scalars import GROUPS, RunConfig
 from specbench.measure.record import Rounds
-from specbench.measure.results import schema
+from specbench.measure.schema import FIELDS
 from specbench.settings import describe
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -103,7 +103,7 @@ def options() -> str:
 
 def results() -> str:
     """results.md."""
-    fields = table(("field", "meaning"), [(f"`{name}`", meaning) for name, meaning in schema.items()])
+    fields = table(("field", "meaning"), [(f"`{name}`", meaning) for name, (_, meaning) in FIELDS.items()])
     text = f"# Fields of the results\n\n{WRITTEN}\n## results.json\n\n"
     text += f"Intervals (`ci95`) are `[low, high]`, or null with few prompts.\n\n{fields}"
     rounds = Path(import_module("specbench.measure.record").__file__).read_text()

@@ -21,40 +21,9 @@ from specbench.measure.verdict import judge
 
 STEADY = 0.15  # relative change of plain decoding's pace over a run above which a note says so
 
-schema: dict[str, str] = {
-    "schema_version": "version of these names",
-    "name": "name of the run",
-    "status": "complete, or interrupted: then the numbers are those of the prompts that were finished",
-    "config": "the whole configuration",
-    "provenance": "git_sha, dirty, versions, device, cpu, threads, argv, started, seconds",
-    "alpha": "mean of beta = sum min(p, q) over tested positions (Definition 3.1): {mean, stderr, n}",
-    "alpha_counted": "accepted / tested guesses: {mean, stderr, n}",
-    "alpha_on_target_text": "mean of beta along plain decoding's text (Corollary 3.6): {mean, stderr, n}",
-    "draft_acceptance_rate": "accepted / drafted guesses, which is not alpha",
-    "block_efficiency": "tokens per target call, recovered or bonus token included: {mean, stderr}",
-    "cost": "c, v and o in single-token target steps; target_step_seconds, drafter_step_seconds, verify_seconds; ci95",
-    "speedup": "seconds per token of plain decoding over speculative decoding's: measured, end_to_end (with prefill), "
-    "the prediction of Theorem 3.8, the corrected prediction block_efficiency / (gamma c + v + o), and accounting: "
-    "factors whose product is measured",
-    "operations_factor": "by which arithmetic operations grow (Theorem 3.11); null for trees",
-    "optimal_gamma": "gamma that maximises Theorem 3.8 at the measured alpha and c (section 3.5); 0: do not speculate",
-    "acceptance": "lengths: rounds that accepted 0, 1, .. guesses; by_place: mean of beta at each place of the draft",
-    "by_category": "prompts, tokens, alpha, block_efficiency, speedup and tokens per second of each category",
-    "lossless": "whether the output distribution is the target's: expected, passed (null: not shown), reason, and the "
-    "smallest faults that nine of ten such runs would find (detectable)",
-    "throughput": "new tokens per second of decoding, all rows together: speculative, baseline and each peer",
-    "speedup_over": "seconds per token of each peer over speculative decoding's: {measured, ci95}",
-    "bandwidth": "bytes that a step of plain decoding reads per second, and what the memory was measured to read",
-    "memory": "peak_bytes, weights_bytes, kv_bytes",
-    "latency": "seconds to the first token and per later token, p50, p90 and p99, of both methods",
-    "counts": "prompts (requests), rounds, tokens, drafted, tested, accepted, recovered, bonus, failed",
-    "notes": "sentences that a reader of the numbers must know",
-    "details": "what the numbers were made from and by: facts, prompts, choices, overrides, ...",
-}
-
 
 def results(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
-    """All numbers of a run under the names of `schema`. Raises RuntimeError if no request was finished."""
+    """All numbers of a run under the names of `schema.FIELDS`. Raises RuntimeError if no request was finished."""
     frame = prompts_frame(records)
     if not len(frame):
         errors = [record.failed for record in records if record.failed]

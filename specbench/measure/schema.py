@@ -33,48 +33,65 @@ def named(hint: Any) -> Any:
 known: Any = Number | None  # null where a run has no such number
 text: Any = str | None
 interval: Any = Annotated[list[Number], Field(min_length=2, max_length=2)] | None
+gamma: Any = Annotated[int, Field(ge=0, le=LARGEST_GAMMA)]
 mean = shape({"mean": known, "stderr": known, "n": Count})  # above 1 for a few steps of a tree
 efficiency = shape({"mean": known, "stderr": known})
 ratio = {"measured": known, "ci95": interval}
-factor = shape({"factor": str, "value": Number, "ci95": interval})
-place = {"place": Annotated[int, Field(ge=1, le=LARGEST_GAMMA)], "mean": Number, "stderr": known, "n": Count}
-steps = ("c", "v", "o", "target_step_seconds", "drafter_step_seconds", "verify_seconds")
-ends = {"end_to_end": known, "end_to_end_ci95": interval, "theorem_3_8": known, "corrected": known}
-counted = ("prompts", "rounds", "tokens", "drafted", "tested", "accepted", "recovered", "bonus", "failed")
-percentiles = named(shape(dict.fromkeys(("p50", "p90", "p99"), known)))
 provenance = {"git_sha": text, "dirty": bool | None, "versions": named(str), "device": str, "cpu": str}
 provenance |= {"threads": Count, "argv": list[str], "started": str, "seconds": Number}
+steps = ("c", "v", "o", "target_step_seconds", "drafter_step_seconds", "verify_seconds")
+cost = shape(dict.fromkeys(steps, known) | {"ci95": named(interval)})
+ends = {"end_to_end": known, "end_to_end_ci95": interval, "theorem_3_8": known, "corrected": known}
+factor = shape({"factor": str, "value": Number, "ci95": interval})
+speedup = shape(ratio | ends | {"accounting": every(factor)})
+place = {"place": Annotated[int, Field(ge=1, le=LARGEST_GAMMA)], "mean": Number, "stderr": known, "n": Count}
+acceptance = shape({"lengths": list[Count], "by_place": every(shape(place))})
 category = {"category": str, "prompts": Count, "tokens": Count, "alpha": mean, "block_efficiency": efficiency}
 category |= {"speedup": shape(ratio), "speculative_tokens_per_second": known, "baseline_tokens_per_second": known}
-RESULTS = shape(
-    {
-        "schema_version": int,
-        "name": str,
-        "status": Status,
-        "config": shape({"gamma": Annotated[int, Field(ge=0, le=LARGEST_GAMMA)]}),
-        "provenance": shape(provenance),
-        "alpha": mean,
-        "alpha_counted": mean,
-        "alpha_on_target_text": mean,
-        "draft_acceptance_rate": Share | None,
-        "block_efficiency": efficiency,
-        "cost": shape(dict.fromkeys(steps, known) | {"ci95": named(interval)}),
-        "speedup": shape(ratio | ends | {"accounting": every(factor)}),
-        "operations_factor": known,
-        "optimal_gamma": Count | None,
-        "acceptance": shape({"lengths": list[Count], "by_place": every(shape(place))}),
-        "by_category": every(shape(category)),
-        "lossless": shape({"expected": bool, "passed": bool | None, "reason": str, "detectable": list[str] | None}),
-        "throughput": named(known),
-        "speedup_over": named(shape(ratio)),
-        "bandwidth": shape(dict.fromkeys(("target_bytes_per_second", "measured_peak_bytes_per_second"), known)),
-        "memory": named(known),
-        "latency": shape(dict.fromkeys(("first_token", "per_token"), percentiles)),
-        "counts": shape(dict.fromkeys(counted, Count)),
-        "notes": list[str],
-        "details": shape({"facts": Facts, "choices": named(str), "overrides": list[str]}),
-    }
-)
+lossless = shape({"expected": bool, "passed": bool | None, "reason": str, "detectable": list[str] | None})
+bandwidth = shape(dict.fromkeys(("target_bytes_per_second", "measured_peak_bytes_per_second"), known))
+percentiles = named(shape(dict.fromkeys(("p50", "p90", "p99"), known)))
+latency = shape(dict.fromkeys(("first_token", "per_token"), percentiles))
+counted = ("prompts", "rounds", "tokens", "drafted", "tested", "accepted", "recovered", "bonus", "failed")
+counts = shape(dict.fromkeys(counted, Count))
+details = shape({"facts": Facts, "choices": named(str), "overrides": list[str]})
+FIELDS: dict[str, tuple[Any, str]] = {  # of results.json: what it may be, and what it means
+    "schema_version": (int, "version of these names"),
+    "name": (str, "name of the run"),
+    "status": (Status, "complete, or interrupted: then the numbers are those of the prompts that were finished"),
+    "config": (shape({"gamma": gamma}), "the whole configuration"),
+    "provenance": (shape(provenance), "git_sha, dirty, versions, device, cpu, threads, argv, started, seconds"),
+    "alpha": (mean, "mean of beta = sum min(p, q) over tested positions (Definition 3.1): {mean, stderr, n}"),
+    "alpha_counted": (mean, "accepted / tested guesses: {mean, stderr, n}"),
+    "alpha_on_target_text": (mean, "mean of beta along plain decoding's text (Corollary 3.6): {mean, stderr, n}"),
+    "draft_acceptance_rate": (Share | None, "accepted / drafted guesses, which is not alpha"),
+    "block_efficiency": (efficiency, "tokens per target call, recovered or bonus token included: {mean, stderr}"),
+    "cost": (cost, "c, v, o in target steps; target_step_seconds, drafter_step_seconds, verify_seconds; ci95"),
+    "speedup": (
+        speedup,
+        "seconds per token of plain decoding over speculative decoding's: measured, end_to_end (with prefill), the "
+        "prediction of Theorem 3.8, the corrected prediction block_efficiency / (gamma c + v + o), and accounting: "
+        "factors whose product is measured",
+    ),
+    "operations_factor": (known, "by which arithmetic operations grow (Theorem 3.11); null for trees"),
+    "optimal_gamma": (Count | None, "maximises Theorem 3.8 at the measured alpha and c; 0: do not speculate"),
+    "acceptance": (acceptance, "lengths: rounds that accepted 0, 1, .. guesses; by_place: mean of beta at each place"),
+    "by_category": (every(shape(category)), "alpha, block_efficiency, speedup, ... of each category of prompts"),
+    "lossless": (
+        lossless,
+        "whether the output distribution is the target's: expected, passed (null: not shown), reason, and the "
+        "smallest faults that nine of ten such runs would find (detectable)",
+    ),
+    "throughput": (named(known), "new tokens per second of decoding, all rows together, of each method"),
+    "speedup_over": (named(shape(ratio)), "seconds per token of each peer over ours: {measured, ci95}"),
+    "bandwidth": (bandwidth, "bytes per second that a plain step reads, and that the memory was measured to read"),
+    "memory": (named(known), "peak_bytes, weights_bytes, kv_bytes"),
+    "latency": (latency, "seconds to the first token and per later token, p50, p90 and p99, of both methods"),
+    "counts": (counts, "prompts (requests), rounds, tokens, drafted, tested, accepted, recovered, bonus, failed"),
+    "notes": (list[str], "sentences that a reader of the numbers must know"),
+    "details": (details, "what the numbers were made from and by: facts, prompts, choices, overrides, ..."),
+}
+RESULTS = shape({name: hint for name, (hint, _) in FIELDS.items()})
 row = {"rank": Count, "method": str, "requests": Count, "ratio": known, "ratio_ci95": interval, "p_value": known}
 row |= dict.fromkeys(("tokens_per_second", "speedup", "alpha", "block_efficiency", "c", "v", "o"), known)
 row |= {"speedup_ci95": interval}
