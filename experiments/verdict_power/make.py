@@ -232,17 +232,14 @@ def judge(found: Draws, p: Tensor, q: Tensor) -> Array:
         here = slice(begin, begin + CHUNK)
         own = Draws(*(torch.from_numpy(values[here]) for values in vars(found).values()))
         P, Q, R = p[here].float(), q[here].float(), residual(p[here], q[here]).float()
-        every = torch.arange(P.shape[-1]).expand_as(P)
         lost, free = own.tested & ~own.accepted, ~own.tested
         impossible |= (lost & (R.gather(1, own.token) == 0)).any(0).numpy()
         for kind, base, drawn, where, more in (
             ("bonus", P, own.token, free, ()),
-            ("bonus ids", P, own.token, free, (every,)),
             ("behind", P, own.token, free & torch.from_numpy(before[here]), (q.roll(1, 0)[here].float(),)),
             ("own", P, own.token, free, (Q,)),
             ("guess", Q, own.guess, own.tested, ()),
             ("recovered", R, own.token, lost, ()),
-            ("recovered ids", R, own.token, lost, (every,)),
             ("after", R, own.token, lost, (Q,)),
         ):
             for i in of_kind(kind):

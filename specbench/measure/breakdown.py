@@ -57,3 +57,13 @@ def acceptance(sample: Sample) -> dict[str, Any]:
 def numbers_behind(columns: Sums, prefix: str) -> list[int]:
     """The numbers behind a prefix in the names of columns, in order."""
     return sorted(int(name.removeprefix(prefix)) for name in columns if name.startswith(prefix))
+
+
+def drift(sample: Sample) -> dict[str, Any] | None:
+    """What lossy decoding costs: the means over tested positions of total variation and KL between its output
+    distribution and the target's, and the largest bound of A.5; None of runs in which nothing drifts."""
+    if "drift positions" not in sample.columns:
+        return None
+    means = sample.of_tokens(formulas.drifts)
+    found: dict[str, Any] = {name: {"mean": each.value, "ci95": each.ci95} for name, each in means.items()}
+    return found | {"bound": float(sample.columns["drift bound"].max())}

@@ -108,22 +108,21 @@ class Distances(TypedDict):
 
 
 class Reading(TypedDict, total=False):
-    """What `measure.verdict` read of a text, in its order, or why it did not."""
+    """What was read of a text for the verdict, in the order in which it is written, or why it was not."""
 
     unread: str
     error: bool
     tokens: Count
-    ended: bool
     tested: Count
     rule: str | None
     p: Distances
-    q_unread: str
     q: Distances
     wrong: Count
     ties: Count
-    divergence: Literal["", "tie", "bug", "unknown"]
+    divergence: Literal["", "tie", "bug"]
     sums: list[list[float]]
     impossible: Count
+    ended: bool  # at the first stop or at the limit
 
 
 @dataclass

@@ -14,27 +14,33 @@ from torch import Tensor
 from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.state import State
 from specbench.decoding.timer import Stage
-from specbench.decoding.verify import dense
+from specbench.decoding.verify import dense, output_distribution
 from specbench.decoding.verify_tree import accepted_path
-from specbench.measure.drift import NUMBERS, drift_of_steps
 from specbench.measure.intervals import Floats
 from specbench.measure.record import Rounds
 from specbench.verifiers.base import Verifier
 
+NUMBERS = ("tv", "kl", "bound")  # how far the output distribution of a lossy verifier is from p
 ROOM = 256e6  # bytes of p and q that are kept for one group of requests, decoded by one method
+
+
+class Guess(NamedTuple):
+    """A tested guess x: of a tree the first one that was tried at its step."""
+
+    at: int  # position among the new tokens
+    token: int
+    p: float  # the decoder's p(x)
+    q: float  # the drafter's q(x)
+    first: bool  # whether it is the first of its round
+    last: bool  # and the last one of its draft
 
 
 @dataclass
 class Draws:
-    """What stood behind the tokens of one text, for the verdict. K tested guesses: of a tree the first at each step."""
+    """What stood behind the tokens of one text, for the verdict."""
 
     rule: str | None = None  # how a guess x is accepted: with min(1, p(x) / q(x)), "p / q"; with p(x), "p"
-    at: list[int] = field(default_factory=list)  # [K], position among the new tokens
-    guess: list[int] = field(default_factory=list)  # [K]
-    p: list[float] = field(default_factory=list)  # [K], the decoder's p of it
-    q: list[float] = field(default_factory=list)  # [K], the drafter's q of it
-    first: list[bool] = field(default_factory=list)  # [K], whether it is the first of its round
-    last: list[bool] = field(default_factory=list)  # [K], and the last one of its draft
+    guesses: list[Guess] = field(default_factory=list)
     # p [m, V] from a position on, before the argmax of temperature 0, and q [m, V] of tested guesses, where kept.
     target: list[tuple[int, Tensor]] = field(default_factory=list)
     drafter: list[tuple[int, Tensor]] = field(default_factory=list)
@@ -137,12 +143,10 @@ class Recorder:
         for call, active in self._rows():
             for row, owner, begin, counts, steps in active:
                 own, tested = found[owner], counts.tested
-                own.at += range(begin, begin + tested)
-                own.guess += steps[1, :tested].astype(int).tolist()
-                own.p += steps[2, :tested].tolist()
-                own.q += steps[3, :tested].tolist()
-                own.first += [step == 0 for step in range(tested)]
-                own.last += [step == counts.judged - 1 for step in range(tested)]
+                own.guesses += [
+                    Guess(begin + step, int(x), p, q, step == 0, step == counts.judged - 1)
+                    for step, (x, p, q) in enumerate(steps[1:4, :tested].T.tolist())
+                ]
                 if call.p is not None:
                     own.target.append((begin, call.p[row, : counts.kept]))
                 if call.q is not None:
@@ -202,6 +206,25 @@ def round_numbers(
     if drift is not None:
         parts += drift_of_steps(before, dense(path, p.shape[-1]), *drift).unbind(-1)
     return torch.cat(parts, 1)
+
+
+def drift_of_steps(p: Tensor, q: Tensor, lenience: float, greedy: bool) -> Tensor:
+    """The NUMBERS [..., 3] of steps with p [..., V] and q [..., V], float64: total variation between the output
+    distribution s and p; KL(s | p) in nats; the largest s(x) l / p(x), which is at most 1 (A.5). At temperature 0 p is
+    that before the argmax: 1 - s(best), log p lost against the best token, and the largest s(x) l max p / p(x)."""
+    p, q = (values.double() / values.double().sum(-1, keepdim=True).clamp(min=1e-300) for values in (p, q))
+    s, _ = output_distribution(p, q, lenience, greedy)
+    positive = p.clamp(min=1e-300)
+    if greedy:
+        most, best = p.max(-1, keepdim=True)
+        tv = 1 - s.gather(-1, best)[..., 0]
+        kl = (s * (most.log() - positive.log())).sum(-1)
+        bound = (s * lenience * most / positive).amax(-1)
+    else:
+        tv = (s - p).abs().sum(-1) / 2
+        kl = (torch.xlogy(s, s) - torch.xlogy(s, positive)).sum(-1)
+        bound = (s * lenience / positive).amax(-1)
+    return torch.stack([tv, kl.clamp(min=0), bound], -1)
 
 
 def chosen_path(p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> tuple[Tensor, Draft, Tensor]:

@@ -12,7 +12,6 @@ import numpy as np
 
 from specbench import theory
 from specbench.measure import breakdown, formulas
-from specbench.measure.drift import drift
 from specbench.measure.intervals import FEWEST, Estimate
 from specbench.measure.latency import latency, served
 from specbench.measure.record import SCHEMA_VERSION, Facts, Record
@@ -62,7 +61,7 @@ def results(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
         "memory": facts.memory,
         "latency": latency(records, facts.batch_size),
         "counts": _counts(records, total),
-        "notes": [*facts.notes, *_notes(records, run, facts)],
+        "notes": [*facts.notes, *_notes(records, run, facts), *verdict["notes"]],
         "details": _details(records, run, facts) | {"verdict": verdict["details"]},
     }
 
@@ -180,6 +179,6 @@ def _details(records: Sequence[Record], run: Sample, facts: Facts) -> dict[str, 
         "plain_tokens": round(total["plain_tokens"]),
         "recording": recording if math.isfinite(recording) else None,
         "pace_drift": pace_drift(records),
-        "drift": drift(records, run.of_tokens(formulas.drifts)) if "drift positions" in total else None,
+        "drift": breakdown.drift(run),
         "served": served(records, facts.batch_size),
     }

@@ -56,9 +56,14 @@ def attracted(p: Tensor, mark: Tensor) -> Tensor:
     return 0.95 + 0.05 * mark / p.clamp(min=1e-30)
 
 
+def ids_of(p: Tensor) -> Tensor:
+    """The token ids of p [k, V], [V]."""
+    return torch.arange(p.shape[-1], device=p.device)
+
+
 def rarely(rest: int) -> Change:
     """Tokens of one rest of ids are drawn half as often: three of the four rests, for at most 20 alternatives."""
-    return lambda p, ids: torch.where(ids % 4 == rest, 0.5, 1.0)
+    return lambda p: torch.where(ids_of(p) % 4 == rest, 0.5, 1.0)
 
 
 # Events of the kind "accepted" depend on m = min(1, p / q), on the least m of the round's guesses before, and on
@@ -73,10 +78,10 @@ ALTERNATIVES = (
     Alternative("recovered tokens drawn at 0.9 of the temperature", "recovered", 2, warmer(0.9)),
     # With the noise of the guess, what q favours has lost once before.
     Alternative("recovered tokens drawn with the noise of the guess", "after", 4, lambda p, q: p / (p + q + 1e-30)),
-    *(Alternative(f"recovered tokens rarely with id % 4 = {r}", "recovered ids", 1, rarely(r)) for r in (1, 2, 3)),
+    *(Alternative(f"recovered tokens rarely with id % 4 = {r}", "recovered", 1, rarely(r)) for r in (1, 2, 3)),
     Alternative("bonus tokens drawn at 0.8 of the temperature", "bonus", 2, warmer(0.8)),
     Alternative("bonus tokens drawn at 1.2 of the temperature", "bonus", 2, warmer(1.2)),
-    Alternative("bonus tokens drawn from even ids", "bonus ids", 1, lambda p, ids: 1 - (1 - LEFT) * (ids % 2)),
+    Alternative("bonus tokens drawn from even ids", "bonus", 1, lambda p: 1 - (1 - LEFT) * (ids_of(p) % 2)),
     Alternative("bonus tokens drawn from p without the last guess's q", "behind", 2, without),
     Alternative("bonus tokens drawn from p without their own q", "own", 1, without),
     Alternative("guesses drawn at 0.9 of the temperature of q", "guess", 1, warmer(0.9)),
@@ -84,12 +89,11 @@ ALTERNATIVES = (
     Alternative(
         "guesses drawn without 5 % of uniform q", "guess", 1, lambda p: (1 - 0.05 / (p.shape[-1] * p)).clamp(LEFT)
     ),
+    # Over prompts: with the same noise texts have the same tokens at the same positions more often.
+    Alternative("one noise for several texts", "beside", 1, attracted),
 )
-# Over prompts: with the same noise texts have the same tokens at the same positions more often.
-OVER_PROMPTS = Alternative("one noise for several texts", "beside", 1, attracted)
-TESTED = (*ALTERNATIVES, OVER_PROMPTS)
 EVERY, FAVOURED = 1, 5  # the numbers of "every guess accepted" and of "tokens that q favours drawn too often"
-SHARES: Floats = np.array([one.share for one in TESTED]) / sum(one.share for one in TESTED)
+SHARES: Floats = np.array([one.share for one in ALTERNATIVES]) / sum(one.share for one in ALTERNATIVES)
 LIMITS: Floats = -np.log(LEVEL * SHARES)  # of the log ratio of each alternative alone
 
 
@@ -110,14 +114,14 @@ def event_ratios(change: Change, mean: Tensor, *more: Tensor) -> tuple[Tensor, T
 
 def no_sums() -> Floats:
     """[K, len(SUMS)] of no draws."""
-    return np.zeros((len(TESTED), len(SUMS)))
+    return np.zeros((len(ALTERNATIVES), len(SUMS)))
 
 
 def sums_of(kind: str, drawn: Tensor, p: Tensor, *more: Tensor) -> Floats:
     """The sums of draws of a kind: tokens drawn [k] from p [k, V], or events that happened [k] bool, which they do with
     probability p [k]; `more` is what else the alternatives depend on."""
     found, ratios = no_sums(), token_ratios if p.dim() == 2 else event_ratios
-    for i, one in enumerate(TESTED):
+    for i, one in enumerate(ALTERNATIVES):
         if one.kind != kind or not len(drawn):
             continue
         logs, other = ratios(one.change, p, *more)
@@ -140,11 +144,11 @@ def p_value(sums: Floats) -> tuple[float, str]:
     logs = sums[:, 0] + np.log(SHARES)
     if np.isnan(logs).any():
         return 0.0, "a probability that is no number"
-    return math.exp(-max(0.0, float(np.logaddexp.reduce(logs)))), TESTED[int(logs.argmax())].name
+    return math.exp(-max(0.0, float(np.logaddexp.reduce(logs)))), ALTERNATIVES[int(logs.argmax())].name
 
 
 def found_by(sums: Floats) -> list[str]:
     """The alternatives that nine of ten runs of this size would find: those whose sum is beyond its limit by FOUND
     standard deviations if what was drawn is the alternative's."""
     margins = sums[:, 1] - FOUND * np.sqrt(sums[:, 2].clip(min=0)) - LIMITS
-    return [one.name for one, margin in zip(TESTED, margins, strict=True) if margin > 0]
+    return [one.name for one, margin in zip(ALTERNATIVES, margins, strict=True) if margin > 0]

@@ -20,7 +20,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.measure import sequential
 from specbench.measure.intervals import Floats
 from specbench.measure.record import Facts, Reading, Record
-from specbench.measure.recorder import Draws
+from specbench.measure.recorder import Draws, Guess
 from specbench.measure.rounds import finished
 from specbench.measure.sequential import MARGIN, SURE, residual, sums_of
 from specbench.measure.stock import distance, tie
@@ -45,24 +45,23 @@ def read_text(
     plain: Sequence[int],
     draws: Draws,
     encoder_input: Sequence[int] | None = None,
-    ended: bool = True,
     known: Known | None = None,
     beside: Sequence[int] = (),
 ) -> Any:
     """The `Reading` that goes to `Record.verdict`: the new tokens `ids` after a prompt under the stock modules of
     target and drafter, beside `plain` decoding's. `sampling` is the configuration's, by which the target's own is
-    judged. `ended` says that the text ends at the first stop or at its limit, `known` has logits of the text that were
-    read before, `beside` is what other texts have at the positions of `ids`, -1 for nothing."""
+    judged. `known` has logits of the text that were read before, `beside` is what other texts have at the positions of
+    `ids`, -1 for nothing."""
     try:
         text = torch.tensor([[*prompt, *ids]], device=target.device)
         logits = stock_scores(target, text, len(prompt), encoder_input, sampling, known)
-        found: dict[str, Any] = {"tokens": len(logits), "ended": ended, "tested": len(draws.at), "rule": draws.rule}
-        found |= {"p": compared(logits, draws.target, target.dtype, sampling), "q_unread": why_not(drafter, target)}
+        found: dict[str, Any] = {"tokens": len(logits), "tested": len(draws.guesses), "rule": draws.rule}
+        found |= {"p": compared(logits, draws.target, target.dtype, sampling)}
         own = None
-        if not found["q_unread"] and len(prompt) < drafter.context:
+        if reads_q(drafter, target) and len(prompt) < drafter.context:
             model, read = drafter.models[0], text[:, : drafter.context]
             own = stock_scores(model, read, len(prompt), encoder_input, known=known)
-            found["q"] = _drafter(own, draws, drafter.models[0])
+            found["q"] = _drafter(own, draws, model)
         if sampling.greedy:
             return found | _equality(logits, ids, plain, target.dtype, sampling)
         sums, impossible = draw_sums(draws, text[0, len(prompt) :], own, beside)
@@ -90,10 +89,10 @@ def _drafter(logits: Tensor, draws: Draws, model: Any) -> dict[str, Any]:
     guesses are not its likeliest token."""
     if not model.sampling.greedy:
         return compared(logits, draws.drafter, model.dtype, model.sampling)
-    known = [k for k, at in enumerate(draws.at) if at < len(logits)]
-    guesses = [draws.guess[k] for k in known]
-    _, right = short_of(logits[[draws.at[k] for k in known]], guesses, model.dtype, model.sampling)
-    return {"positions": len(known), "beyond": int((~right).sum())}
+    guesses = [guess for guess in draws.guesses if guess.at < len(logits)]
+    read = logits[[guess.at for guess in guesses]]
+    _, right = short_of(read, [guess.token for guess in guesses], model.dtype, model.sampling)
+    return {"positions": len(guesses), "beyond": int((~right).sum())}
 
 
 def short_of(logits: Tensor, tokens: Sequence[int], dtype: torch.dtype, sampling: Sampling) -> tuple[Tensor, Tensor]:
@@ -103,29 +102,25 @@ def short_of(logits: Tensor, tokens: Sequence[int], dtype: torch.dtype, sampling
     return short, short <= tie(logits, dtype, sampling)  # false if one is not a number
 
 
-def why_not(drafter: Any, target: Any) -> str:
-    """Why q cannot be read again; empty if it can: of one model whose q depends on the text alone, at temperature 0 of
-    chains of its likeliest tokens."""
-    reads = drafter.reads_text and len(drafter.models) == 1
-    if target.sampling.greedy:
-        reads = reads and drafter.models[0].sampling.greedy and not drafter.trees
-    return "" if reads and not drafter.only_likeliest else "this drafter's q cannot be read from a finished text"
+def reads_q(drafter: Any, target: Any) -> bool:
+    """Whether q can be read again from a finished text: of one model whose q depends on the text alone, at temperature
+    0 of chains of its likeliest tokens."""
+    alone = drafter.reads_text and len(drafter.models) == 1 and not drafter.only_likeliest
+    return alone and not (target.sampling.greedy and (drafter.trees or not drafter.models[0].sampling.greedy))
 
 
 def _equality(
     logits: Tensor, ids: Sequence[int], plain: Sequence[int], dtype: torch.dtype, sampling: Sampling
 ) -> dict[str, Any]:
-    """At temperature 0, from logits [n, V]: how many of the tokens `ids` do not have the largest logit, how many are
-    ties, and what the first difference from plain decoding's text is: none (""), a "tie", a "bug", or "unknown" where
-    it was not read."""
-    n, end = len(logits), min(len(ids), len(plain))
-    short, right = short_of(logits, ids[:n], dtype, sampling)
-    kind, place = "", next((i for i in range(end) if ids[i] != plain[i]), end)
-    if place < max(len(ids), len(plain)):
-        kind = "bug" if place == end else "unknown"  # a bug: one of them has ended, with the same tokens
-    if place < min(n, end):
-        both = short_of(logits[place, None].expand(2, -1), [ids[place], plain[place]], dtype, sampling)[1]
-        kind = "tie" if both.all() else "bug"
+    """At temperature 0, from logits [n, V]: how many of the n tokens `ids` do not have the largest logit, how many are
+    ties, and what the first difference from plain decoding's text is: none (""), a "tie" or a "bug"."""
+    short, right = short_of(logits, ids, dtype, sampling)
+    place = next((i for i, (ours, other) in enumerate(zip(ids, plain, strict=False)) if ours != other), None)
+    if place is None:
+        kind = "" if len(ids) == len(plain) else "bug"  # one of them has ended, with the same tokens
+    else:
+        _, tied = short_of(logits[place, None], [plain[place]], dtype, sampling)
+        kind = "tie" if right[place] and tied else "bug"
     return {"wrong": int((~right).sum()), "ties": int((right & (short > 0)).sum()), "divergence": kind}
 
 
@@ -135,19 +130,18 @@ def draw_sums(
     """The sums of the sequential test over the tokens [n] of one text, and how many draws have probability 0. `own` is
     the logits [m, V] of the drafter's stock module at the first m of them, if it was read; `beside` what other texts
     have at their positions, -1 for nothing."""
-    known = [k for k, at in enumerate(draws.at) if at < len(tokens)]
-    at = torch.tensor([draws.at[k] for k in known], dtype=torch.long, device=tokens.device)
+    guesses = torch.tensor(draws.guesses, dtype=torch.double).reshape(-1, len(Guess._fields)).T
+    at, x = guesses[:2].long().to(tokens.device)
     guess, tested = torch.zeros_like(tokens), torch.zeros_like(tokens, dtype=torch.bool)
-    guess[at] = torch.tensor([draws.guess[k] for k in known], dtype=torch.long, device=tokens.device)
-    tested[at] = True
+    guess[at], tested[at] = x, True
     accepted = tested & (tokens == guess)
-    sums, impossible = _acceptance(draws, known, accepted[at].cpu())
+    sums, impossible = _acceptance(draws.rule, guesses, accepted[at].cpu())
     if not draws.target:
         return sums, impossible
     p, p_kept = _rows(draws.target, len(tokens), draws.target[0][1])
     q, q_kept = _rows(draws.drafter, len(tokens), draws.target[0][1])
     point_mass = torch.zeros_like(q_kept)
-    point_mass[at] = torch.tensor([draws.q[k] == 1 for k in known], dtype=torch.bool, device=at.device)
+    point_mass[at] = (guesses[3] == 1).to(at.device)
     point_mass &= ~q_kept
     q[point_mass] = F.one_hot(guess[point_mass], p.shape[-1]).to(q.dtype)
     judged, bonus = p_kept & (q_kept | point_mass) & tested, p_kept & ~tested
@@ -162,7 +156,7 @@ def draw_sums(
         rejected = judged & ~accepted
         removed = F.one_hot(guess[rejected], p.shape[-1]).to(q.dtype) if draws.rule == "p" else q[rejected]
         rest = residual(p[rejected], removed)
-        sums += _recovered_sums(tokens[rejected], rest, q[rejected])
+        sums += sums_of("recovered", tokens[rejected], rest) + sums_of("after", tokens[rejected], rest, q[rejected])
         impossible += _zero(rest, tokens[rejected])
     return sums, impossible
 
@@ -176,7 +170,6 @@ def _target_sums(tokens: Tensor, p: Tensor, q: Tensor, judged: Tensor, bonus: Te
     after_guess[:1] = False
     drawn, from_p = tokens[bonus], p[bonus]
     sums = sums_of("favoured", happened, mass) + sums_of("bonus", drawn, from_p)
-    sums += sums_of("bonus ids", drawn, from_p, _ids(from_p))
     sums += sums_of("behind", tokens[after_guess], p[after_guess], q.roll(1, 0)[after_guess])
     if own is not None:
         read, m = bonus[: len(own)], len(own)
@@ -184,27 +177,15 @@ def _target_sums(tokens: Tensor, p: Tensor, q: Tensor, judged: Tensor, bonus: Te
     return sums
 
 
-def _recovered_sums(recovered: Tensor, rest: Tensor, q: Tensor) -> Floats:
-    """The sums of tokens [k] drawn from residuals `rest` [k, V] after guesses from q [k, V] were rejected."""
-    sums = sums_of("recovered", recovered, rest) + sums_of("after", recovered, rest, q)
-    return sums + sums_of("recovered ids", recovered, rest, _ids(rest))
-
-
-def _ids(p: Tensor) -> Tensor:
-    """The token ids of p [k, V], [k, V]."""
-    return torch.arange(p.shape[-1], device=p.device).expand_as(p)
-
-
-def _acceptance(draws: Draws, known: Sequence[int], stands: Tensor) -> tuple[Floats, int]:
-    """The sums of whether guesses stand [K], whose probability follows from the decoder's own p and q."""
-    if draws.rule is None or not known:
+def _acceptance(rule: str | None, guesses: Tensor, stands: Tensor) -> tuple[Floats, int]:
+    """The sums of whether guesses [6, K] stand [K], whose probability follows from the decoder's own p and q."""
+    if rule is None or not len(stands):
         return sequential.no_sums(), 0
-    p, q = (torch.tensor([values[k] for k in known], dtype=torch.double) for values in (draws.p, draws.q))
-    ratio = torch.where(q > 0, p / q, 1.0) if draws.rule == "p / q" else p
+    p, q, first, last = guesses[2:]
+    ratio = torch.where(q > 0, p / q, 1.0) if rule == "p / q" else p
     mean, least = ratio.clamp(max=1), list[float]()
-    for k, before in zip(known, [1.0, *mean.tolist()], strict=False):
-        least.append(1.0 if draws.first[k] else max(1e-12, min(least[-1], before)))
-    last = torch.tensor([draws.last[k] for k in known], dtype=torch.double)
+    for begins, before in zip(first, [1.0, *mean.tolist()], strict=False):
+        least.append(1.0 if begins else max(1e-12, min(least[-1], before)))
     wrong = (q == 0) | ((mean == 0) & stands) | ((ratio > SURE) & ~stands)
     return sums_of("accepted", stands, mean, torch.tensor(least, dtype=torch.double), last), int(wrong.sum())
 
@@ -232,16 +213,13 @@ def judge(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
     detectable = None
     details: dict[str, Any] = {"texts": len(readings), "tokens": sum(reading["tokens"] for reading in readings)}
     details |= {name: _pooled(readings, name) for name in ("p", "q")}
-    details["q_unread"] = next((reading["q_unread"] for reading in readings if reading["q_unread"]), "")
     notes = [OTHER_Q] if details["q"] and not details["q"]["within"] else []
     if not readings:
         passed, reason = None, next((reading["unread"] for reading in every), "no text was read again")
     elif facts.greedy:
         passed, reason = _judge_equality(records, readings, details, facts.batch_invariant)
     else:
-        sums = sequential.no_sums()
-        for reading in readings:
-            sums[: len(reading["sums"])] += np.array(reading["sums"])  # older records may have less
+        sums = np.sum([reading["sums"] for reading in readings], axis=0)
         detectable = sequential.found_by(sums)
         passed, reason = _judge_draws(readings, sums, detectable, details)
     failed = [reading["unread"] for reading in every if reading.get("error")]
@@ -304,6 +282,6 @@ def _judge_draws(
     by_rule = any(reading["rule"] for reading in readings)
     least = sequential.EVERY if by_rule else sequential.FAVOURED
     same = by_rule and sums[least, 1] <= HARMLESS * sum(reading["tested"] for reading in readings)
-    if sequential.TESTED[least].name not in detectable and not same:
+    if sequential.ALTERNATIVES[least].name not in detectable and not same:
         return None, "too little was drawn: a verifier that accepts every guess would not have been found"
     return True, ""

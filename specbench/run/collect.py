@@ -16,8 +16,7 @@ from specbench.measure.results import facts_of, results
 from specbench.report import files, terminal
 from specbench.report.files import Run
 from specbench.report.page import write_run
-from specbench.run.jobs import settings
-from specbench.run.run import locked
+from specbench.run.jobs import locked, settings
 
 # Settings in which parts of one run may differ: which prompts, and how many processes there were.
 OF_PARTS = ("skip", "take", "order", "repeats")

@@ -1,11 +1,13 @@
-"""Jobs, which are runs that are checked and not yet executed, and whether a folder holds a job's run already."""
+"""Jobs: runs that are checked and not yet executed; whether a folder has a run of one already, or is in use."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import filelock
 from omegaconf import OmegaConf
 
 from specbench.config.scalars import DRAFTING, LABELS
@@ -17,6 +19,7 @@ from specbench.report.files import Run
 if TYPE_CHECKING:  # it loads torch, and a mistyped key is answered before that
     from specbench.config.check import Checked
 
+LOCK = ".lock"  # in the folder of a job that is worked on
 # Settings that say how work is done, and not which: methods that differ in others are not compared.
 HOW = (*DRAFTING, "cache", "executor", "attention", "dtype", "prefill_chunk")
 
@@ -76,3 +79,21 @@ def not_shown_lossless(job: Job, run: Run) -> bool:
     """Whether a run with strict=true should have the target's distribution, and is not shown to have it."""
     lossless = run.results["lossless"]
     return job.checked.root.strict and lossless["expected"] and lossless["passed"] is not True
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Makes a folder and locks it. Raises ConfigError if another process works in it, or it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(folder / LOCK)
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:
+        raise ConfigError(f"{folder} is in use by another process: choose another folder with name=NAME") from error
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be used ({error.strerror}): choose another with hydra.run.dir=D") from error
+    try:
+        yield
+    finally:
+        lock.release()
+        (folder / LOCK).unlink(missing_ok=True)

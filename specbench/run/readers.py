@@ -1,7 +1,9 @@
 """Reads the texts of a request again after it was decoded: betas along plain decoding's text, and the verdict."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from specbench.data.prompts import Request
@@ -30,8 +32,11 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
     record.drift = ours.drift[row]
     new, baseline = record.speculative.ids, record.baseline.ids
     known: Known | None = {} if new == baseline else None  # as at temperature 0: one text, which is read once
-    tokens_before = sum(len(own.baseline.ids) for own in method.records.values() if own.target_text and own.baseline)
-    if parts.verifier.judges_by_position and parts.drafter.reads_text and tokens_before < TARGET_TEXT_TOKENS:
+    if (
+        parts.verifier.judges_by_position
+        and parts.drafter.reads_text
+        and method.tokens_read["target_text"] < TARGET_TEXT_TOKENS
+    ):
         kept = plain.draws[row].target if plain.draws else ()
         try:
             record.target_text = read_target_text(
@@ -50,10 +55,10 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
     sampling = Sampling(root.temperature, root.top_k, root.top_p, root.repetition_penalty)  # the configuration's own
     if not parts.verifier.judged:
         record.verdict = unread(parts.verifier.note or "its verifier is not judged")
-    elif tokens_read(method.records.values()) >= root.verdict_tokens and (not sampling.greedy or new == baseline):
+    elif method.tokens_read["verdict"] >= root.verdict_tokens and (not sampling.greedy or new == baseline):
         record.verdict = unread(f"more than verdict_tokens={root.verdict_tokens} tokens")
     else:
-        record.verdict = read_text(
+        found = read_text(
             parts.target,
             parts.drafter,
             sampling,
@@ -62,10 +67,11 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
             baseline,
             ours.draws[row],
             request.encoder_input,
-            beside=beside(request, len(new), [*method.records.values()][-BESIDE:]),
-            ended=ends_where_it_should(new, record.limit, parts.target.stop_tokens, parts.stop_strings),
             known=known,
+            beside=beside(request, len(new), [*islice(reversed(method.records.values()), BESIDE)][::-1]),
         )
+        ended = ends_where_it_should(new, record.limit, parts.target.stop_tokens, parts.stop_strings)
+        record.verdict = found | {"ended": ended}
 
 
 def beside(request: Request, count: int, records: Sequence[Record]) -> list[int]:
@@ -80,10 +86,15 @@ def beside(request: Request, count: int, records: Sequence[Record]) -> list[int]
     return found
 
 
-def tokens_read(records: Iterable[Record]) -> int:
-    """Tokens that were read again for the verdict, prompts included."""
-    read = (record for record in records if record.speculative and record.verdict and "tokens" in record.verdict)
-    return sum(record.prompt_tokens + len(record.speculative.ids) for record in read if record.speculative)
+def tokens_read(records: Iterable[Record]) -> Counter[str]:
+    """Tokens of records that were read again: along plain decoding's text, and for the verdict, prompts included."""
+    found: Counter[str] = Counter()
+    for record in records:
+        if record.baseline is not None and record.target_text:
+            found["target_text"] += len(record.baseline.ids)
+        if record.speculative is not None and record.verdict is not None and "tokens" in record.verdict:
+            found["verdict"] += record.prompt_tokens + len(record.speculative.ids)
+    return found
 
 
 def ends_where_it_should(

@@ -15,8 +15,7 @@ from specbench.executors import waiting
 from specbench.report.files import Run
 from specbench.report.loggers import Logger, Opening
 from specbench.run.collect import write_pooled
-from specbench.run.jobs import Job, finished
-from specbench.run.run import locked
+from specbench.run.jobs import Job, finished, locked
 
 log = logging.getLogger(__name__)
 

@@ -3,14 +3,13 @@
 import datetime
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from pathlib import Path
 from typing import IO, Any
 
-import filelock
 import numpy as np
 import torch
 from omegaconf import OmegaConf
@@ -27,14 +26,13 @@ from specbench.report import files
 from specbench.report.loggers import Logger, Opening
 from specbench.report.terminal import progress
 from specbench.run.batching import Batch, Requests
-from specbench.run.jobs import Job, alike, decoded_before
+from specbench.run.jobs import Job, alike, decoded_before, locked
 from specbench.run.provenance import bytes_per_second, forget_earlier_runs, peak_bytes, provenance
-from specbench.run.readers import read_texts
+from specbench.run.readers import read_texts, tokens_read
 from specbench.run.session import Decoded, Session
 from specbench.run.warm_up import calibrate, warm_up
 
 log = logging.getLogger(__name__)
-LOCK = ".lock"
 Way = tuple["Method | None", str]  # of decoding: the method, or None for plain decoding; the peer's name or ""
 
 
@@ -48,6 +46,7 @@ class Method:
     logger: Logger
     file: IO[str]
     records: dict[str, Record]  # by id
+    tokens_read: Counter[str]  # of the records, by what they were read again for
     notes: list[str] = field(default_factory=list)
     kv_bytes: int = 0
     too_long: int = 0  # requests that do not fit the context
@@ -56,6 +55,7 @@ class Method:
         """Writes the record of a request."""
         append(self.file, record)
         self.records[record.id] = record
+        self.tokens_read.update(tokens_read([record]))
         try:
             self.logger.progress(record)
         except Exception as error:
@@ -121,24 +121,6 @@ def execute_one(job: Job, **how: Any) -> files.Run:
     return run
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Makes a folder and locks it. Raises ConfigError if another process works in it, or it cannot be made."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(folder / LOCK)
-        lock.acquire(timeout=0)
-    except filelock.Timeout as error:
-        raise ConfigError(f"{folder} is in use by another process: choose another folder with name=NAME") from error
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be used ({error.strerror}): choose another with hydra.run.dir=D") from error
-    try:
-        yield
-    finally:
-        lock.release()
-        (folder / LOCK).unlink(missing_ok=True)
-
-
 def opened(job: Job, parts: Parts, stack: ExitStack) -> Method:
     """A method with its logger and its records open; those of a run that was interrupted are kept."""
     path = job.folder / files.RECORDS
@@ -163,7 +145,8 @@ def opened(job: Job, parts: Parts, stack: ExitStack) -> Method:
         raise ConfigError(f"logger={name} could not be opened ({first_line(error)}): use logger=none") from error
     stack.push(lambda kind, error, trace: logger.abandon("interrupted" if kind is KeyboardInterrupt else "failed"))
     file = stack.enter_context(path.open("a", encoding="utf-8", newline="\n"))
-    return Method(job, parts, Session(parts), logger, file, {record.id: record for record in records}, notes)
+    by_id = {record.id: record for record in records}
+    return Method(job, parts, Session(parts), logger, file, by_id, tokens_read(records), notes)
 
 
 def decode(cohorts: Sequence[Sequence[Method]], seconds: Seconds, report: Any) -> Status:

@@ -10,10 +10,10 @@ import torch
 from records import facts, record, records
 
 from specbench.measure.compare import compare, holm
-from specbench.measure.drift import drift_of_steps
 from specbench.measure.formulas import speedups
 from specbench.measure.latency import latency, served
 from specbench.measure.record import Record
+from specbench.measure.recorder import drift_of_steps
 from specbench.measure.results import results
 from specbench.measure.rounds import Sample, prompts_frame
 

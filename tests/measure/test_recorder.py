@@ -107,7 +107,7 @@ def test_rounds_of_ragged_rows_add_up_to_their_texts(kind: str, tables: Any, num
         assert sum(map(seconds_of, found)) == pytest.approx(spent)
         for draws, text in zip(recorder.draws(4), state.generated, strict=True):
             assert sum(len(p) for _, p in draws.target) == len(text)
-            assert [at for at in draws.at if at >= len(text)] == []
+            assert [guess for guess in draws.guesses if guess.at >= len(text)] == []
 
 
 def seconds_of(rounds: Rounds) -> float:

@@ -18,7 +18,7 @@ from specbench.report import figures, files, page
 from specbench.run import collect
 
 OTHERS: list[Any] = [None, "text", -1, [], -0.5, 10**400, float("nan"), {}, True, [None], 0, 1e30]
-READING = {"tokens": 32, "ended": True, "tested": 30, "rule": "p / q", "q_unread": "", "wrong": 0, "ties": 0,
+READING = {"tokens": 32, "ended": True, "tested": 30, "rule": "p / q", "wrong": 0, "ties": 0,
            "divergence": "", "p": {"positions": 32, "tv": 1e-6, "limit": 1e-5, "beyond": 0}}  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from small_runs import call, fail_where, finished, parts_of, run, run_main, smal
 from specbench.measure.schema import FIELDS
 from specbench.report.files import read_run
 from specbench.run.batching import group_size
-from specbench.run.run import locked
+from specbench.run.jobs import locked
 
 OPTIONS = ("logger=none", "executor=eager")
 FILES = {"config.yaml", "prompts.jsonl", "results.json", "rounds.parquet", "page.html", "run.log"}
