@@ -6,15 +6,13 @@ pages with what this module returns.
 """
 
 import re
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from specbench.config.compose import conf_dir, option_file
-from specbench.config.scalars import GROUPS, RunConfig
+from specbench.config.compose import GROUPS, RunConfig, conf_dir, option_file
 from specbench.measure.record import Rounds
 from specbench.measure.schema import FIELDS
 from specbench.settings import describe
@@ -47,10 +45,9 @@ def class_of(target: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def allowed(fields: Mapping[str, Any], name: str) -> str:
-    """What a setting may be, in words."""
-    field = fields.get(name)
-    return "" if field is None else describe(field.annotation, field.metadata).removeprefix("it must be ")
+def allowed(schema: Any, name: str) -> str:
+    """What a setting may be, in words; `schema` is None of a class without settings."""
+    return "" if schema is None or name not in schema.model_fields else describe(schema, name)
 
 
 def shown(value: Any) -> str:
@@ -62,7 +59,7 @@ def scalars() -> str:
     """The settings of a run that belong to no group."""
     values, words = yaml.safe_load((conf_dir() / "config.yaml").read_text()), comments(conf_dir() / "config.yaml")
     rows = [
-        (f"`{name}`", shown(values.get(name)), allowed(RunConfig.model_fields, name), words.get(name, ""))
+        (f"`{name}`", shown(values.get(name)), allowed(RunConfig, name), words.get(name, ""))
         for name in RunConfig.model_fields
     ]
     return table(("setting", "default", "allowed", "meaning"), rows)
@@ -86,12 +83,11 @@ def group(name: str) -> str:
                 own["words"] = own["words"] or comments(file).get(key, "")
     rows = []
     for key, own in settings.items():
-        fields = own["kind"].Settings.model_fields if own["kind"].Settings else {}
         default = own["values"][0] if len(set(own["values"])) == 1 else "varies"
         of = "all"
         if len(own["files"]) < len(options):
             of = ", ".join(own["files"][:4]) + ", ..." * (len(own["files"]) > 4)
-        rows.append((f"`{name}.{key}`", default, allowed(fields, key), own["words"], of))
+        rows.append((f"`{name}.{key}`", default, allowed(own["kind"].Settings, key), own["words"], of))
     text = f"## {name}\n\n{table(('option', 'what it is'), options)}"
     return text + ("\n" + table(("setting", "default", "allowed", "meaning", "of"), rows) if rows else "")
 

@@ -7,17 +7,14 @@ class Settings(BaseSettings):
 
 import inspect
 import logging
-import types
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import hydra
-from annotated_types import Ge, Gt, Le, Lt
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from pydantic.fields import FieldInfo
 
 from specbench.errors import ConfigError, causes, first_line, installing, shown, unknown
 
@@ -28,8 +25,10 @@ MOST_BEAMS = 64  # w of a beam search
 LARGEST_GAMMA = 1000  # guesses of a draft, one after another
 LARGEST_SEED = 2**32 - 1  # of numpy; torch takes larger ones
 UNLIMITED_CONTEXT = 2**31 - 1  # tokens: of a model whose positions have no end, such as T5
-WORDS: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "a text", Any: "any value"}
-SIGNS = {Ge: ">=", Gt: ">", Le: "<=", Lt: "<"}
+# Types and bounds of a JSON schema.
+WORDS = {"integer": "an integer", "number": "a number", "boolean": "true or false", "string": "a text", "null": "null",
+         "object": "a mapping of keys to values", None: "any value"}  # fmt: skip
+SIGNS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
 def _zero_or_more_than_a_thousandth(value: float) -> float:
@@ -90,11 +89,10 @@ def validate(schema: type[Schema], node: DictConfig, prefix: str = "") -> Schema
     try:
         settings = schema.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_sentence(error, fields, values, prefix)) from error
+        raise ConfigError(_sentence(error, schema, values, prefix)) from error
     for name, value in values.items():
         if isinstance(value, bool) and not isinstance(vars(settings)[name], bool):  # pydantic takes true for 1
-            allowed = describe(fields[name].annotation, fields[name].metadata)
-            raise ConfigError(f"{prefix}{name}={value} is not allowed: it must be {allowed}")
+            raise ConfigError(f"{prefix}{name}={value} is not allowed: it must be {describe(schema, name)}")
     settings.check(prefix)
     return settings
 
@@ -127,48 +125,36 @@ def refuse_odd_values(key: str, value: Any) -> None:
         raise ConfigError(f"{key}={shown(value)} is not allowed: it must be a text that is not empty")
 
 
-def _sentence(error: ValidationError, fields: Mapping[str, FieldInfo], values: Any, prefix: str) -> str:
+def _sentence(error: ValidationError, schema: type[BaseModel], values: Any, prefix: str) -> str:
     """What pydantic refused first, with the key, the value and what is allowed."""
     first = error.errors()[0]
     name = str(first["loc"][0])
-    key = f"{prefix}{name}"
+    key, meaning = f"{prefix}{name}", schema.model_fields[name].description
     if first["type"] == "missing":
-        return f"{key} is not set: give {fields[name].description or 'a value'} with {key}=..."
-    allowed = describe(fields[name].annotation, fields[name].metadata)
+        return f"{key} is not set: give {meaning or 'a value'} with {key}=..."
+    allowed = meaning if first["type"] == "string_pattern_mismatch" else describe(schema, name)
     if first["type"] == "value_error":
         allowed = first["msg"].removeprefix("Value error, ")
-    elif first["type"] == "string_pattern_mismatch":
-        allowed = str(fields[name].description)
     return f"{key}={shown(values[name])} is not allowed: it must be {allowed}"
 
 
-def describe(hint: Any, metadata: Sequence[Any] = ()) -> str:
-    """What a field accepts, in words: "an integer >= 1 or null"."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return describe(arguments[0], [*arguments[1:], *metadata])
-    if origin is Literal:
-        return f"one of {', '.join(str(choice).lower() if choice in (True, False) else choice for choice in arguments)}"
-    if origin in (Union, types.UnionType):
-        null = " or null" if types.NoneType in arguments else ""
-        return " or ".join(describe(each, metadata) for each in arguments if each is not types.NoneType) + null
-    if origin is list:
-        return f"a list, each entry {describe(arguments[0])}"
-    if origin is dict:
-        return "a mapping of keys to values"
-    return f"{WORDS[hint]} {' and '.join(_bounds(metadata))}".strip()
+def describe(schema: type[BaseModel], name: str) -> str:
+    """What a setting accepts, in words: "an integer >= 1 or null"."""
+    return _in_words(schema.model_json_schema()["properties"][name])
 
 
-def _bounds(metadata: Sequence[Any]) -> list[str]:
-    """Bounds as text; `Annotated` has them inside a FieldInfo."""
-    found = []
-    for each in metadata:
-        if isinstance(each, FieldInfo):
-            found += _bounds(each.metadata)
-        elif type(each) in SIGNS:
-            [bound] = astuple(each)
-            found.append(f"{SIGNS[type(each)]} {format(bound, 'g' if isinstance(bound, float) else '')}")
-    return found
+def _in_words(node: Mapping[str, Any]) -> str:
+    """What a part of a JSON schema accepts."""
+    if "anyOf" in node:
+        return " or ".join(map(_in_words, node["anyOf"]))
+    if "enum" in node or "const" in node:
+        choices = node.get("enum", [node.get("const")])
+        return f"one of {', '.join(str(each).lower() if isinstance(each, bool) else each for each in choices)}"
+    if node.get("type") == "array":
+        return f"a list, each entry {_in_words(node['items'])}"
+    found = [(sign, node[name]) for name, sign in SIGNS.items() if name in node]
+    bounds = [f"{sign} {bound:g}" if isinstance(bound, float) else f"{sign} {bound}" for sign, bound in found]
+    return f"{WORDS[node.get('type')]} {' and '.join(bounds)}".strip()
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 `install` changes the process.
 """
 
-from specbench.run import provenance, warm_up
+from specbench.run import provenance, session
 
 
 def install() -> None:
-    warm_up.TOKENS, warm_up.SHORT = 1, 1
+    session.TOKENS, session.SHORT = 1, 1
     provenance.CPU_BYTES = 2**20  # nothing depends on how much the machine's probe reads

@@ -15,7 +15,7 @@ from specbench.decoding.timer import Clock
 from specbench.decoding.verify import leading, rejection_rate, speculative_sampling
 from specbench.decoding.verify_tree import iterative_sampling
 from specbench.policies.fixed import FixedGamma
-from specbench.run.warm_up import MeasuredCosts
+from specbench.run.session import MeasuredCosts
 from specbench.verifiers.block import BlockVerifier
 from specbench.verifiers.iterative import IterativeVerifier
 from specbench.verifiers.rejection import RejectionVerifier

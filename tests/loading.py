@@ -9,7 +9,7 @@ import copy
 
 import transformers
 
-from specbench.data.sources import SHIPPED
+from specbench.data.files import SHIPPED
 from specbench.models import load
 
 make_tokenizer = transformers.AutoTokenizer.from_pretrained

@@ -54,7 +54,6 @@ def record(
         "prompt_tokens": 20,
         "encoder_tokens": None,
         "limit": tokens,
-        "reference": None,
         "speculative": text_of(text, speculative),
         "baseline": text_of(text, plain),
         "target_text": {"beta": alpha * tokens, "positions": float(tokens)},

@@ -18,7 +18,7 @@ import specbench.run.run
 from specbench.config.build import build
 from specbench.config.check import check
 from specbench.config.compose import conf_dir
-from specbench.data.sources import SHIPPED
+from specbench.data.files import SHIPPED
 from specbench.data.stdlib import StdlibData
 from specbench.run.evaluate import Fields
 from specbench.run.jobs import Job
@@ -111,7 +111,7 @@ def run(parts, folder):
         [found] = execute([job])
     if isinstance(found, Exception):
         raise found
-    return Fields(found.results), found.records
+    return json.loads(json.dumps(found.results), object_hook=Fields), found.records
 
 
 def finished(*overrides):

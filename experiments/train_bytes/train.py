@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from training import SEED, arguments, loss, seconds, train
 
-from specbench.data.stdlib_corpus import read_modules
+from specbench.data.stdlib import read_modules
 
 END = "<|endoftext|>"
 CONTEXT, WINDOW, ROWS = 512, 256, 8  # positions of the models; tokens of a row, rows of a batch

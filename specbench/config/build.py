@@ -5,19 +5,17 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.filesize import decimal
 
-from specbench.config.check import Checked, check_models
+from specbench.config.check import Checked, check_models, memory_needed
+from specbench.config.compose import LOADED, RunConfig
 from specbench.config.decoding import Decoding
-from specbench.config.memory import memory_needed
-from specbench.config.scalars import LOADED, RunConfig
 from specbench.data.prompts import Prompt, Request, load, notes_on_prompts, render
 from specbench.decoding import sampling
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.stops import StopStrings
 from specbench.drafters.base import Drafter
 from specbench.errors import ConfigError
 from specbench.executors.machine import free_bytes
@@ -31,6 +29,9 @@ from specbench.peers.base import Peer
 from specbench.policies.base import GammaPolicy
 from specbench.policies.workload import Workload
 from specbench.verifiers.base import Verifier
+
+if TYPE_CHECKING:
+    from specbench.decoding.stops import StopStrings
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +60,13 @@ class Parts:
         return self.checked.root
 
     @cached_property
-    def stop_strings(self) -> StopStrings | None:
+    def stop_strings(self) -> "StopStrings | None":
         """What finds the run's stop strings, if it has any."""
-        return StopStrings(self.root.stop_strings, self.target.tokenizer) if self.root.stop_strings else None
+        if not self.root.stop_strings:
+            return None
+        from specbench.decoding.stops import StopStrings
+
+        return StopStrings(self.root.stop_strings, self.target.tokenizer)
 
     @property
     def longest_prompt(self) -> int:
@@ -120,7 +125,7 @@ def build(
         decoding=decoding,
         prompts=prompts,
         rendered={prompt: request for prompt, request in requests.items() if len(prompt.turns) == 1},
-        peers=choices["peers"].build(context, target, assistant, root.gamma).by_name(),
+        peers=choices["peers"].build(context, target, assistant, root.gamma),
         workload=workload,
         spare=spare,
         acceptance_rule=rule if decoding.samples else "",

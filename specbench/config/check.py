@@ -1,4 +1,5 @@
-"""Checks a composed configuration, and all that can be checked before models are loaded."""
+"""Checks a composed configuration, and all that can be checked before models are loaded: combinations of settings, what
+the models are, and whether there is memory for them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from rich.filesize import decimal
 
-from specbench.config.compose import inside_outputs
-from specbench.config.scalars import GROUPS, RunConfig
+from specbench.config.compose import GROUPS, RunConfig, inside_outputs
 from specbench.errors import ConfigError, first_line
 from specbench.executors import waiting
 from specbench.settings import Choice, chosen, validate
@@ -17,8 +18,11 @@ from specbench.settings import Choice, chosen, validate
 if TYPE_CHECKING:
     import torch
 
+    from specbench.models.context import Context
     from specbench.models.sizes import ModelSize
 
+LOGIT_COPIES = 4  # float32: logits, probabilities, their differences, the exponential race
+MOST_START_TOKENS = 2  # of an encoder-decoder's text: the start, and a token that is forced after it
 WITHOUT_TORCH = ("data", "workload", "logger")  # groups that are checked before torch is loaded
 # What a beam search needs: scalars, and options of groups.
 OF_BEAMS = {"temperature": 0, "top_k": 0, "top_p": 1, "repetition_penalty": 1, "lenience": 1, "batch_size": 1,
@@ -125,43 +129,84 @@ def check_combinations(root: RunConfig, choices: Mapping[str, Choice], device: "
 def check_models(root: RunConfig, choices: Mapping[str, Choice], sizes: "Sequence[ModelSize]", largest: int) -> None:
     """What the models of a configuration cannot do; `sizes` has the target's first, then the drafter's, `largest` is
     the policy's largest gamma. Raises ConfigError."""
-    target, drafter, executor = choices["target"], choices["drafter"], choices["executor"]
-    own_top_k = getattr(drafter.settings, "top_k", None)
-    for key, top_k in (("top_k", root.top_k), ("drafter.top_k", own_top_k)):
-        if (top_k or 0) > sizes[0].vocab_size:
-            tokens = sizes[0].vocab_size
-            raise ConfigError(f"{key}={top_k} is not allowed: the target has {tokens} tokens, and 0 is off")
-    if largest >= sizes[0].context:
-        raise ConfigError(f"gamma={largest} is not possible: the target's context is {sizes[0].context} tokens")
-    if any(size.crossing for size in sizes[1:]) and not sizes[0].crossing:
+    drafter, executor, target = choices["drafter"], choices["executor"].kind, sizes[0]
+    for key, top_k in (("top_k", root.top_k), ("drafter.top_k", vars(drafter.settings).get("top_k"))):
+        if (top_k or 0) > target.vocab_size:
+            raise ConfigError(f"{key}={top_k} is not allowed: the target has {target.vocab_size} tokens, and 0 is off")
+    if largest >= target.context:
+        raise ConfigError(f"gamma={largest} is not possible: the target's context is {target.context} tokens")
+    path = f"target.path={choices['target'].settings.path}"
+    if any(size.crossing for size in sizes[1:]) and not target.crossing:
         raise ConfigError(
-            f"drafter={drafter.name} is not possible: it is an encoder-decoder, but target.path={target.settings.path} "
-            "is not, so its encoder would have no input"
+            f"drafter={drafter.name} is not possible: it is an encoder-decoder, but {path} is not, so its encoder "
+            "would have no input"
         )
-    with_states = (drafter.kind.with_states or not sizes[0].recurrent) and not drafter.kind.trees
-    with_states = with_states and (drafter.kind.searches or not any(size.recurrent for size in sizes[1:]))
-    with_encoders = drafter.kind.with_encoders
+    runs = drafts = samples = True
+    what = f"{path}, an encoder-decoder"
     if any(size.recurrent for size in sizes):
-        samples = choices["decoding"].kind.samples
-        refuse_others(
-            "a model with a recurrent state", root, choices, executor.kind.runs_recurrent, with_states, samples
-        )
-    if sizes[0].crossing:
-        refuse_others("an encoder-decoder", root, choices, executor.kind.runs_encoders, with_encoders)
-
-
-def refuse_others(
-    what: str, root: RunConfig, choices: Mapping[str, Choice], runs: bool, drafts: bool, decodes: bool = True
-) -> None:
-    """Raises ConfigError unless the executor runs such models, the drafter drafts for them, and so on."""
+        what = f"{path}, a model with a recurrent state"
+        runs, samples = executor.runs_recurrent, choices["decoding"].kind.samples
+        drafts = (drafter.kind.with_states or not target.recurrent) and not drafter.kind.trees
+        drafts = drafts and (drafter.kind.searches or not any(size.recurrent for size in sizes[1:]))
+    elif target.crossing:
+        runs, drafts = executor.runs_encoders, drafter.kind.with_encoders
+    else:
+        return
     for key, value, possible, others in (
-        ("drafter", choices["drafter"].name, drafts, "model, ngram or prompt_lookup"),
+        ("drafter", drafter.name, drafts, "model, ngram or prompt_lookup"),
         ("executor", choices["executor"].name, runs, "auto or eager"),
         ("attention", root.attention, root.attention != "triton", "sdpa"),
-        ("decoding", choices["decoding"].name, decodes, "sampling"),
+        ("decoding", choices["decoding"].name, samples, "sampling"),
     ):
         if not possible:
-            raise ConfigError(
-                f"{key}={value} is not possible with target.path={choices['target'].settings.path}, {what}: choose "
-                f"{key}={others}"
-            )
+            raise ConfigError(f"{key}={value} is not possible with {what}: choose {key}={others}")
+
+
+def memory_needed(
+    checked: Checked, context: "Context", models: "Sequence[ModelSize]", longest: int, spare: int, loaded: bool
+) -> str:
+    """One sentence with the memory that the run will need. `models` are the target's size and the drafter's; `longest`
+    is the most tokens of a prompt, `spare` the cache columns of a round beyond a row's limit; with `loaded` the
+    target's weights are there. Raises ConfigError if less is free."""
+    import torch
+
+    from specbench.executors.machine import free_bytes
+
+    root, choices, target = checked.root, checked.choices, models[0]
+    rows, inputs = root.batch_size, longest if target.crossing else 0
+    columns = min((MOST_START_TOKENS if inputs else longest) + root.max_new_tokens, target.context) + spare
+    slots = choices["cache"].kind.columns_in_all(choices["cache"].settings, rows, context.executor.columns(columns))
+    kv = slots * sum(model.column for model in models) + rows * inputs * sum(model.crossing for model in models)
+    weights = sum(model.weights for model in models[loaded:]) + choices["drafter"].settings.own_bytes()
+    if context.device.type == "cpu" and context.dtype == torch.float32:  # linear layers' in 16 bits, beside their own
+        weights += sum(model.weights // 2 for model in models[loaded:] if model.halves)
+    activations = activation_bytes(checked, context, models, inputs, columns)
+    devices = [context.device]
+    if choices["target"].settings.divided():
+        devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    free = sum(map(free_bytes, devices))
+    sentence = (
+        f"memory: weights {decimal(weights)}, keys and values {decimal(kv)} ({rows} rows of {columns:,} tokens), "
+        f"activations about {decimal(activations)}; {decimal(free)} free on {context.device}"
+    )
+    needed = weights + kv + activations
+    if needed > free:
+        change = "a smaller batch_size or max_new_tokens, or fewer cache.blocks with cache=paged"
+        if weights >= free:
+            change = "a smaller model, dtype=bfloat16 or another device"
+        raise ConfigError(f"the run needs {decimal(needed)} but does not have it ({sentence}): use {change}")
+    return sentence
+
+
+def activation_bytes(
+    checked: Checked, context: "Context", models: "Sequence[ModelSize]", inputs: int, columns: int
+) -> int:
+    """Bytes of the largest of reading prompts, encoding `inputs` tokens and scoring a draft."""
+    root, drafter, decoding = checked.root, checked.choices["drafter"], checked.choices["decoding"]
+    nodes = drafter.kind.nodes(drafter.settings, context.gamma)
+    tokens = decoding.kind.target_tokens(decoding.settings, nodes, context.gamma)
+    chunk = min(root.prefill_chunk, root.batch_size * columns)
+    reading = max(chunk * (model.widest * context.dtype.itemsize + columns) for model in models)
+    encoding = max(inputs * (model.widest + model.heads * inputs) * context.dtype.itemsize for model in models)
+    scoring = LOGIT_COPIES * root.batch_size * tokens * max(model.vocab_size for model in models) * 4
+    return int(max(reading, encoding, scoring)) + (2 * scoring if context.executor.captures_graphs else 0)

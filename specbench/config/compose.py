@@ -1,4 +1,8 @@
-"""Composes configurations as the command line does; what Hydra does not accept becomes one sentence."""
+"""The settings of a run, and how configurations are composed; what Hydra does not accept becomes one sentence.
+
+Each group's YAML in `conf/` names its class with Hydra's `_target_`; the class has its settings as a nested pydantic
+model. A new component is one .py and one .yaml; a new scalar is one field here and one line in `conf/config.yaml`.
+"""
 
 import hashlib
 import re
@@ -6,7 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
@@ -14,13 +18,85 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.utils import setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
 
-from specbench.config.scalars import GROUPS, LABELS, RunConfig
-from specbench.data.sources import PACKAGE, place_of
+from specbench.data.files import PACKAGE, place_of
 from specbench.errors import ConfigError, first_line, shown, unknown, visible
+from specbench.settings import (
+    LARGEST_GAMMA,
+    LARGEST_SEED,
+    MOST_BEAMS,
+    BaseSettings,
+    Lenience,
+    Temperature,
+    TopK,
+    TopP,
+)
 
+# Groups of `conf/`, with the base class of their options: imported when needed, since most load torch.
+GROUPS = {
+    "target": "specbench.models.language_model.LanguageModel",
+    "drafter": "specbench.drafters.base.Drafter",
+    "gamma_policy": "specbench.policies.base.GammaPolicy",
+    "verifier": "specbench.verifiers.base.Verifier",
+    "decoding": "specbench.config.decoding.Decoding",
+    "lenience_policy": "specbench.policies.lenience.LeniencePolicy",
+    "cache": "specbench.cache.slots.SlotCache",
+    "executor": "specbench.executors.base.Executor",
+    "data": "specbench.data.prompts.Data",
+    "workload": "specbench.policies.workload.Workload",
+    "peers": "specbench.peers.base.Peers",
+    "logger": "specbench.report.loggers.Logger",
+}
+# Settings that no number depends on: a finished run that differs in these alone is not repeated.
+LABELS = ("name", "logger", "force", "strict", "experiment")
+# Settings that plain decoding does not depend on: methods that differ in these alone share it.
+DRAFTING = ("drafter", "gamma", "gamma_policy", "verifier", "lenience", "lenience_policy", "verdict_tokens", "peers")
+# Settings that a loaded target depends on.
+LOADED = ("target", "executor", "device", "dtype", "attention", "seed")
+MOST_STOPS, LONGEST_STOP = 64, 1000  # strings, and characters of one: all are searched after every round
 LONGEST, DEEPEST = 120, 8  # bytes of a folder's name, folders of a run's name
 _LOADING = threading.Lock()  # Hydra's plugins and resolvers are of the process
+
+
+class RunConfig(BaseSettings):
+    """The run's scalars."""
+
+    name: str
+    gamma: int = Field(ge=0, le=LARGEST_GAMMA)
+    beams: int = Field(ge=1, le=MOST_BEAMS)
+    lenience: Lenience
+    temperature: Temperature
+    top_k: TopK
+    top_p: TopP
+    repetition_penalty: float = Field(ge=1e-2, le=1e2)
+    max_new_tokens: int = Field(ge=1, le=10**7)
+    batch_size: int = Field(ge=1, le=10**6)
+    prefill_chunk: int = Field(ge=1, le=10**7)
+    stop: list[str]
+    seed: int = Field(ge=0, le=LARGEST_SEED)
+    order: int = Field(ge=0, le=LARGEST_SEED)
+    skip: int = Field(ge=0, le=10**9)
+    take: int = Field(ge=0, le=10**9)
+    repeats: int = Field(ge=1, le=1000)
+    verdict_tokens: int = Field(ge=0, le=10**9)
+    strict: bool
+    device: str = Field(pattern=r"^(auto|cpu|cuda(:(0|[1-9][0-9]?))?)$", description="auto, cpu, cuda or cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    attention: Literal["auto", "sdpa", "triton"]
+    force: bool
+
+    def check(self, prefix: str) -> None:
+        if len(self.stop) > MOST_STOPS or any(not 0 < len(text) <= LONGEST_STOP for text in self.stop_strings):
+            raise ConfigError(
+                f"stop={shown(self.stop)} is not allowed: it must be at most {MOST_STOPS} texts of 1 to {LONGEST_STOP} "
+                "characters"
+            )
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop`, with its \\n and \\t read as line breaks and tabs, which a shell cannot easily say."""
+        return [text.replace("\\n", "\n").replace("\\t", "\t") for text in self.stop]
 
 
 def conf_dir() -> Path:
@@ -130,14 +206,10 @@ def known_keys(overrides: Sequence[str]) -> list[str]:
 
 def option_file(file: Path) -> dict[str, Any]:
     """What an option's file says, with the files of its group that it begins with; empty if there is none."""
-    if not file.is_file():
-        return {}
-    own: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(file))  # type: ignore[assignment]
-    found: dict[str, Any] = {}
-    for name in own.get("defaults", ()):
-        if isinstance(name, str) and name != "_self_":
-            found |= option_file(file.with_name(f"{name}.yaml"))
-    return found | own
+    own: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
+    names = [name for name in own.get("defaults", ()) if isinstance(name, str) and name != "_self_"]
+    before = [option_file(file.with_name(f"{name}.yaml")) for name in names]
+    return {key: value for each in (*before, own) for key, value in each.items()}
 
 
 def fields(override_dirname: str) -> str:

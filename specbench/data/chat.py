@@ -1,16 +1,13 @@
 """Chats: messages with roles and tools in records, and the text that a tokenizer's chat template makes of them."""
 
 import datetime
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from specbench.data.prompts import Prompt, template_name
 from specbench.errors import ConfigError, shown
-
-if TYPE_CHECKING:
-    from specbench.data.prompts import Prompt
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 STARTED = datetime.datetime.now()  # what a template that reads the clock is given, so that all prompts have one time
@@ -19,9 +16,8 @@ CLOCK = re.compile(READING + r"\(\s*(['\"])([^'\"]*)\1\s*\)")
 
 
 def chat_of(record: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
-    """The turns, messages before them and tools of a record whose `key` is a list of messages, of which the
-    last one of the user's is to be answered.
-    `where` names file and line. Raises ConfigError."""
+    """The turns, messages before them and tools of a record whose `key` is a list of messages, of which the last one of
+    the user's is to be answered. `where` names file and line. Raises ConfigError."""
     messages = [*record[key]]
     while messages and isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant":
         messages.pop()  # the answer that a data set for training has
@@ -68,7 +64,7 @@ def text_in(message: Mapping[str, Any]) -> str:
     return "".join(part["text"] for part in parts_of(message))
 
 
-def chat_text(prompt: "Prompt", answers: Sequence[str], tokenizer: Any) -> str:
+def chat_text(prompt: Prompt, answers: Sequence[str], tokenizer: Any) -> str:
     """A turn of a prompt by the tokenizer's chat template, from messages whose content is text or, if it wants them,
     parts. Raises ConfigError if the template fails, or leaves out anything but an answer."""
     messages = [{**message} for message in prompt.before]
@@ -111,16 +107,8 @@ def squeezed(text: str) -> str:
     return " ".join(text.split())
 
 
-def template_name(tokenizer: Any) -> str:
-    """A chat template in words: whose it is, and which."""
-    digest = hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
-    return f"chat template of {tokenizer.name_or_path} (sha256 {digest[:12]})"
-
-
 def clock_note(tokenizer: Any) -> list[str]:
     """What a reader must know of a template that reads the clock, if it does."""
     if f"{READING}(" not in str(tokenizer.chat_template):
         return []
-    return [
-        f"the {template_name(tokenizer)} reads the clock, which stood at {STARTED:%Y-%m-%d %H:%M:%S} for all prompts"
-    ]
+    return [f"the {template_name(tokenizer)} reads the clock, which stood at {STARTED:%Y-%m-%d %H:%M:%S} throughout"]

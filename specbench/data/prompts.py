@@ -1,6 +1,6 @@
 """Base class of data sources, and the way from a prompt to tokens."""
 
-import functools
+import hashlib
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -39,8 +39,8 @@ class Request:
     text: str
     tokens: Sequence[int]  # the prompt in the decoder's text
     category: str
+    turn: int = 0  # of the prompt
     encoder_input: EncoderInput | None = None  # if the target has an encoder
-    reference: str | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -85,7 +85,7 @@ def load(data: Data) -> list[Prompt]:
     if data.limit is None:
         return found
     if len(found) < data.limit:
-        say_fewer(len(found), data.limit)
+        log.warning("data has %d prompts, fewer than data.limit=%d: all of them are used", len(found), data.limit)
     return stratify(found, data.limit) if data.stratified else found
 
 
@@ -96,23 +96,13 @@ def stratify(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
     for prompt in prompts:
         ranks.append(count[prompt.category])
         count[prompt.category] += 1
-    places = [*count]  # categories in the order in which they begin
-    chosen = sorted(range(len(prompts)), key=lambda i: (ranks[i], places.index(prompts[i].category)))[:limit]
+    chosen = sorted(range(len(prompts)), key=ranks.__getitem__)[:limit]
     return [prompts[i] for i in sorted(chosen)]
 
 
-@functools.cache  # once for all ways of a comparison
-def say_fewer(found: int, limit: int) -> None:
-    """Warns that data are smaller than was asked for."""
-    log.warning("data has %d prompts, fewer than data.limit=%d: all of them are used", found, limit)
-
-
-def render(
-    prompt: Prompt, answers: Sequence[str], tokenizer: Any, chat: bool, start: Sequence[int] | None = None
-) -> Request:
-    """The turn that follows these answers, as text and tokens; with `chat`, through the chat template. For an
-    encoder-decoder, whose text begins with the tokens `start`, it is the encoder's input. Raises ConfigError if the
-    template or the tokenizer fails."""
+def render(prompt: Prompt, answers: Sequence[str], tokenizer: Any, chat: bool) -> Request:
+    """The turn that follows these answers, as text and tokens; with `chat`, through the chat template. Raises
+    ConfigError if the template or the tokenizer fails."""
     turn = len(answers)
     if chat:
         from specbench.data.chat import chat_text
@@ -136,9 +126,7 @@ def render(
         ) from error
     if not tokens and tokenizer.bos_token_id is not None:
         tokens = [tokenizer.bos_token_id]
-    if start is not None:
-        return Request(prompt.request_id(turn), prompt.id, text, list(start), prompt.category, tokens)
-    return Request(prompt.request_id(turn), prompt.id, text, tokens, prompt.category)
+    return Request(prompt.request_id(turn), prompt.id, text, tokens, prompt.category, turn)
 
 
 def notes_on_prompts(requests: Sequence[Request], tokenizer: Any, chat: bool) -> list[str]:
@@ -152,3 +140,9 @@ def notes_on_prompts(requests: Sequence[Request], tokenizer: Any, chat: bool) ->
     if tokenizer.eos_token_id is not None and ended:
         notes.append(f"{ended} of {len(requests)} prompts end with {tokenizer.eos_token}, the token that ends a text")
     return notes
+
+
+def template_name(tokenizer: Any) -> str:
+    """A chat template in words: whose it is, and which."""
+    digest = hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
+    return f"chat template of {tokenizer.name_or_path} (sha256 {digest[:12]})"

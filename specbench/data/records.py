@@ -1,21 +1,49 @@
-"""Prompts from records: files of JSON lines, question files, and data sets of the hub."""
+"""Prompts from records: files of JSON lines, question files, and data sets of the hub.
 
-from collections.abc import Iterator, Mapping
+A template is text with `{field}` in it, which is replaced by a field of the record; `{{` is a brace."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from string import Formatter
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from specbench.data.files import need_file, read_json_lines
 from specbench.data.prompts import Data, Prompt
-from specbench.data.template import check_template, fill
 from specbench.errors import ConfigError, first_line, shown, visible
 from specbench.settings import BaseSettings
 
 LONGEST_NAME = 200  # characters of an id or a category
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 KINDS = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}
+SYNTAX = re.compile(r"[.\[\]!:{}]")  # what str.format would read as an attribute, an index, a conversion or a format
+
+
+def check_template(template: str | None, key: str, known: tuple[str, ...] = ()) -> None:
+    """Raises ConfigError unless every brace of the template belongs to `{field}`, `{{` or `}}`, and every field is one
+    of those that are `known`, if any are. None is no template."""
+    if template is None:
+        return
+    named = f"{key}={shown(template)} is not allowed"
+    try:
+        fields = [found for found in Formatter().parse(template) if found[1] is not None]
+    except ValueError as error:
+        raise ConfigError(f"{named}: {first_line(error)}, write {{{{ or }}}} for a brace of the text") from error
+    if not fields:
+        raise ConfigError(f"{named}: without a {{field}} every prompt would be the same")
+    for _, name, form, conversion in fields:
+        if form or conversion or not str(name).strip() or str(name).isdigit() or SYNTAX.search(str(name)):
+            raise ConfigError(f"{named}: {{{shown(name)}}} must be the name of a field alone, as in {{question}}")
+        if known and name not in known:
+            raise ConfigError(f"{named}: {{{name}}} must be one of {', '.join(f'{{{each}}}' for each in known)}")
+
+
+def fill(template: str, field: Callable[[str], str]) -> str:
+    """The template with field(name) in place of each `{name}`."""
+    return "".join(text + ("" if name is None else field(name)) for text, name, *_ in Formatter().parse(template))
 
 
 class FileSettings(BaseSettings):
@@ -29,14 +57,7 @@ class FileSettings(BaseSettings):
         if self.url is not None and (self.path is None or not Path(self.path).exists()):
             said = f"{prefix}path is not set" if self.path is None else f"{prefix}path={shown(self.path)} is not there"
             raise ConfigError(f"{said}: fetch {self.url} and give its place with {prefix}path=FILE")
-        need_file(self.file, f"{prefix}path")
-
-    @property
-    def file(self) -> str:
-        """The path. Raises ConfigError if it is null."""
-        if self.path is None:
-            raise ConfigError("data.path=null is not allowed: it must be a file")
-        return self.path
+        need_file("null" if self.path is None else self.path, f"{prefix}path")
 
 
 def text_of(value: Any, what: str, blank: bool = False) -> str:
@@ -77,11 +98,9 @@ def record_prompt(number: int, record: Mapping[str, Any], settings: Any) -> Prom
     def text(name: str) -> str:
         return text_of(value_of(name), f"{where} field {name!r}", blank=settings.template is not None)
 
-    label = (
-        ""
-        if settings.category_field is None
-        else label_of(value_of(settings.category_field), f"{where} field {settings.category_field!r}")
-    )
+    label, named = "", settings.category_field
+    if named is not None:
+        label = label_of(value_of(named), f"{where} field {named!r}")
     if settings.template is not None:
         return Prompt(str(number), (text_of(fill(settings.template, text), f"{where} as data.template"),), label)
     value = value_of(settings.field)
@@ -110,7 +129,7 @@ class JsonlData(Data):
         return self.settings.category_field is not None
 
     def prompts(self) -> Iterator[Prompt]:
-        for number, record in read_json_lines(self.settings.file):
+        for number, record in read_json_lines(self.settings.path):
             yield record_prompt(number, record, self.settings)
 
 
@@ -130,7 +149,7 @@ class QuestionsData(Data):
         """The questions, those of one category if it is given, with their first `turns` turns."""
         s = self.settings
         seen: set[str] = set()
-        for prompt in read_questions(s.file, s.turns):
+        for prompt in read_questions(s.path, s.turns):
             if s.grouping == "spec_bench" and prompt.category in MT_BENCH:
                 prompt = replace(prompt, category="mt_bench")
             seen.add(prompt.category)
@@ -138,7 +157,7 @@ class QuestionsData(Data):
                 yield prompt
         if s.category is not None and s.category not in seen:
             has = shown(", ".join(sorted(seen)) or "none")
-            raise ConfigError(f"data.category={shown(s.category)} is not in {s.file}: it has {has}")
+            raise ConfigError(f"data.category={shown(s.category)} is not in {s.path}: it has {has}")
 
 
 def read_questions(path: str, turns: int | None) -> Iterator[Prompt]:

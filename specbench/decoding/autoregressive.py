@@ -3,17 +3,21 @@
 It runs through the same model, cache, executor, sampler and clock as the speculative loop.
 """
 
+from typing import TYPE_CHECKING
+
 from specbench.decoding.draft import Draft
-from specbench.decoding.protocols import Target, Verifier
 from specbench.decoding.speculative import Admit, RoundHook, accept_and_append, any_active, ignore
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Stage
 
+if TYPE_CHECKING:
+    from specbench.decoding.protocols import Target, Verifier
+
 
 def decode_autoregressive(
     state: State,
-    target: Target,
-    verifier: Verifier,
+    target: "Target",
+    verifier: "Verifier",
     clock: Clock,
     after_round: RoundHook = ignore,
     admit: Admit = any_active,

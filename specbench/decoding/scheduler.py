@@ -7,11 +7,14 @@ rows and cache columns are free, and has the models read a chunk of their prompt
 import time
 from collections import abc
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from specbench.decoding.protocols import Model
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Stage
+
+if TYPE_CHECKING:
+    from specbench.decoding.protocols import Model
 
 
 class CacheTooSmallError(Exception):
@@ -28,7 +31,7 @@ class Scheduler:
     def __init__(
         self,
         sequences: Iterable[Sequence],
-        models: abc.Sequence[Model],
+        models: "abc.Sequence[Model]",
         prefill_chunk: int,
         spare: int,
         arrivals: Iterable[float] | None = None,
@@ -161,7 +164,7 @@ class Scheduler:
                 self._end(model, clock)
         return len(sequence.encoder_input)
 
-    def _end(self, model: Model, clock: Clock) -> None:
+    def _end(self, model: "Model", clock: Clock) -> None:
         """A model has read: the first one is the target."""
         clock.end(Stage.PREFILL if model is self.models[0] else Stage.DRAFTER_PREFILL)
 

@@ -5,15 +5,18 @@ that the verifier accepts and adds one token t: recovered after a rejection, bon
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.noise import PROPOSAL, Noise, renew
-from specbench.decoding.protocols import Drafter, Executor, GammaPolicy, Target, Verifier
 from specbench.decoding.rows import Rows, commit_tokens, summary_of
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Stage
+
+if TYPE_CHECKING:
+    from specbench.decoding.protocols import Drafter, Executor, GammaPolicy, Target, Verifier
 
 RoundHook = Callable[[State, Scores, Draft, Verdict, Tensor], None]
 Admit = Callable[[State, Clock], bool]
@@ -30,10 +33,10 @@ def any_active(state: State, clock: Clock) -> bool:
 
 def decode_speculative(
     state: State,
-    target: Target,
-    drafter: Drafter,
-    policy: GammaPolicy,
-    verifier: Verifier,
+    target: "Target",
+    drafter: "Drafter",
+    policy: "GammaPolicy",
+    verifier: "Verifier",
     clock: Clock,
     after_round: RoundHook = ignore,
     admit: Admit = any_active,
@@ -71,13 +74,13 @@ def decode_speculative(
     return state
 
 
-def choose_gamma(policy: GammaPolicy, state: State, context: int) -> list[int]:
+def choose_gamma(policy: "GammaPolicy", state: State, context: int) -> list[int]:
     """gamma of each row, at most what its limit and the `context` of the drafter, in tokens, leave room for."""
     room = state.remaining(context)
     return [min(wanted, left) for wanted, left in zip(policy.next_gamma(state), room, strict=True)]
 
 
-def propose(drafter: Drafter, state: State, gamma: list[int]) -> Draft:
+def propose(drafter: "Drafter", state: State, gamma: list[int]) -> Draft:
     """The drafter's guesses, at most gamma[b] levels for row b, padded to the width that the drafter's executor
     wants."""
     draft = drafter.propose(state, gamma)
@@ -86,7 +89,7 @@ def propose(drafter: Drafter, state: State, gamma: list[int]) -> Draft:
 
 
 def accept_and_append(
-    state: State, p: Tensor, draft: Draft, verifier: Verifier, executor: Executor
+    state: State, p: Tensor, draft: Draft, verifier: "Verifier", executor: "Executor"
 ) -> tuple[Verdict, Tensor]:
     """Judges a draft and commits its tokens; returns the verdict and the tokens kept [B]. p [B, N + 1, V]."""
     if state.stop_strings is None:
@@ -98,7 +101,7 @@ def accept_and_append(
 
 
 def accept_and_commit(
-    verifier: Verifier, p: Tensor, draft: Draft, rows: Rows, find_cuts: Callable[[Verdict], Tensor] | None = None
+    verifier: "Verifier", p: Tensor, draft: Draft, rows: Rows, find_cuts: Callable[[Verdict], Tensor] | None = None
 ) -> tuple[Verdict, Tensor, Tensor]:
     """`Verifier.accept` and `commit_tokens` as one function of tensors, for executors: returns the verdict, the number
     of tokens kept [B], and `summary_of` the round [3 + D + 1, B]. p [B, N + 1, V]; `find_cuts` finds stop strings."""

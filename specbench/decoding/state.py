@@ -1,6 +1,7 @@
 """The state of a batch being decoded: committed tokens of ragged rows. B rows, T columns, V vocabulary."""
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -9,8 +10,10 @@ from specbench.decoding.draft import Verdict
 from specbench.decoding.noise import STREAMS, noise_bits
 from specbench.decoding.rows import Rows
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.stops import StopStrings
 from specbench.decoding.transfers import upload
+
+if TYPE_CHECKING:
+    from specbench.decoding.stops import StopStrings
 
 
 class State:
@@ -18,13 +21,17 @@ class State:
     a row is idle. The last token of each row is not in any cache yet. A row is `done`, and its sequence not `active`,
     before its prompt is read and after its text has ended."""
 
-    def __init__(self, rows: Rows, stop_strings: StopStrings | None = None):
+    def __init__(self, rows: Rows, stop_strings: "StopStrings | None" = None):
         self.rows, self.stop_strings = rows, stop_strings
         self._forget()
 
     @staticmethod
     def idle(
-        rows: int, width: int, stop_tokens: Iterable[int], device: torch.device, stop_strings: StopStrings | None = None
+        rows: int,
+        width: int,
+        stop_tokens: Iterable[int],
+        device: torch.device,
+        stop_strings: "StopStrings | None" = None,
     ) -> "State":
         """A state of `rows` idle rows of `width` columns, without requests."""
         tokens = torch.zeros(rows, width, dtype=torch.long, device=device)
@@ -41,7 +48,7 @@ class State:
         stop_tokens: Iterable[int],
         spare: int,
         device: torch.device,
-        stop_strings: StopStrings | None = None,
+        stop_strings: "StopStrings | None" = None,
     ) -> "State":
         """A state in which every request has a row and decodes at once. `spare` columns beyond the longest limit take
         the guesses of rows that are done."""

@@ -7,9 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specbench.data.files import read_text
-from specbench.data.sources import place_of
-from specbench.data.stdlib_corpus import read_modules
+from specbench.data.files import place_of, read_text
+from specbench.data.stdlib import read_modules
 from specbench.decoding.draft import Draft
 from specbench.decoding.noise import PROPOSAL, uniforms
 from specbench.decoding.rows import window

@@ -139,7 +139,6 @@ class Record:
     prompt_tokens: Count
     encoder_tokens: Count | None  # tokens that an encoder read
     limit: Count  # the largest number of new tokens
-    reference: str | None
     speculative: Text | None  # None if it failed, as is `baseline`
     baseline: Text | None
     peers: dict[str, Peer] = field(default_factory=dict)

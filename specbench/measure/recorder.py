@@ -15,7 +15,6 @@ from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.state import State
 from specbench.decoding.timer import Stage
 from specbench.decoding.verify import dense, output_distribution
-from specbench.decoding.verify_tree import accepted_path
 from specbench.measure.intervals import Floats
 from specbench.measure.record import Rounds
 from specbench.verifiers.base import Verifier
@@ -231,6 +230,8 @@ def chosen_path(p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor) -> tupl
     """The path that was taken, from p [B, N + 1, V] and kept [B]: p at each step and after the last [B, D + 1, V], the
     first guess that was tried at each step as a chain, and how many were tested, none beyond a stop [B]."""
     if verdict.path is not None and not draft.is_chain:
+        from specbench.decoding.verify_tree import accepted_path  # of trees alone
+
         entries, first, judged = accepted_path(draft, verdict)
         rows = torch.arange(len(entries), device=p.device)[:, None]
         q = None if draft.probs is None else draft.probs[rows, first]

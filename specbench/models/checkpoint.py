@@ -17,7 +17,7 @@ from huggingface_hub.utils._validators import validate_repo_id
 from torch import Tensor, nn
 from transformers.utils.hub import cached_file
 
-from specbench.data.sources import place_of
+from specbench.data.files import place_of
 from specbench.errors import ConfigError, shown
 from specbench.executors.machine import cache_dir, out_of_memory
 from specbench.models.hub import hub_answers

@@ -13,7 +13,7 @@ import torch
 import transformers
 from filelock import FileLock
 
-from specbench.data.sources import place_of
+from specbench.data.files import place_of
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import WHOLE, local_path, reading, refuse_incomplete
 

@@ -15,7 +15,7 @@ from huggingface_hub.utils.tqdm import enable_progress_bars
 from pydantic import Field
 from transformers import PretrainedConfig, PreTrainedModel
 
-from specbench.data.sources import SHIPPED
+from specbench.data.files import SHIPPED
 from specbench.errors import ConfigError, unknown
 from specbench.models import checkpoint
 from specbench.models.attention_mask import refuse_unknown_kinds

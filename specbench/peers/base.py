@@ -4,8 +4,9 @@ from abc import ABC, abstractmethod
 from collections import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
+from specbench.errors import causes
 from specbench.settings import Component
 
 if TYPE_CHECKING:
@@ -32,41 +33,25 @@ class Peer(ABC):
     def decode(self, sequence: "Sequence") -> PeerOutput:
         """Decodes one prompt. May raise any exception, which is then the peer's result for that prompt."""
 
-    def decode_all(self, sequences: "abc.Sequence[Sequence]") -> list[PeerOutput | Exception]:
-        """Decodes the prompts of a batch, one after another: of each the output, or why there is none. An error of
-        another engine, whatever it is, is the peer's alone."""
-        found: list[PeerOutput | Exception] = []
+    def decode_all(self, sequences: "abc.Sequence[Sequence]") -> list[dict[str, Any]]:
+        """What records keep of a batch, whose prompts are decoded one after another: of each the output, or why there
+        is none. An error of another engine, whatever it is, is the peer's alone."""
+        found: list[dict[str, Any]] = []
         for sequence in sequences:
             try:
-                found.append(self.decode(sequence))
+                output = self.decode(sequence)
+                found.append({"tokens": output.decoded, "seconds": output.decode_seconds, "ids": output.tokens})
             except Exception as error:
-                found.append(error)
+                found.append({"error": causes(error)})
         return found
 
 
-class Peers(Component, ABC):
-    """The group `peers`: what a run is compared with, besides its own plain decoding."""
-
-    loads_models: ClassVar[bool] = False  # whether it may need the weights a second time
+class Peers(Component):
+    """The group `peers`: what a run is compared with, besides its own plain decoding. This is the empty set."""
 
     @classmethod
-    @abstractmethod
     def from_settings(
         cls, settings: Any, context: "Context", target: "LanguageModel", drafter: "LanguageModel | None", gamma: int
-    ) -> "Peers":
-        """Builds the peers for this target; `drafter` is the drafter's first model, if it has one."""
-
-    @abstractmethod
-    def by_name(self) -> Mapping[str, Peer]:
-        """The peers by name, as in results.json."""
-
-
-class NoPeers(Peers):
-    """The empty set of peers."""
-
-    @classmethod
-    def from_settings(cls, settings: Any, *built: Any) -> "NoPeers":
-        return cls()
-
-    def by_name(self) -> Mapping[str, Peer]:
+    ) -> Mapping[str, Peer]:
+        """The peers for this target by name, as in results.json; `drafter` is the drafter's first model, if any."""
         return {}

@@ -37,15 +37,10 @@ class TransformersPeers(Peers):
     """Peers `generate`, on CUDA `generate_static` (static cache and compiled forwards), `assisted` (for a drafter that
     is a model) and `prompt_lookup`; from transformers 5.24 on the target's calls of these are compiled too on CUDA."""
 
-    loads_models = True
-
-    def __init__(self, peers: Mapping[str, "Generate"]):
-        self.peers = peers
-
     @classmethod
     def from_settings(
         cls, settings: Any, context: Context, target: LanguageModel, drafter: LanguageModel | None, gamma: int
-    ) -> "TransformersPeers":
+    ) -> Mapping[str, "Generate"]:
         settings, none = settings_of(context.sampling, target), Assistant(None, {})
         strings = StopStrings(context.stop_strings, target.tokenizer) if context.stop_strings else None
         found = {"generate": none}
@@ -56,12 +51,7 @@ class TransformersPeers(Peers):
             static = STATIC if cuda and version() >= STATIC_ASSISTED else {}
             guided = assistants(target, drafter, gamma)
             found |= {name: Assistant(own.module, own.settings | static) for name, own in guided.items()}
-        return cls(
-            {name: Generate(target, settings | own.settings, own.module, strings) for name, own in found.items()}
-        )
-
-    def by_name(self) -> Mapping[str, "Generate"]:
-        return self.peers
+        return {name: Generate(target, settings | own.settings, own.module, strings) for name, own in found.items()}
 
 
 def settings_of(sampling: Sampling, target: LanguageModel) -> dict[str, Any]:

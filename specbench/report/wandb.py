@@ -45,7 +45,12 @@ class WandbLogger(Logger):
                 )
 
     def __init__(self, mode: str, project: str, entity: str | None, tags: list[str]):
-        self.settings: dict[str, Any] = {"mode": mode, "project": project, "entity": entity, "tags": tags}
+        self.settings: dict[str, Any] = {
+            "mode": mode,
+            "project": project,
+            "entity": entity,
+            "tags": tags or None,
+        }  # None: of WANDB_TAGS
         self.sums: dict[str, float] = {}  # of all requests so far, by the names of `measure.rounds.sums_of`
         self._run: Any = None
 
@@ -61,7 +66,7 @@ class WandbLogger(Logger):
             resume="allow" if own_id and "WANDB_RESUME" not in os.environ else None,
             group=os.environ.get("WANDB_RUN_GROUP", opening.name),
             job_type=opening.kind,
-            name=f"{opening.name}/{opening.folder.name}",
+            name=None if "WANDB_NAME" in os.environ else f"{opening.name}/{opening.folder.name}",
             config=config_columns(opening.config, opening.choices),
             reinit="create_new",
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=opening.kind == "method"),

@@ -69,12 +69,9 @@ class Requests:
         answers = self.answers[prompt.id]
         if len(prompt.turns) <= turn or len(answers) != turn:
             return None
-        if prompt in parts.rendered:
-            request = parts.rendered[prompt]
-            if target.start_tokens is not None:
-                request = replace(request, tokens=list(target.start_tokens), encoder_input=request.tokens)
-        else:
-            request = render(prompt, answers, target.tokenizer, target.chat_template, target.start_tokens)
+        request = parts.rendered.get(prompt) or render(prompt, answers, target.tokenizer, target.chat_template)
+        if target.start_tokens is not None:  # an encoder reads the prompt
+            request = replace(request, tokens=list(target.start_tokens), encoder_input=request.tokens)
         if not request.prompt_tokens:
             raise ConfigError(f"prompt {request.id} is empty, and the tokenizer of {target.name} has no BOS token")
         if request.prompt_tokens <= parts.longest_prompt:

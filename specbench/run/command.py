@@ -20,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from specbench import BEGUN, __version__
 from specbench.config.compose import conf_dir, explain, refuse_no_overrides
@@ -110,42 +110,30 @@ def job(config: DictConfig) -> None:
 def run_composed(config: DictConfig, folder: Path, of_sweep: bool) -> str:
     """Runs the composed configuration and prints its results; as a job of a sweep only if it is not finished, and one
     line is returned instead. Raises CommandError, or KeyboardInterrupt."""
-    from specbench.models.hub import refuse_unreachable
+    from specbench.run.jobs import finished, job_of
 
-    for role in ("target", "drafter"):  # before torch is imported, so that the answer comes at once
-        path, weights = (OmegaConf.select(config, f"{role}.{name}") for name in ("path", "weights"))
-        if isinstance(path, str) and weights != "random":
-            refuse_unreachable(role, path)
-    from specbench.config.check import check
-
-    checked = check(config, HydraConfig.get().runtime.choices)
+    known, kind = HydraConfig.get(), "job" if of_sweep else "run"
+    wanted = job_of(config, folder, known.overrides.task, kind, known.runtime.choices)
     from specbench.report import terminal
-    from specbench.run.jobs import Job, finished
 
     log.info("%s", shlex.join(sys.argv))
-    wanted = Job(folder, checked, list(HydraConfig.get().overrides.task), "job" if of_sweep else "run")
+    checked = wanted.checked
     if of_sweep and not checked.root.force and (before := finished(folder, checked.resolved)) is not None:
         return f"finished before, skipped (force=true redoes it): {terminal.one_line(before.results)}"
-    run = decoded(wanted)
+    if checked.root.repeats > 1:
+        from specbench.run.collect import run_repeats
+
+        run = run_repeats(wanted)
+    else:
+        from specbench.run.run import execute_one
+
+        gc.enable()
+        how = {"place": f"job {known.job.num + 1}: "} if of_sweep else {"announce": print}
+        run = execute_one(wanted, begun=BEGUN, **how)
     if not of_sweep:
         terminal.summary(run.results, folder)
     refuse_verdict(wanted, run)
     return terminal.one_line(run.results)
-
-
-def decoded(wanted: "Job") -> "Run":
-    """The run of a job, or of its processes with repeats. Raises CommandError if it has no results."""
-    if wanted.checked.root.repeats > 1:
-        from specbench.run.repeats import run_repeats
-
-        gc.enable()
-        return run_repeats(wanted)
-    from specbench.run.run import execute_one
-
-    gc.enable()
-    if wanted.kind == "run":
-        return execute_one(wanted, announce=print, begun=BEGUN)
-    return execute_one(wanted, place=f"job {HydraConfig.get().job.num + 1}: ", begun=BEGUN)
 
 
 class Sweep(Callback):
@@ -158,7 +146,7 @@ class Sweep(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Checks every job, so that a mistake in the last one is not found after hours of the others."""
-        from specbench.run.sweep import jobs_of
+        from specbench.run.jobs import jobs_of
 
         self.folder = Path(config.hydra.sweep.dir)
         try:
@@ -172,7 +160,7 @@ class Sweep(Callback):
             stop(f"the sweep cannot begin ({first_line(error)})", 1)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        from specbench.run.sweep import summarise
+        from specbench.run.jobs import summarise
 
         try:
             sentence, code = summarise(self.jobs, self.folder)

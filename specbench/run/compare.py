@@ -6,26 +6,24 @@ are compared among themselves.
 """
 
 import argparse
+import json
 import logging
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig, open_dict
 
 from specbench.config.compose import compose_sweep, fields, loader
 from specbench.errors import CommandError, ConfigError, answering, first_line
+from specbench.report import files
+from specbench.report.files import Run, labels_of
 from specbench.run.command import interruptible
-from specbench.run.jobs import HOW, alike
-from specbench.run.sweep import jobs_of
-
-if TYPE_CHECKING:
-    from specbench.report.files import Run
-    from specbench.run.jobs import Job
+from specbench.run.jobs import HOW, Job, alike, finished, jobs_of
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +73,7 @@ def compare_jobs(words: Sequence[str], also: Sequence[str]) -> None:
         raise CommandError(f"{missing} of {len(jobs)} methods have no results, see run.log in {folder}")
 
 
-def jobs_of_comparison(words: Sequence[str], also: Sequence[str]) -> "tuple[DictConfig, Path, list[Job]]":
+def jobs_of_comparison(words: Sequence[str], also: Sequence[str]) -> tuple[DictConfig, Path, list[Job]]:
     """The composed configuration, the folder of the comparison, and its checked jobs, each once. Raises ConfigError."""
     words = [*words]
     keys = {word.partition("=")[0] for word in words}
@@ -97,21 +95,17 @@ def jobs_of_comparison(words: Sequence[str], also: Sequence[str]) -> "tuple[Dict
     return first, folder, list(jobs.values())
 
 
-def labels_of_groups(together: "Sequence[Sequence[Job]]") -> list[str]:
+def labels_of_groups(together: Sequence[Sequence[Job]]) -> list[str]:
     """What distinguishes groups of jobs: of the overrides that all jobs of a group have, those that not all groups
     have."""
-    from specbench.report.files import labels_of
-
     shared = [[word for word in own[0].overrides if all(word in job.overrides for job in own)] for own in together]
     labels = labels_of(shared)
     return [label if labels.count(label) == 1 else f"group {number}" for number, label in enumerate(labels, 1)]
 
 
-def compare_group(folder: Path, asked: "Sequence[Job]") -> int:
+def compare_group(folder: Path, asked: Sequence[Job]) -> int:
     """Decodes with jobs that do the same work, in folders below this one, unless all have been decoded in turn before;
     prints and writes the comparison. Returns how many jobs have no results. Raises KeyboardInterrupt after Ctrl-C."""
-    from specbench.report.files import Run, labels_of
-    from specbench.run.jobs import finished
     from specbench.run.provenance import forget_earlier_runs
     from specbench.run.run import execute
 
@@ -120,7 +114,8 @@ def compare_group(folder: Path, asked: "Sequence[Job]") -> int:
     force = any(job.checked.root.force for job in jobs)
     known = [before for job in jobs if (before := finished(job.folder, job.checked.resolved)) is not None]
     found: Sequence[Run | Exception] = known
-    if force or len(known) < len(jobs) or not in_turn(known):
+    started = {run.results["provenance"]["started"] for run in known}  # one, if a process decoded all in turn
+    if force or len(known) < len(jobs) or len(started) > 1:
         forget_earlier_runs()
         found = execute(jobs, announce=print)
     else:
@@ -138,23 +133,16 @@ def compare_group(folder: Path, asked: "Sequence[Job]") -> int:
     return len(jobs) - len(named)
 
 
-def in_turn(runs: "Sequence[Run]") -> bool:
-    """Whether one process decoded all runs in turn."""
-    return len({run.results["provenance"]["started"] for run in runs}) == 1
-
-
-def write_comparison(folder: Path, runs: "Sequence[Run]") -> None:
+def write_comparison(folder: Path, runs: Sequence[Run]) -> None:
     """Prints the ranking of runs that were decoded in turn, and writes comparison.json and the page. Raises
     ConfigError if they share no prompt."""
-    import json
-
     from specbench.measure.compare import compare
-    from specbench.report import files, page, tables, terminal
+    from specbench.report import page, tables, terminal
 
     try:
         rows = compare({run.label: run.records for run in runs})
     except ValueError as error:
-        raise ConfigError(f"{error}") from error
+        raise ConfigError(str(error)) from error
     content: dict[str, Any] = {"schema_version": runs[0].results["schema_version"], "kind": "comparison", "rows": rows}
     files.write_text(folder / files.COMPARISON, json.dumps(content, indent=1, allow_nan=False))
     files.write_text(folder / files.PAGE, page.comparison_page(rows, runs, folder.name))

@@ -1,5 +1,6 @@
 """`specbench.evaluate`: a run from Python, with the folder that the command line leaves, and its results."""
 
+import json
 import logging
 import re
 import threading
@@ -11,9 +12,9 @@ from typing import Any
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import OmegaConf
 
-from specbench.config.check import check
 from specbench.config.compose import compose, explained
 from specbench.errors import ConfigError, VisibleFormatter, first_line
+from specbench.report.files import RESULTS
 
 # Texts that need no quotation marks.
 BARE = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z_./][\w./:@-]*", re.IGNORECASE | re.ASCII)
@@ -22,9 +23,6 @@ _RUNNING = threading.RLock()  # one run at a time: each would be in the other's 
 
 class Fields(dict[str, Any]):
     """A mapping of results.json whose entries are attributes too: `result.speedup.measured`."""
-
-    def __init__(self, entries: Mapping[str, Any]):
-        super().__init__({key: _fields(value) for key, value in entries.items()})
 
     def __getattr__(self, name: str) -> Any:
         if name in self:
@@ -35,18 +33,11 @@ class Fields(dict[str, Any]):
         return [*super().__dir__(), *self]
 
 
-def _fields(value: Any) -> Any:
-    """Mappings as `Fields`, at any depth of lists."""
-    if isinstance(value, Mapping):
-        return Fields(value)
-    return [_fields(entry) for entry in value] if isinstance(value, list) else value
-
-
 class Evaluation(Fields):
     """A finished run: what its results.json holds, as attributes and as a mapping, and the `folder` of its files."""
 
-    def __init__(self, entries: Mapping[str, Any], folder: Path):
-        super().__init__(entries)
+    def __init__(self, folder: Path):
+        super().__init__(json.loads((folder / RESULTS).read_bytes(), object_hook=Fields))
         self.folder = folder
 
     def __repr__(self) -> str:
@@ -62,9 +53,8 @@ def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> Evaluation
 
 
 def _evaluate(words: Sequence[str]) -> Evaluation:
-    from specbench.report import files
     from specbench.run.command import refuse_verdict, remove_unused
-    from specbench.run.jobs import Job
+    from specbench.run.jobs import job_of
     from specbench.run.run import execute_one
 
     config = compose(words)
@@ -72,7 +62,7 @@ def _evaluate(words: Sequence[str]) -> Evaluation:
         folder = Path(config.hydra.run.dir).absolute()
     OmegaConf.set_readonly(config.hydra, False)
     config.hydra.runtime.output_dir = str(folder)
-    job = Job(folder, check(config), list(config.hydra.overrides.task))
+    job = job_of(config, folder, config.hydra.overrides.task)
     if job.checked.root.repeats > 1:
         raise ConfigError(f"repeats={job.checked.root.repeats} is not possible from Python: use the command line")
     known = folder.exists()
@@ -84,7 +74,7 @@ def _evaluate(words: Sequence[str]) -> Evaluation:
             remove_unused(folder)
         raise
     refuse_verdict(job, run)
-    return Evaluation(files.read_run(folder).results, folder)
+    return Evaluation(folder)
 
 
 @contextmanager

@@ -4,17 +4,19 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specbench.data.prompts import Request
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.stops import StopStrings
 from specbench.errors import first_line
 from specbench.measure.record import Record
 from specbench.measure.target_text import read_target_text
 from specbench.measure.verdict import read_text, unread
 from specbench.models.reference_forward import Known
 from specbench.run.session import Decoded
+
+if TYPE_CHECKING:
+    from specbench.decoding.stops import StopStrings
 
 log = logging.getLogger(__name__)
 BESIDE = 16  # texts, those that were decoded last, whose noise is compared with that of the next one
@@ -98,7 +100,7 @@ def tokens_read(records: Iterable[Record]) -> Counter[str]:
 
 
 def ends_where_it_should(
-    tokens: Sequence[int], limit: int, stop_tokens: Sequence[int], strings: StopStrings | None
+    tokens: Sequence[int], limit: int, stop_tokens: Sequence[int], strings: "StopStrings | None"
 ) -> bool:
     """Whether the new tokens of a text end at the first stop token or stop string, or else at `limit` tokens."""
     ends = [length for length, token in enumerate(tokens, 1) if token in stop_tokens]

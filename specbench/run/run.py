@@ -15,11 +15,11 @@ import torch
 from omegaconf import OmegaConf
 
 from specbench.config.build import Parts, build
-from specbench.config.scalars import DRAFTING
-from specbench.data.prompts import Request
+from specbench.config.compose import DRAFTING
+from specbench.data.prompts import Request, template_name
 from specbench.errors import CommandError, ConfigError, causes, first_line
 from specbench.executors import waiting
-from specbench.measure.record import Facts, Peer, Record, Status, append, read
+from specbench.measure.record import Facts, Record, Status, append, read
 from specbench.measure.results import results
 from specbench.models.language_model import LanguageModel
 from specbench.report import files
@@ -29,8 +29,7 @@ from specbench.run.batching import Batch, Requests
 from specbench.run.jobs import Job, alike, decoded_before, locked
 from specbench.run.provenance import bytes_per_second, forget_earlier_runs, peak_bytes, provenance
 from specbench.run.readers import read_texts, tokens_read
-from specbench.run.session import Decoded, Session
-from specbench.run.warm_up import calibrate, warm_up
+from specbench.run.session import Decoded, Session, calibrate, warm_up
 
 log = logging.getLogger(__name__)
 Way = tuple["Method | None", str]  # of decoding: the method, or None for plain decoding; the peer's name or ""
@@ -252,14 +251,19 @@ class Group:
         plain, ours = decoded[None, ""], decoded[method, ""]
         error = next((own for own in (plain, ours) if isinstance(own, Exception)), None)
         for row, request in enumerate(requests):
-            record = empty_record(request, number, method.session.job(request).limit - len(request.tokens))
+            record = Record(
+                request.id, request.prompt_id, request.turn, request.category, process=0, group=number,
+                prompt=request.text, prompt_tokens=request.prompt_tokens,
+                encoder_tokens=None if request.encoder_input is None else len(request.encoder_input),
+                limit=method.session.job(request).limit - len(request.tokens), speculative=None, baseline=None,
+            )  # fmt: skip
             if error is not None:
                 record.failed = causes(error)
                 yield record
                 continue
             assert isinstance(plain, Decoded) and isinstance(ours, Decoded)
             record.speculative, record.baseline = ours.texts[row], plain.texts[row]
-            record.peers = {name: peer_output(decoded[method, name], row) for name in method.parts.peers}
+            record.peers = {name: decoded[method, name][row] for name in method.parts.peers}
             method.kv_bytes = max(method.kv_bytes, ours.kv_bytes)
             with self.seconds("verdict"):
                 read_texts(method, request, record, ours, plain, row)
@@ -269,22 +273,6 @@ class Group:
 def extra_work(verifier: Any) -> tuple[bool, ...]:
     """What a verifier does in a plain step that others do not."""
     return verifier.looks_ahead, len(verifier.levels) > 1, verifier.lenience < 1
-
-
-def empty_record(request: Request, group: int, limit: int) -> Record:
-    """The record of a request before anything was decoded."""
-    turn = int(request.id.rpartition("/")[2]) - 1 if request.id != request.prompt_id else 0
-    encoder_tokens = None if request.encoder_input is None else len(request.encoder_input)
-    return Record(request.id, request.prompt_id, turn, request.category, 0, group, request.text, request.prompt_tokens,
-                  encoder_tokens, limit, request.reference, None, None)  # fmt: skip
-
-
-def peer_output(decoded: Any, row: int) -> Peer:
-    """What a peer made of a request, or the error."""
-    found = decoded if isinstance(decoded, Exception) else decoded[row]
-    if isinstance(found, Exception):
-        return {"error": causes(found)}
-    return {"tokens": found.decoded, "seconds": found.decode_seconds, "ids": [int(token) for token in found.tokens]}
 
 
 def finish(
@@ -311,15 +299,6 @@ def finish(
     except Exception as error:
         log.warning("the logger failed (%s): the results are in %s", first_line(error), run.folder)
     return run
-
-
-def template_of(target: LanguageModel) -> str:
-    """The name of the chat template that made the prompts; empty if none did."""
-    if not target.chat_template:
-        return ""
-    from specbench.data.chat import template_name
-
-    return template_name(target.tokenizer)
 
 
 def facts_of(method: Method, status: Status, known: Mapping[str, Any], seconds: dict[str, float]) -> Facts:
@@ -354,7 +333,7 @@ def facts_of(method: Method, status: Status, known: Mapping[str, Any], seconds: 
         begin=None if target.start_tokens is None else len(target.start_tokens),
         status=status,
         notes=[*parts.notes, *method.notes, *waiting.notes, *target.executor.notes()],
-        template=template_of(target),
+        template=template_name(target.tokenizer) if target.chat_template else "",
         acceptance_rule=parts.acceptance_rule,
         choices=parts.checked.names,
         overrides=list(method.job.overrides),

@@ -13,7 +13,7 @@ from rich.progress import track
 from torch import Tensor
 
 from specbench.data.files import read_text
-from specbench.data.stdlib_corpus import read_modules
+from specbench.data.stdlib import read_modules
 from specbench.errors import ConfigError, first_line, installing
 from specbench.models.context import pick_device
 from specbench.models.load import PretrainedModel, load_config, load_module, load_tokenizer

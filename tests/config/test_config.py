@@ -13,8 +13,7 @@ from small_runs import composed, run_main, small
 from specbench.config import check as checking
 from specbench.config import compose as composing
 from specbench.config.check import check
-from specbench.config.compose import compose, conf_dir, fields
-from specbench.config.scalars import GROUPS, RunConfig
+from specbench.config.compose import GROUPS, RunConfig, compose, conf_dir, fields
 from specbench.errors import ConfigError
 from specbench.models.context import pick_device
 

@@ -4,8 +4,7 @@ import ast
 
 import pytest
 
-from specbench.data.stdlib import LINES_BEFORE, SIGNATURE, StdlibData
-from specbench.data.stdlib_corpus import is_held_out, read_modules
+from specbench.data.stdlib import LINES_BEFORE, SIGNATURE, StdlibData, is_held_out, read_modules
 
 
 def prompts(kind, count=40):

@@ -7,13 +7,13 @@ from choosing import slow_unless
 from omegaconf import OmegaConf
 from small_runs import composed, parts_of, run
 
+from specbench.data.files import place_of
 from specbench.data.prompts import load
-from specbench.data.sources import place_of
-from specbench.data.unconditional import UnconditionalData
+from specbench.data.text import UnconditionalData
 from specbench.drafters.ngram_lm import training_tokens
 from specbench.errors import ConfigError
 
-DATA = {"ende": "specbench.data.parallel", "unconditional": "specbench.data.unconditional"}
+DATA = {"ende": "ParallelData", "unconditional": "UnconditionalData"}
 TASKS = {"ende": "ende", "bytes": "unconditional"}
 
 
@@ -47,7 +47,7 @@ def test_a_shipped_pair_runs_from_its_drafter_alone(drafter, data, tmp_path):
     parts = parts_of(f"drafter={drafter}", *short)
     target = drafter.split("_")[0]
     assert parts.target.name.endswith(f"{target}/target")
-    assert composed(f"drafter={drafter}").data._target_.rpartition(".")[0] == DATA[data]
+    assert composed(f"drafter={drafter}").data._target_.rpartition(".")[2] == DATA[data]
     result, _ = run(parts, tmp_path)
     assert result.lossless.passed and result.counts.tested > 0 and result.alpha.mean < 1
 

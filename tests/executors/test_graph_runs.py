@@ -6,7 +6,7 @@ import pytest
 from graph_memory import Rerun
 from small_runs import noisy_drafter, parts_of, run
 
-import specbench.run.warm_up
+import specbench.run.session
 from specbench.executors import pytree as buckets
 
 KINDS = {
@@ -43,7 +43,7 @@ def texts(tmp_path_factory) -> str:
 def notes_and_executor(kind, executor, texts, monkeypatch, tmp_path):
     """The notes of a run without failures, and its executor."""
     monkeypatch.setattr(buckets, "SMALLEST_BUCKET", 32)
-    monkeypatch.setattr(specbench.run.warm_up, "CALIBRATION_TOKENS", 6)
+    monkeypatch.setattr(specbench.run.session, "CALIBRATION_TOKENS", 6)
     graphs = ("executor=cudagraph", f"executor._target_={executor}")
     parts = parts_of(*graphs, "data.limit=2", "data=jsonl", f"data.path={texts}", *KINDS[kind])
     results = run(parts, tmp_path)[0]

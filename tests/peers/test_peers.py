@@ -101,7 +101,7 @@ def test_an_error_is_of_one_prompt_alone(parts, monkeypatch):
     monkeypatch.setattr(peer, "decode", fails)
     tokens = parts.target.tokenizer(PROMPT)["input_ids"]
     found = peer.decode_all([Sequence(tokens, len(tokens) + 2, key) for key in (1, 2, 3)])
-    assert [type(each).__name__ for each in found] == ["PeerOutput", "AttributeError", "PeerOutput"]
+    assert ["error" in each for each in found] == [False, True, False] and "AttributeError" in found[1]["error"]
 
 
 @pytest.mark.parametrize(("version", "compiled"), [("5.23.1", False), ("5.24.0", True)])
@@ -111,7 +111,7 @@ def test_on_cuda_caches_are_static_and_of_one_size(version, compiled, parts, mon
     context = SimpleNamespace(sampling=target.sampling, stop_strings=[])
     monkeypatch.setattr(transformers, "__version__", version)
     monkeypatch.setattr(target, "device", torch.device("cuda"))
-    peers = TransformersPeers.from_settings(None, context, target, guide, 3).by_name()
+    peers = TransformersPeers.from_settings(None, context, target, guide, 3)
     static = {name: "cache_implementation" in peer.settings for name, peer in peers.items()}
     assert static == {"generate": False, "generate_static": True, "assisted": compiled, "prompt_lookup": compiled}
     monkeypatch.undo()
@@ -138,4 +138,4 @@ def test_which_peers_there_are(parts):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_the_strongest_baseline_on_cuda():
-    assert TransformersPeers.loads_models and "generate_static" in parts_of("peers=transformers", "device=cuda").peers
+    assert "generate_static" in parts_of("peers=transformers", "device=cuda").peers

@@ -144,5 +144,6 @@ def test_the_version_is_one_everywhere(monkeypatch, tmp_path, capsys):
 
 
 def test_an_evaluation_is_a_mapping(tmp_path):
-    made = Evaluation({"a": {"b": [{"c": 1}]}, "keys": 2}, tmp_path)
+    (tmp_path / "results.json").write_text(json.dumps({"a": {"b": [{"c": 1}]}, "keys": 2}))
+    made = Evaluation(tmp_path)
     assert made.a.b[0].c == 1 and dict(made)["keys"] == 2 and len(made) == 2

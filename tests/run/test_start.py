@@ -1,5 +1,6 @@
 """What a command loads before it answers, and that what it says is what the schema has."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,7 @@ from choosing import only
 from omegaconf import OmegaConf
 
 from specbench.config.check import base_of
-from specbench.config.compose import conf_dir, known_keys
-from specbench.config.scalars import GROUPS, RunConfig
+from specbench.config.compose import GROUPS, RunConfig, conf_dir, known_keys
 
 HEAVY = ("torch", "transformers", "wandb", "pyarrow", "matplotlib", "pandas")
 SAY = """import atexit, runpy, sys
@@ -49,6 +49,15 @@ def test_a_folder_that_is_not_there_is_told_before_torch_is_loaded(command, tmp_
     module, *arguments = command.split()
     found, said = loaded(tmp_path, *arguments, module=f"specbench.{module}")
     assert "nowhere" in said and found == "[]"
+
+
+@pytest.mark.parametrize(("module", "drafters"), [("specbench", "ngram"), ("specbench.compare", "ngram,suffix")])
+def test_a_hub_that_does_not_answer_is_told_before_torch_is_loaded(module, drafters, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    found, said = loaded(tmp_path, "target.path=somebody/none", f"drafter={drafters}", module=module)
+    assert "target.path=somebody/none is not on this machine" in said and found == "[]"
 
 
 @pytest.mark.parametrize("guarded", [True, False])  # False is the negative control
