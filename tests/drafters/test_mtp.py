@@ -1,4 +1,4 @@
-"""Multi-token-prediction modules of checkpoints: names, shapes, q against transformers' own class, and refusals."""
+"""Multi-token-prediction modules of checkpoints: names, shapes, q by transformers' own layers, and refusals."""
 
 import re
 from functools import cache
@@ -13,8 +13,6 @@ from decoder_cases import noted_drafts
 from safetensors.torch import load_file, save_file
 from small_runs import composed, parts_of, small
 from transformers import AutoModelForCausalLM
-from transformers.cache_utils import MtpCache
-from transformers.modeling_layers import MtpModel as StockMtp
 
 from specbench.config.build import build
 from specbench.config.check import check
@@ -33,7 +31,6 @@ SHAPES = {
     "qwen3_next": dict(SHAPE, num_experts=4, shared_expert_intermediate_size=8, head_dim=8),
     "qwen2": SHAPE,  # MiMo has its layers
 }  # fmt: skip
-STOCK = ("deepseek_v3", "glm4_moe", "qwen3_next")  # of which transformers reads the module too
 OTHERS = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
 BEHIND = ("model.layers.2.", *(f"model.layers.2.{name}" for name in ("enorm", "hnorm", "eh_proj", "shared_head.norm")))
 NAMES = {  # of the layer, and of what stands beside it: norms of embedding and hidden state, projection, last norm
@@ -75,37 +72,8 @@ def parts(kind: str, *overrides: str):
     return parts_of("target=model", f"target.path={with_module(kind)}", "drafter=mtp", "executor=eager", *overrides)
 
 
-def transformers_module(kind, target):
-    """transformers' own class with the same checkpoint; it knows the layer's number of the released models only."""
-    main = target.stock
-    main.config.name_or_path = str(with_module(kind))
-    main._keys_to_ignore_on_load_unexpected = [r"model\.layers\.2\."] if kind != "qwen3_next" else [r"^mtp"]
-    main.config.num_mtp_layers = 1
-    main.config.mtp_layer_types = ["full_attention"]
-    return StockMtp.from_pretrained(main)
-
-
 @torch.inference_mode()
-def stock_laws(module, target, text, guesses):
-    """q [gamma, V] as transformers computes it from the whole text: for each guess its layer is applied once more, to
-    its own hidden states where the target has none."""
-    if not hasattr(module, "forward_layer"):
-        pytest.skip("this version of transformers cannot apply a layer to states of its own")
-    tokens = torch.tensor([[*text, *guesses.tolist()]])
-    count = len(text)
-    states = target.stock.model(input_ids=tokens[:, : count - 1], use_cache=False).last_hidden_state
-    laws = []
-    for end in range(count, count + len(guesses)):
-        places = torch.arange(1, end)[None]
-        own = module.forward_layer(0, states, places, MtpCache(config=module.config),
-                                   input_ids=tokens[:, 1:end])  # fmt: skip
-        laws.append(module._project_to_logits(own[:, -1]).softmax(-1)[0])
-        states = torch.cat([states, own[:, -1:]], 1)
-    return torch.stack(laws)
-
-
-@torch.inference_mode()
-def plain_laws(kind, target, text, guesses, hidden_first=False):
+def plain_laws(kind, target, text, guesses, exchanged=False):
     """q [gamma, V] from the whole text, with the larger model's third layer: MiMo's projection reads the hidden state
     first."""
     stock = target.stock
@@ -115,14 +83,14 @@ def plain_laws(kind, target, text, guesses, hidden_first=False):
     embedding_norm, hidden_norm, projection, norm = (tensors[f"{name}.weight"] for name in NAMES[kind][1:])
 
     def rms(x, weight):
-        return x / (x.pow(2).mean(-1, keepdim=True) + stock.config.rms_norm_eps).sqrt() * weight
+        return torch.func.functional_call(base.norm, {"weight": weight}, (x,))
 
     tokens = torch.tensor([[*text, *guesses.tolist()]])
     count, laws = len(text), []
     states = base(input_ids=tokens[:, : count - 1], use_cache=False).last_hidden_state
     for end in range(count, count + len(guesses)):
         both = [rms(base.embed_tokens(tokens[:, 1:end]), embedding_norm), rms(states, hidden_norm)]
-        x = torch.cat(both[::-1] if (kind == "qwen2") != hidden_first else both, -1) @ projection.T
+        x = torch.cat(both[::-1] if (kind == "qwen2") != exchanged else both, -1) @ projection.T
         places = torch.arange(1, end)[None]
         x = layer(x, attention_mask=None, position_ids=places, position_embeddings=base.rotary_emb(x, places))
         own = rms(x, norm)
@@ -131,31 +99,17 @@ def plain_laws(kind, target, text, guesses, hidden_first=False):
     return torch.stack(laws)
 
 
-@pytest.mark.parametrize("kind", only(["qwen2"], [kind for kind in SHAPES if kind not in STOCK]))
+@pytest.mark.parametrize("kind", only(["deepseek_v3", "qwen2"], SHAPES))
 def test_q_is_that_of_the_whole_text(kind):
-    """As below, of modules that transformers does not read. Control: the halves of the projection exchanged."""
+    """In ragged rows, after every number of accepted guesses, for guesses that repeat the layer. Controls: the halves
+    of the projection exchanged, and the text's last tokens."""
     own = parts(kind)
     found = noted_drafts(own, tokens=10)
     assert len(found) > 6 and {len(guesses) for _, guesses, _ in found} >= {3}
     for text, guesses, q in found:
         assert torch.allclose(q, plain_laws(kind, own.target, text, guesses), atol=1e-5)
-    assert not torch.allclose(q, plain_laws(kind, own.target, text, guesses, hidden_first=True), atol=1e-3)
-
-
-@pytest.mark.parametrize("kind", only(["deepseek_v3"], STOCK))
-def test_q_is_what_transformers_computes_from_the_whole_text(kind):
-    """In ragged rows, after every number of accepted guesses, for guesses that repeat the layer. Negative control: the
-    texts' last tokens exchanged."""
-    own = parts(kind)
-    found = noted_drafts(own, tokens=10)
-    module = transformers_module(kind, own.target)
-    assert len(found) > 6 and {len(guesses) for _, guesses, _ in found} >= {3}
-    for text, guesses, q in found:
-        expected = stock_laws(module, own.target, text, guesses)
-        assert torch.allclose(q, expected, atol=1e-5)
-        assert not torch.allclose(
-            q, stock_laws(module, own.target, [*text[:-2], text[-1], text[-2]], guesses), atol=1e-3
-        )
+    assert not torch.allclose(q, plain_laws(kind, own.target, text, guesses, exchanged=True), atol=1e-3)
+    assert not torch.allclose(q, plain_laws(kind, own.target, [*text[:-2], text[-1], text[-2]], guesses), atol=1e-3)
 
 
 def one_late(self, tokens, hidden, first, last, *others, predict=PairModel.predict):
@@ -164,13 +118,12 @@ def one_late(self, tokens, hidden, first, last, *others, predict=PairModel.predi
 
 @pytest.mark.parametrize(("name", "wrong"), [("take", lambda *given: None), ("predict", one_late)])
 def test_hidden_states_and_positions_that_are_wrong_are_seen(name, wrong, monkeypatch):
-    """Negative controls of the comparison with transformers: pairs that were rejected stay pending, and pairs of the
+    """Negative controls of the comparison: pairs that were rejected stay pending, and pairs of the
     module's own states stand one position too late."""
     monkeypatch.setattr(PairModel, name, wrong)
     own = parts("glm4_moe")
     found = noted_drafts(own, gamma=2, tokens=10)
-    module = transformers_module("glm4_moe", own.target)
-    expected = [stock_laws(module, own.target, text, guesses) for text, guesses, _ in found]
+    expected = [plain_laws("glm4_moe", own.target, text, guesses) for text, guesses, _ in found]
     assert not all(torch.allclose(q, e, atol=1e-3) for (_, _, q), e in zip(found, expected, strict=True))
 
 
