@@ -37,7 +37,8 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_gradients():
+def _no_gradients_and_one_seed():
+    torch.manual_seed(0)
     with torch.inference_mode():
         yield
 

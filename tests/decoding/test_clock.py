@@ -112,17 +112,6 @@ def test_prefill_is_no_part_of_the_stage_after_it(machine):
     assert seconds[Stage.HOST] == pytest.approx(0.15)
 
 
-def test_a_cpu_has_one_clock(machine):
-    timer = Timer(torch.device("cpu"))
-    timer.start()
-    machine.host(2.0)
-    machine.host(1.0)
-    timer.end(Stage.VERIFY)
-    machine.host(0.5)
-    timer.end(Stage.RECORD)
-    assert timer.rounds() == [{Stage.VERIFY: 3.0, Stage.RECORD: 0.5}]
-
-
 def test_the_clock_that_requests_wait_by_stands_still_while_rounds_are_recorded(machine):
     """On both devices; the recorder's work on the device, which the host waits for at the start of a round, too."""
     for device, recording in (("cpu", 0.7), ("cuda", 0.7), ("cuda", 0.0)):

@@ -208,11 +208,6 @@ TENSORS = {iterative: iterative_sampling, block: block_verification, traversal: 
 PUBLIC, HSD = partial(traversal, after=of_public_code), partial(block, last=whole_ratio)
 
 
-def test_every_shape_is_there():
-    """Ordered trees of 1 to 4 edges, by Catalan's numbers, but those with a node of four children."""
-    assert len(set(SHAPES)) == len(SHAPES) == 1 + 2 + 5 + 14 - 1 and set(CHAINS) <= set(SHAPES)
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_distributions_are_exact_and_traversal_keeps_most(shape):
     for seed in range(2):

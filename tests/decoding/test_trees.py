@@ -14,7 +14,7 @@ from tabular import random_table
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.noise import exponentials
-from specbench.decoding.token_tree import MISSING, branching_tree, level_slices, levels_of, pack, static_parent
+from specbench.decoding.token_tree import MISSING, branching_tree, level_slices, levels_of
 from specbench.decoding.verify import block_verification, rejection_sampling
 from specbench.decoding.verify_tree import iterative_sampling, longest_path, match
 from specbench.drafters.blockwise import chosen_tree
@@ -151,21 +151,6 @@ def test_block_and_rejection_are_the_oracles(rule, point_mass):
             )
             assert verdict.accepted[row] == n
             assert verdict.tokens[row, : n + 1].tolist() == [*x[row, :n].tolist(), t]
-
-
-def test_packing_merges_what_says_the_same():
-    tokens = torch.tensor([[5, 5, 7, 1, 1, 2], [5, 6, 5, 1, 1, 1]])  # three chains of two
-    parent = static_parent(branching_tree([3, 1]), tokens.device)
-    packed = pack(tokens, (3, 3), parent, torch.ones(2, 6, dtype=torch.bool))
-    for row in range(2):
-        places = packed.place[row]
-        assert places[0] == 0
-        for i in range(6):
-            assert packed.tokens[row, places[i + 1] - 1] == tokens[row, i]
-    # Row 0: 5 (twice), 7, 5-1 (twice), 7-2: four guesses; row 1: 5 (twice), 6, 5-1 (twice), 6-1.
-    assert packed.tokens.shape[1] == 4
-    sees = packed.tree.sees[0]
-    assert sees.sum(-1).tolist() == [1, 2, 2, 3, 3] and packed.tree.depth[0].tolist() == [0, 1, 1, 2, 2]
 
 
 def test_distinct_children_have_the_distribution_they_say():

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from small_runs import composed, parts_of, run, small
 
 from specbench.config.check import check
-from specbench.drafters.dflash import DFlashModel
 from specbench.errors import ConfigError
 
 HIDDEN, TOTAL, V, BLOCK, MASK, HEADS, KEYS, SIZE = 16, 5, 4160, 4, 7, 4, 2, 8
@@ -184,19 +183,6 @@ def test_states_are_those_of_z_lab():
     for count, close in ((5, True), (4, False)):
         states = network(block, network.context(features[:, :count], first), first + 5)
         assert torch.allclose(states[0, 2, :4], torch.tensor(STORED), atol=1e-5, rtol=0) == close
-
-
-@pytest.mark.slow  # test_q_is_that_of_a_plain_forward_over_the_whole_text has three controls
-def test_hidden_states_that_are_not_taken_are_seen(monkeypatch):
-    """Negative control: the context lacks what was committed after the prompt."""
-    monkeypatch.setattr(DFlashModel, "take", lambda *given: None)
-    own = parts("z-lab", "temperature=1")
-    found = noted_drafts(own, tokens=12)
-    assert farthest(found, own, "z-lab") > 1e-3
-
-
-def test_the_context_is_that_of_its_layers():
-    assert parts("z-lab", "temperature=1").drafter.context == 2048
 
 
 def test_a_prompt_that_no_draft_followed_overwrites_nothing():

@@ -1,14 +1,11 @@
 """What each drafter without a network guesses, on texts small enough to do by hand, and the keys of named drafters."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
 from decoder_cases import V, make_drafter, tabular_model
-from small_runs import composed, parts_of
+from small_runs import parts_of
 
-from specbench.config.compose import conf_dir
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
@@ -66,15 +63,6 @@ def test_random_guesses_are_uniform(tables):
     counts = torch.bincount(draft.tokens.flatten(), minlength=V).float()
     assert ((counts - 3 * rows / V) ** 2 / (3 * rows / V)).sum() < (V - 1) + 10 * (2 * (V - 1)) ** 0.5
     assert torch.equal(draft.probs, torch.full((rows, 3, V), 1 / V))
-
-
-def test_a_named_drafter_has_the_keys_of_its_kind():
-    """Its file begins with that of its kind, which alone names the class; one class drafts both kinds of trees."""
-    files = [file.read_text() for file in (conf_dir() / "drafter").glob("*.yaml") if file.stem != "tree"]
-    kinds = re.findall("^_target_: (.*)$", "\n".join(files), re.M)
-    assert len(set(kinds)) == len(kinds) < len(files)
-    for name, own in (("llama1b", "vocabulary=intersection"), ("llama8b_eagle3", "nodes=8")):
-        assert composed(f"drafter={name}", f"drafter.{own}").drafter[own.partition("=")[0]]
 
 
 def test_errors_of_the_drafter_below_name_its_keys():

@@ -4,14 +4,12 @@ from pathlib import Path
 
 import pytest
 from choosing import slow_unless
-from omegaconf import OmegaConf
 from small_runs import composed, parts_of, run
 
 from specbench.data.files import place_of
 from specbench.data.prompts import load
 from specbench.data.text import UnconditionalData
 from specbench.drafters.ngram_lm import training_tokens
-from specbench.errors import ConfigError
 
 DATA = {"ende": "ParallelData", "unconditional": "UnconditionalData"}
 TASKS = {"ende": "ende", "bytes": "unconditional"}
@@ -20,20 +18,6 @@ TASKS = {"ende": "ende", "bytes": "unconditional"}
 def test_unconditional_prompts_differ_in_their_noise_alone():
     prompts = load(UnconditionalData(UnconditionalData.Settings(start=None, count=5, limit=3)))
     assert [prompt.id for prompt in prompts] == ["1", "2", "3"] and {prompt.turns for prompt in prompts} == {("",)}
-
-
-def test_training_refuses_an_encoder_decoder(tmp_path):
-    from specbench.train.trainer import checked_settings
-
-    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
-    target = {"_target_": "specbench.models.load.PretrainedModel", "path": str(tmp_path), "revision": None,
-              "trust_remote_code": False, "weights": "pretrained", "chat_template": "never",
-              "shape": {}}  # fmt: skip
-    method = OmegaConf.load(Path(__file__).parents[2] / "conf" / "method" / "medusa.yaml")
-    scalars = OmegaConf.load(Path(__file__).parents[2] / "conf" / "train.yaml")
-    kept = {key: value for key, value in scalars.items() if key not in ("defaults", "hydra")}
-    with pytest.raises(ConfigError, match="it is an encoder-decoder, and python -m specbench"):
-        checked_settings(OmegaConf.create(kept | {"target": target, "method": method}))
 
 
 SLOW = pytest.mark.slow

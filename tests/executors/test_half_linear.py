@@ -76,13 +76,6 @@ def test_without_a_compiler_layers_stay_as_they_are(tmp_path, monkeypatch, caplo
     assert "half_pairs cannot be compiled by false" in caplog.text and not list(tmp_path.rglob("*.so"))
 
 
-def test_a_compiler_may_have_arguments_and_the_next_one_is_tried(monkeypatch):
-    monkeypatch.setattr(half_pairs, "COMPILERS", ("sh", "not-there"))
-    for given, expected in (("wrapper 'g++ 1' -D", [["wrapper", "g++ 1", "-D"]]), ("", [])):
-        monkeypatch.setenv("CXX", given)
-        assert half_pairs.compilers() == [*expected, ["sh"]]
-
-
 def test_a_model_computes_the_stock_modules_logits_and_reads_half_of_its_bytes():
     target = parts_of("target.path=shipped:target", "drafter=ngram", "executor=eager").target
     plain = parts_of(

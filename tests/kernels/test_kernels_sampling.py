@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.decoding import sampling
 from specbench.decoding.draft import Draft
-from specbench.decoding.noise import exponentials
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.verify import at_row, speculative_sampling
 from specbench.kernels import ops
@@ -155,12 +154,6 @@ def without_clamp(p, q, x, r, bits, count, lenience):
     return recovered(p, x, n, torch.where(left.sum(-1, keepdim=True) > 0, left, at_row(p, n)), bits)
 
 
-def without_fallback(p, q, x, r, bits, count, lenience):
-    _, n = plain_verdict(p, q, x, r, bits, count, lenience)
-    left = (at_row(p, n) - at_row(q, n.clamp(max=x.shape[1] - 1)) * (n < count)[:, None]).clamp(min=0)
-    return recovered(p, x, n, left, bits)
-
-
 def without_count(p, q, x, r, bits, count, lenience):
     return plain_verdict(p, q, x, r, bits, torch.full_like(count, x.shape[1]), lenience)
 
@@ -174,19 +167,12 @@ def recovered(p, x, n, weights, bits):
     return torch.cat([x, t[:, None]], 1).scatter(1, n[:, None], t[:, None]), n
 
 
-@pytest.mark.parametrize("wrong", [without_clamp, without_fallback, without_count, with_another_lenience])
+@pytest.mark.parametrize("wrong", [without_clamp, without_count, with_another_lenience])
 def test_a_wrong_verdict_is_found(wrong, tiles):
     tiles((1024, 8))
     given = (*chains(7, 1000, 4, seed=11), 0.7)
     assert same(kernel_verdict(*given), plain_verdict(*given))
     assert not same(kernel_verdict(*given), wrong(*given))
-
-
-def test_near_ties_are_as_rare_as_said():
-    """T_1 / T_2 is uniform for many runners: the share of draws above 1 - x is x, here for x = .01."""
-    times = exponentials(random_bits((4000,), torch.Generator().manual_seed(3)), 512)
-    first, second = times.topk(2, largest=False).values.T
-    assert 0.006 < (first / second > 0.99).double().mean() < 0.014
 
 
 @pytest.mark.parametrize(("V", "rows", "tile"), [(1, 3, None), (7, 40, None), (2500, 2, None), (32003, 2, (2, 4096))])

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausa
 from specbench.cache.static import StaticCache
 from specbench.decoding.sequence import Sequence
 from specbench.drafters.model import ModelDrafter
-from specbench.models import cached_model, reference_forward, sizes
+from specbench.models import cached_model, sizes
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
 from specbench.policies.fixed import FixedGamma
@@ -69,17 +69,6 @@ def test_frequencies_that_grow_with_a_text_do_so_beyond_the_context_only():
     before = model.module.model.rotary_emb.inv_freq.clone()
     assert len(decoded(model, SHORT, LONG, new=96)[0]) == 91
     assert torch.equal(model.module.model.rotary_emb.inv_freq, before)
-
-
-def test_long_texts_are_read_whole_without_the_square_of_their_length(monkeypatch):
-    model, text = longrope(), torch.tensor([LONG])
-    eager = stock_logits(model, text, 15)
-    names, module = [], model.stock
-    setter = module.set_attn_implementation
-    monkeypatch.setattr(module, "set_attn_implementation", lambda name: names.append(name) or setter(name))
-    monkeypatch.setattr(reference_forward, "LONGEST_EAGER", 20)
-    torch.testing.assert_close(stock_logits(model, text, 15), eager, atol=1e-4, rtol=1e-4)
-    assert names[0] == "sdpa" and len(eager) == len(LONG) - 15
 
 
 @pytest.mark.parametrize("forbid", ["suppress_tokens", "bad_words_ids"])

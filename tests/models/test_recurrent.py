@@ -34,37 +34,21 @@ from specbench.verifiers.speculative import SpeculativeVerifier
 
 SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, head_dim=8, max_position_embeddings=256, pad_token_id=0)  # fmt: skip
-MAMBA_2 = dict(mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=2, mamba_d_state=8, mamba_chunk_size=4)
 DELTA = dict(layer_types=["linear_attention", "full_attention"], linear_num_value_heads=4, linear_num_key_heads=4,
              linear_key_head_dim=8, linear_value_head_dim=8)  # fmt: skip
 EXPERTS = dict(num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16)
 SHAPES = {
     "mamba": dict(state_size=8, time_step_rank=4),
     "mamba2": dict(state_size=8, num_heads=8, head_dim=8, n_groups=2, chunk_size=4),
-    "falcon_mamba": dict(state_size=8, time_step_rank=4),
     "recurrent_gemma": dict(num_hidden_layers=3, lru_width=32, attention_window_size=6,
                             block_types=["recurrent", "recurrent", "attention"]),
     "jamba": dict(num_experts=2, num_experts_per_tok=1, attn_layer_period=2, attn_layer_offset=1,
                   expert_layer_period=2, expert_layer_offset=1, mamba_d_state=8, mamba_dt_rank=4),
-    "bamba": dict(attn_layer_indices=[1], **MAMBA_2),
-    "zamba2": dict(num_hidden_layers=3, num_key_value_heads=4, attention_head_dim=16, num_mem_blocks=1,
-                   layers_block_type=["mamba", "mamba", "hybrid"], hybrid_layer_ids=[2], mamba_d_state=8,
-                   n_mamba_heads=8, mamba_headdim=8, chunk_size=4),
-    "falcon_h1": dict(mamba_d_ssm=32, **MAMBA_2 | dict(mamba_n_heads=4, mamba_n_groups=1)),
-    "granitemoehybrid": dict(layer_types=["mamba", "attention"], num_local_experts=2, num_experts_per_tok=1,
-                             shared_intermediate_size=32, **MAMBA_2),
-    "nemotron_h": dict(num_hidden_layers=4, layers_block_type=["mamba", "moe", "attention", "mlp"], mamba_num_heads=8,
-                       mamba_head_dim=8, n_groups=2, ssm_state_size=8, chunk_size=4, n_routed_experts=2,
-                       num_experts_per_tok=1, moe_intermediate_size=16, moe_shared_expert_intermediate_size=16,
-                       n_group=1, topk_group=1),
     "qwen3_next": dict(shared_expert_intermediate_size=16, **DELTA, **EXPERTS),
-    "qwen3_5_text": DELTA,
-    "olmo_hybrid": DELTA,
     "lfm2": dict(layer_types=["conv", "full_attention"]),
-    "lfm2_moe": dict(layer_types=["conv", "full_attention"], num_dense_layers=1, **EXPERTS),
 }  # fmt: skip
 FAST = ("mamba", "jamba", "qwen3_next")  # a state alone or beside attention, tokens one by one or together
-ONE_BY_ONE = {"mamba", "falcon_mamba", "jamba", "recurrent_gemma"}  # in every version of transformers
+ONE_BY_ONE = {"mamba", "jamba", "recurrent_gemma"}  # in every version of transformers
 PROMPTS = ([3, 5, 7, 9, 3], [9, 1], [8, 8, 2, 4, 6, 1, 2, 3, 4, 5, 6, 7])
 NEW_TOKENS, GAMMA = 10, 3
 

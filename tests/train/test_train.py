@@ -122,6 +122,12 @@ def test_what_is_said_of_the_use_composes(method, key, tmp_path):
     assert config.drafter[key] == str(folder)
 
 
+def test_an_encoder_decoder_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(ConfigError, match="it is an encoder-decoder, and python -m specbench"):
+        train(training(f"target.path={tmp_path}"), tmp_path / "out")
+
+
 def test_a_text_becomes_rows():
     class Letters:
         eos_token_id = 9
