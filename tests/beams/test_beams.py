@@ -15,10 +15,8 @@ from transformers import AutoModelForCausalLM, MistralConfig
 from specbench.beams import decode as beam_search
 from specbench.beams import search as tree_reader
 from specbench.beams.beam import judge
-from specbench.beams.decode import BeamRound, recorded
 from specbench.beams.search import BeamRules
 from specbench.config.check import check
-from specbench.decoding.timer import Stage
 from specbench.errors import ConfigError
 from specbench.models.language_model import LanguageModel
 from specbench.report.files import read_run
@@ -130,18 +128,6 @@ def test_the_beams_and_scores_are_those_of_transformers(penalty, early, good):
             assert_equal(found.finished, wanted)
         lengths |= {len(h.tokens) for h in found.finished}
     assert len(lengths) > 1 or penalty == 2, "some hypotheses end before the limit"
-
-
-def test_levels_behind_the_end_of_the_text_are_not_counted():
-    """Rounds of a text of 10 tokens; the last one is cut, and the time of a call behind the end is shared."""
-    rounds = [BeamRound(4, 2, True, 3, 30), BeamRound(4, 4, False, 5, 30), BeamRound(4, 4, False, 5, 30)]
-    calls = [{Stage.VERIFY: 1.0}] * 3
-    found = recorded(rounds, calls, 5)
-    assert (found.tokens, found.accepted, found.tested) == ([3, 2], [2, 2], [3, 2])
-    assert (found.betas, found.recovered, found.bonus) == ([[1.0, 1.0, 0.0], [1.0, 1.0]], [1, 0], [0, 0])
-    assert found.verify == [1.5, 1.5]
-    whole = recorded(rounds[:2], calls[:2], 8)
-    assert (whole.tokens, whole.accepted, whole.bonus) == ([3, 5], [2, 4], [0, 1])
 
 
 REFUSED = {

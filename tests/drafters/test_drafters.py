@@ -1,4 +1,4 @@
-"""What each drafter without a network guesses, on texts small enough to do by hand, and the keys of named drafters."""
+"""What drafters without a network guess, on texts small enough to do by hand."""
 
 import numpy as np
 import pytest
@@ -20,15 +20,6 @@ def guesses(kind, prompt, gamma, target, text_file="", temperature=0.0):
     drafter.begin(state)
     draft = drafter.propose(state, [gamma])
     return draft.tokens[0].tolist(), draft
-
-
-def test_the_longest_context_decides_and_ties_go_to_the_most_recent(tables):
-    text = [1, 2, 3, 9, 2, 3, 4, 2, 3, 4]
-    assert guesses("ngram", [*text, 1, 2, 3], 1, tables.target)[0] == [9]  # though 4 follows "2 3" more often
-    assert guesses("ngram", [*text, 7, 2, 3], 1, tables.target)[0] == [4]  # backs off to order 3
-    assert guesses("ngram", [*text, 7, 8, 1], 2, tables.target)[0] == [2, 3]  # to order 2, and on from there
-    assert guesses("ngram", [*text, 7, 8, 8], 1, tables.target)[0] == [8]
-    assert guesses("ngram", [5, 1, 5, 2, 5, 3, 5], 1, tables.target)[0] == [3]
 
 
 def test_ngram_chains_its_own_guesses_and_stops_without_one(tables):

@@ -10,19 +10,7 @@ import torch
 from checkpoints import checkpoint
 from choosing import only, slow_unless
 from decoder_cases import noted_drafts
-from eagle_cases import (
-    DRAFT_V,
-    TARGET,
-    D,
-    PlainEagle,
-    V,
-    eagle3_tensors,
-    numbers,
-    plain,
-    renamed,
-    speculators,
-    write,
-)
+from eagle_cases import DRAFT_V, TARGET, D, PlainEagle, V, eagle3_tensors, numbers, plain, renamed, speculators, write
 from small_runs import composed, parts_of, run, small
 
 from specbench.config.check import check

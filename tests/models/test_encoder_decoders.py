@@ -8,16 +8,7 @@ import torch
 from checkpoints import with_tokenizer
 from choosing import in_turn, slow_unless
 from decoder_cases import CACHES, GREEDY, adapted, logits_of, make_drafter
-from encoder_decoder_cases import (
-    HOT,
-    INPUTS,
-    KINDS,
-    NEW,
-    V,
-    chi_squared,
-    decoded_by,
-    module_of,
-)
+from encoder_decoder_cases import HOT, INPUTS, KINDS, NEW, V, chi_squared, decoded_by, module_of
 from small_runs import parts_of, run
 
 from specbench.decoding.sampling import Sampling

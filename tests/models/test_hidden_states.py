@@ -79,12 +79,3 @@ def test_states_of_prompts_chains_and_trees(cache_name):
         path = expected([*text, own[0], own[1], own[3]], model.feature_layers)[n - 1 :]
         close(tree[row, [0, 1, 2, 4]], path)
         assert not torch.allclose(chain[row], expected(text + own, (0, 1, LAYERS))[n - 1 :], atol=0.1)
-
-
-def test_states_of_a_row_that_is_read_alone_and_of_no_layers():
-    model, state, heard = target("static")
-    model.read(state, 1, 0, 2)
-    close(heard.found[1][0][0], expected(TEXTS[1], model.feature_layers)[:2])
-    model.feature_layers = ()
-    model.read(state, 1, 0, 2)
-    assert heard.found[1][1].shape == (1, 2, 16)  # the input of the output matrix

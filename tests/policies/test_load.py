@@ -31,11 +31,11 @@ def test_arrivals_are_seeded_and_come_at_the_rate():
     assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)  # exponential
 
 
-def decode_arrivals(tables, arrivals, verifier=None, kind="model", clock=None, record=None) -> Scheduler:
-    """The queue of requests that were decoded through two rows, plainly without a `kind` of drafter."""
+def decode_arrivals(tables, arrivals, verifier=None, clock=None, record=None) -> Scheduler:
+    """The queue of requests that were decoded through two rows."""
     target, similar = (tabular_model(logits, Sampling()) for logits in (tables.target, tables.similar))
     verifier = verifier or SpeculativeVerifier(Sampling())
-    drafter, record = kind and make_drafter(kind, target, "", similar), record or Recorder(verifier)
+    drafter, record = make_drafter("model", target, "", similar), record or Recorder(verifier)
     return queued(target, drafter, jobs(), 2, verifier, FixedGamma(GAMMA), 5, GAMMA + 1, record, clock, arrivals)
 
 

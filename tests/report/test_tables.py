@@ -121,13 +121,6 @@ def test_numbers_keep_their_digits(value, shown):
     assert tables.number(value) == shown
 
 
-def test_numbers_that_do_not_exist_are_dashes():
-    nothing = {"mean": None, "stderr": None, "n": 0}
-    assert tables.mean(nothing) == tables.mean(None) == tables.ratio(None, None) == "-"
-    assert tables.mean({"mean": 0.5, "stderr": None}) == "0.500" and tables.ratio(1.5, None) == "1.50x"
-    assert tables.milliseconds({"p50": None, "p90": None}) == "-"
-
-
 @pytest.mark.parametrize(
     ("expected", "passed", "word"),
     [

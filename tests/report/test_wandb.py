@@ -162,15 +162,6 @@ def test_a_run_that_is_cut_short_is_marked(status, code, tmp_path):
     assert [record.exit.exit_code for record in offline.of("exit")] == [code]
 
 
-def test_an_interrupted_run_with_results_is_marked(tmp_path):
-    own = logger()
-    own.open(opening(tmp_path))
-    own.finish(stored(tmp_path, records(3), status="interrupted"))
-    offline = Offline(tmp_path)
-    assert offline.summary()["status"] == "interrupted"
-    assert [record.exit.exit_code for record in offline.of("exit")] == [130]
-
-
 def test_jobs_of_one_command_have_ids_of_their_own(monkeypatch, tmp_path):
     """WANDB_RUN_ID is of a whole command: a job that runs again has the id that it had, and no other job has."""
     monkeypatch.chdir(tmp_path)
@@ -214,8 +205,3 @@ def test_the_blocks_of_a_dashboard(logged):
     drawn = {str(metric) for panel in grid.panels for metric in getattr(panel, "metrics", [])}
     assert all(any(key in metric for metric in drawn) for key in keys)
     assert grid.runsets[0].project == "project" and grid.runsets[0].entity == "entity"
-
-
-def test_a_dashboard_has_an_entity_and_a_project():
-    with pytest.raises(ConfigError, match="it must be ENTITY/PROJECT"):
-        wandb.save_dashboard("project", [])

@@ -1,16 +1,13 @@
 """What a run gives its verdict: the configuration's own sampling, and what other texts have at the same positions."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 from small_runs import parts_of, run
 
 import specbench.run.session
-from specbench.data.prompts import Request
 from specbench.decoding.noise import prompt_key
-from specbench.run.readers import beside
 
 SHORT = ("executor=eager", "data.limit=4", "max_new_tokens=32")
 
@@ -49,15 +46,3 @@ def test_alpha_along_plain_decodings_text_has_the_runs_lenience(tmp_path, temper
         betas = torch.minimum(p / 0.5, q).sum(-1) if temperature else agreed
         assert record.target_text["positions"] == len(new)
         assert record.target_text["beta"] == pytest.approx(float(betas.sum()), abs=0.05)
-
-
-def test_other_texts_are_compared_position_by_position():
-    request = Request("a", "a", "", [1] * 5, "")
-    others = [
-        SimpleNamespace(prompt_tokens=3, encoder_tokens=None, speculative=SimpleNamespace(ids=[10, 11, 12, 13])),
-        SimpleNamespace(prompt_tokens=7, encoder_tokens=None, speculative=SimpleNamespace(ids=[20, 21])),
-        SimpleNamespace(prompt_tokens=5, encoder_tokens=None, speculative=None),
-    ]
-    assert beside(request, 5, others) == [12, 13, 20, 21, -1]
-    others[1].encoder_tokens = 7  # every decoder begins at the same position
-    assert beside(request, 5, others) == [20, 21, -1, -1, -1]
