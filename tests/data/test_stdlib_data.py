@@ -1,7 +1,6 @@
 """The default prompts: held-out code and documentation, the same in every run."""
 
 import pytest
-from specbench.data.stdlib_corpus import is_held_out
 
 from specbench.data.stdlib import LINES_BEFORE, SIGNATURE, StdlibData, is_held_out
 
