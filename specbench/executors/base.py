@@ -58,7 +58,7 @@ class Executor(Component):
         self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
     ) -> Callable[..., Any]:
         """As `compiled`, for a function that calls such versions, `usual` if this call has the shapes of most calls."""
-        return function
+        return self.compiled(function, model)
 
     def columns(self, needed: int, capacity: int | None = None) -> int:
         """Number of cache columns to allocate for `needed` ones or, given the cache's `capacity`, to attend to."""

@@ -51,14 +51,6 @@ class CudaGraphExecutor(Executor):
         self.stream: Any = None  # of captures and of the calls before them: each stream keeps workspaces of its own
 
     def compiled(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
-        return self.captured(function, model)
-
-    def compiled_whole(
-        self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
-    ) -> Callable[..., Any]:
-        return self.captured(function, model)
-
-    def captured(self, function: Callable[..., Any], model: HasCache | None) -> Callable[..., Any]:
         """A version of any function that runs as a CUDA graph. Arguments and results are tensors and hashable
         constants, tuples and dataclasses of them. It may change `Rows` among its arguments, and the cache of the
         model, in place; nothing else. A result is valid until the function's next call."""

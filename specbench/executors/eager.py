@@ -1,4 +1,4 @@
-"""The reference executor, which runs every operation as it is written."""
+"""The reference executor, which runs every operation as it is written, and the executor of executor=auto."""
 
 from typing import Any
 
@@ -24,3 +24,16 @@ class EagerExecutor(Executor):
 
     def load(self, module: Module) -> Module:
         return with_half_weights(module) if self.half_weights else module
+
+
+class DefaultExecutor(EagerExecutor):
+    """executor=auto: CUDA graphs on CUDA where they are possible, else eager mode."""
+
+    @classmethod
+    def from_settings(cls, settings: Any, device: torch.device, run: Any) -> Executor:
+        possible = run["cache"].kind.fixed_shapes and run["decoding"].kind.samples
+        if device.type == "cuda" and possible and not run["target"].settings.divided():
+            from specbench.executors.cudagraph import CudaGraphExecutor
+
+            return CudaGraphExecutor()
+        return EagerExecutor(settings.half_weights)

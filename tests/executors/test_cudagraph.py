@@ -19,8 +19,7 @@ from specbench.decoding.state import State
 from specbench.executors import cudagraph
 from specbench.executors import pytree as buckets
 from specbench.executors.cudagraph import Captured, CudaGraphExecutor
-from specbench.executors.default import DefaultExecutor
-from specbench.executors.eager import EagerExecutor
+from specbench.executors.eager import DefaultExecutor, EagerExecutor
 from specbench.measure.recorder import round_numbers
 from specbench.policies.entropy import EntropyGamma
 from specbench.verifiers.speculative import SpeculativeVerifier

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from decoder_cases import CACHES
+from small_runs import parts_of, run
 
 pytest.importorskip("triton")
 
@@ -258,3 +259,14 @@ def test_hidden_states_are_those_of_the_module(layers):
         found.append(torch.cat(hidden, 1))
     assert found[0].shape == (1, 10, 48 * max(1, len(layers)))
     assert float((found[0] - found[1]).abs().max() / found[1].abs().max()) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_run_at_temperature_0_is_batch_invariant_and_its_texts_are_equal(tmp_path):
+    """In bfloat16, where other orders of sums would turn ties; the verdict then excuses none."""
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "def f"}')
+    data = ("data=jsonl", f"data.path={tmp_path / 'prompts.jsonl'}", "max_new_tokens=8", "gamma=2")
+    parts = parts_of("target=bytes", "drafter=bytes", "attention=triton", "dtype=bfloat16", "temperature=0", *data)
+    results, records = run(parts, tmp_path)
+    assert parts.target.fused is not None and results.details.batch_invariant and results.lossless.passed
+    assert all(record.speculative.ids == record.baseline.ids for record in records)

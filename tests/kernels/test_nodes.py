@@ -82,7 +82,7 @@ def nodes(monkeypatch):
     monkeypatch.setattr(ops, "run_on", lambda device: device.type == "cuda")
     monkeypatch.setattr(sampling, "kernels", ops)
     monkeypatch.setattr(torch, "allclose", lambda *given, **more: True)  # nothing has a value
-    monkeypatch.setattr(CudaGraphExecutor, "captured", lambda self, function, model: function)
+    monkeypatch.setattr(CudaGraphExecutor, "compiled", lambda self, function, model=None: function)
     for kept in (transfers._kept, transfers.counts, attention.counters):
         kept.cache_clear()
     with torch.inference_mode(False), FakeTensorMode(), torch.no_grad(), WithoutGuard():
