@@ -19,10 +19,10 @@ from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.decoding.verify import dense, output_distribution
 from specbench.measure.intervals import Estimate, Sums, estimates
-from specbench.models.reference_forward import Known, own_attention, penalised, stock_scores
+from specbench.models.reference_forward import Known, stock_scores
 
 CHUNK = 64  # positions that are standardised at a time
-CLEAR = 3.0  # standard errors by which a control must differ from alpha
+CLEAR = 3.0  # standard errors by which the control must differ from alpha
 
 
 def read_target_text(
@@ -94,15 +94,13 @@ def asked(drafter: Any, text: Tensor, begin: int, vocab_size: int, encoder_input
 
 @dataclasses.dataclass(frozen=True)
 class TeacherForced:
-    """Means of beta over texts, with texts as clusters. `shifted` compares q with p of the next position, and
-    `unmasked` lets the drafter see the text that it guesses, None if it has a recurrent state, which no mask opens: a
-    measurement that gives alpha in either case is broken. `sound` says whether both differ clearly from alpha; None if
+    """Means of beta over texts, with texts as clusters. `shifted`, the control, compares q with p of the next position:
+    a measurement that gives alpha there too is broken. `sound` says whether it differs clearly from alpha; None if
     there are too few texts for an error. `length` is tokens per target call."""
 
     alpha: Estimate
     length: Estimate
     shifted: Estimate
-    unmasked: Estimate | None
     sound: bool | None
     positions: int
     texts: int
@@ -113,7 +111,7 @@ def read_alpha(
     target: Any, drafter: Any, texts: Iterable[tuple[abc.Sequence[int], int]], gamma: int, own: bool
 ) -> TeacherForced:
     """beta at each position of texts, each given with the position that it is scored from, by the stock modules of two
-    `LanguageModel`s, and the two controls: no cache, no executor and no loop of ours takes part. Raises ValueError if
+    `LanguageModel`s, and the control: no cache, no executor and no loop of ours takes part. Raises ValueError if
     no text can be scored. For the length with drafts of gamma tokens, a text that is the target's `own` says which
     guess was taken: x, drawn from p, was an accepted guess with probability min(1, q(x) / p(x)). Of another text only
     beta is known."""
@@ -122,36 +120,29 @@ def read_alpha(
         for tokens, begin in texts:
             read = tokens[: min(target.context, drafter.context)]
             text = torch.tensor([[*read]], device=target.device)
-            if text.shape[1] - begin < 2:  # the shifted control needs a next position
+            if text.shape[1] - begin < 2:  # the control needs a next position
                 continue
             p, q = (distribution(stock_scores(model, text, begin), model.sampling) for model in (target, drafter))
-            pairs = {"alpha": (p, q), "shifted": (p.roll(-1, 0), q)}
-            if drafter.recurrence is None:
-                pairs["unmasked"] = (p, distribution(_without_mask(drafter, text, begin), drafter.sampling))
-            sums = {name: float(torch.minimum(*pair).sum()) for name, pair in pairs.items()}
+            alpha, shifted = (float(torch.minimum(of, q).sum()) for of in (p, p.roll(-1, 0)))
             p_x, q_x = (of.gather(1, text[0, begin:, None])[:, 0] for of in (p, q))
             accepts = (q_x / p_x.clamp(min=1e-300)).clamp(max=1) if own else torch.minimum(p, q).sum(-1)
             rounds, kept = expected_rounds(accepts.tolist(), gamma)
-            rows.append({"positions": float(len(p)), "rounds": rounds, "kept": kept, **sums})
+            rows.append((float(len(p)), rounds, kept, alpha, shifted))
     if not rows:
         raise ValueError("no text can be scored: each needs two tokens at least, behind a prompt that fits")
-    columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    controls = [name for name in ("shifted", "unmasked") if name in columns]
+    columns = dict(zip(("positions", "rounds", "kept", "alpha", "shifted"), np.array(rows).T, strict=True))
 
     def means(s: Sums) -> dict[str, Any]:
-        length = s["kept"] / s["rounds"]
-        sums = {**s, **{f"{name} from alpha": s[name] - s["alpha"] for name in controls}}
-        return {**{name: total / s["positions"] for name, total in sums.items()}, "length": length}
+        sums = {"alpha": s["alpha"], "shifted": s["shifted"], "apart": s["shifted"] - s["alpha"]}
+        return {name: total / s["positions"] for name, total in sums.items()} | {"length": s["kept"] / s["rounds"]}
 
     found = estimates(columns, range(len(rows)), means, log=False)
-    away = [found[f"{name} from alpha"] for name in controls]
-    known = [abs(each.value or 0.0) > CLEAR * each.stderr for each in away if each.stderr is not None]
+    apart = found["apart"]
     return TeacherForced(
         found["alpha"],
         found["length"],
         found["shifted"],
-        found.get("unmasked"),
-        all(known) if len(known) == len(away) else None,
+        None if apart.stderr is None else abs(apart.value or 0.0) > CLEAR * apart.stderr,
         round(columns["positions"].sum()),
         len(rows),
         time.perf_counter() - clock,
@@ -168,13 +159,3 @@ def expected_rounds(accepts: abc.Sequence[float], gamma: int) -> tuple[float, fl
         place = np.append(ends, accepted * place[:-1])
         rounds += ends
     return rounds, len(accepts) - float(place @ np.arange(gamma + 1))
-
-
-def _without_mask(model: Any, text: Tensor, begin: int) -> Tensor:
-    """`stock_scores` [n, V] of a drafter that sees the whole text."""
-    own, module = model.vocabulary.read(text), model.stock
-    length = text.shape[1] - 1
-    with own_attention(module):
-        nothing = torch.zeros(1, 1, length, length, dtype=module.dtype, device=text.device)
-        seeing = module(input_ids=own[:, :-1], attention_mask=nothing, use_cache=False).logits[0, begin - length - 1 :]
-    return penalised(model.vocabulary.fit(seeing.float()), text, begin, model.sampling)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specbench.report.files import Run
 
 FILE = "alpha.json"
-BROKEN = 3  # exit code if a control does not differ from alpha
+BROKEN = 3  # exit code if the control does not differ from alpha
 
 
 def main(words: list[str] | None = None) -> None:
@@ -47,7 +47,7 @@ def main(words: list[str] | None = None) -> None:
 def measure(
     folder: Path | None, overrides: Sequence[str], file: Path | None, reported: Decimal | None = None
 ) -> bool | None:
-    """Reads the texts with both models, prints and writes the numbers. Returns whether both controls differ from alpha;
+    """Reads the texts with both models, prints and writes the numbers. Returns whether the control differs from alpha;
     None if there are too few texts to say. `reported` is compared with the length. Raises ConfigError."""
     from specbench.report import files
 
@@ -155,7 +155,6 @@ def show(found: "TeacherForced", run: "Run | None", gamma: int) -> None:
     rows = {
         "alpha, by teacher forcing": found.alpha,
         "control: p of the next position": found.shifted,
-        "control: the drafter sees the text": found.unmasked,
     }
     cells = {
         name: tables.mean({"mean": each.value, "stderr": each.stderr} if each else None) for name, each in rows.items()
@@ -169,4 +168,4 @@ def show(found: "TeacherForced", run: "Run | None", gamma: int) -> None:
     terminal.show(terminal.table(pd.DataFrame({"": cells.keys(), "mean": cells.values()})))
     terminal.show(f"{found.positions:,} positions of {found.texts} texts in {found.seconds:.1f} s")
     if found.sound is False:
-        terminal.show("A control does not differ from alpha by three standard errors: do not trust this number.")
+        terminal.show("The control does not differ from alpha by three standard errors: do not trust this number.")

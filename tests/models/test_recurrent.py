@@ -25,7 +25,6 @@ from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
 from specbench.drafters.model import ModelDrafter
 from specbench.errors import ConfigError
-from specbench.measure.target_text import read_alpha
 from specbench.models.language_model import LanguageModel
 from specbench.models.recurrent import Kept, RowStates
 from specbench.models.reference_forward import reads_trees
@@ -203,15 +202,6 @@ def folders(tmp_path_factory):
     for kind in ("mamba", "qwen3_next"):
         made[kind] = checkpoint(tmp_path_factory.mktemp(kind), model_type=kind, eos_token_id=None, **SHAPES[kind])
     return made
-
-
-def test_alpha_by_teacher_forcing_has_no_control_without_a_mask(folders):
-    """A state sees no later token, whatever the mask is: that control is left out, and the other one decides."""
-    parts = parts_of("target=model", "drafter=model", f"target.path={folders['qwen3_next']}",
-                     f"drafter.path={folders['mamba']}", "executor=eager")  # fmt: skip
-    texts = [(request.tokens, 1) for request in parts.rendered.values()]
-    found = read_alpha(parts.target, parts.drafter.models[0], texts)
-    assert found.positions and found.unmasked is None and found.shifted.value is not None
 
 
 @pytest.mark.slow
