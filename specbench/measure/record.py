@@ -206,7 +206,7 @@ def read(path: Path) -> list[Record]:
         try:
             record = adapter().validate_json(line, strict=True)
         except ValidationError as error:
-            raise refused(error, line, place) from error
+            raise refused(error, place) from error
         for method in ("speculative", "baseline"):
             text: Text | None = vars(record)[method]
             if text is not None and len({len(column) for column in vars(text.rounds).values()}) > 1:
@@ -227,17 +227,11 @@ def content(path: Path) -> bytes:
         raise ConfigError(f"{path} cannot be read ({first_line(error)})") from error
 
 
-def refused(error: ValidationError, text: bytes, place: str) -> ConfigError:
+def refused(error: ValidationError, place: str) -> ConfigError:
     """What pydantic refused first, with the key, the value and what is allowed."""
-    first, keys = error.errors(include_url=False)[0], list[str]()
-    if first["type"] == "json_invalid":
-        return ConfigError(f"{place} cannot be read: {first['msg']}")
-    found = json.loads(text)
-    for part in first["loc"]:
-        try:
-            found = found[part]
-        except (LookupError, TypeError):  # a name of pydantic's own, of one type of several, or what is missing
-            continue
-        keys.append(str(part))
+    first = error.errors(include_url=False)[0]
+    key = ".".join(map(str, first["loc"]))
+    if first["type"] in ("json_invalid", "missing"):
+        return ConfigError(f"{place} cannot be read: {' '.join(filter(None, (key, first['msg'])))}")
     wanted = first["msg"].removeprefix("Input should be ")
-    return ConfigError(f"{place} cannot be read: {'.'.join(keys)}={shown(found)} is not allowed, it must be {wanted}")
+    return ConfigError(f"{place} cannot be read: {key}={shown(first['input'])} is not allowed, it must be {wanted}")

@@ -13,7 +13,6 @@ import numpy as np
 from specbench import theory
 from specbench.measure import breakdown, formulas
 from specbench.measure.intervals import FEWEST, Estimate
-from specbench.measure.latency import latency, served
 from specbench.measure.record import SCHEMA_VERSION, Facts, Record
 from specbench.measure.rounds import Sample, finished, prompts_frame, rounds_without_room
 from specbench.measure.verdict import judge
@@ -59,7 +58,7 @@ def results(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
             "measured_peak_bytes_per_second": facts.peak_bytes_per_second or None,
         },
         "memory": facts.memory,
-        "latency": latency(records, facts.batch_size),
+        "latency": breakdown.latency(records, facts.batch_size),
         "counts": _counts(records, total),
         "notes": [*facts.notes, *_notes(records, run, facts), *verdict["notes"]],
         "details": _details(records, run, facts) | {"verdict": verdict["details"]},
@@ -180,5 +179,5 @@ def _details(records: Sequence[Record], run: Sample, facts: Facts) -> dict[str, 
         "recording": recording if math.isfinite(recording) else None,
         "pace_drift": pace_drift(records),
         "drift": breakdown.drift(run),
-        "served": served(records, facts.batch_size),
+        "served": breakdown.served(records, facts.batch_size),
     }

@@ -118,7 +118,7 @@ def parsed(content: bytes, hint: type[BaseModel], place: str) -> Any:
             )
         hint.model_validate_json(content, strict=True)
     except ValidationError as error:
-        raise refused(error, content, place) from error
+        raise refused(error, place) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place} cannot be read ({first_line(error)})") from error
     return found

@@ -42,17 +42,20 @@ def headline(results: Mapping[str, Any]) -> str:
 
 def verdict_and_prediction(results: Mapping[str, Any]) -> str:
     """What stands beside the speedup: Theorem 3.8's prediction and whether the output distribution is the target's."""
-    predicted, lossless = results["speedup"]["theorem_3_8"], results["lossless"]
+    predicted = results["speedup"]["theorem_3_8"]
     theorem = f"Theorem 3.8 predicts {ratio(predicted, None)}" if predicted else "Theorem 3.8 predicts nothing here"
-    reason = f" ({lossless['reason']})" if lossless["reason"] else ""
-    return f"{theorem}; lossless: {verdict(lossless)}{reason}"
+    return f"{theorem}; lossless: {verdict_with_reason(results['lossless'])}"
+
+
+def verdict_with_reason(lossless: Mapping[str, Any]) -> str:
+    """The verdict in a word or two, and why."""
+    return verdict(lossless) + (f" ({lossless['reason']})" if lossless["reason"] else "")
 
 
 def summary(results: Mapping[str, Any], folder: Path) -> None:
     """Prints the answer of a run: at most twelve lines."""
-    cost, speedup, lossless = results["cost"], results["speedup"], results["lossless"]
+    cost, speedup = results["cost"], results["speedup"]
     peers = [f"{ratio(own['measured'], own['ci95'])} over {name}" for name, own in results["speedup_over"].items()]
-    reason = f" ({lossless['reason']})" if lossless["reason"] else ""
     bandwidth = results["bandwidth"]
     read, peak = bandwidth["target_bytes_per_second"], bandwidth["measured_peak_bytes_per_second"]
     share = f", at {read / peak:.0%} of the measured memory bandwidth" if read and peak else ""
@@ -65,7 +68,7 @@ def summary(results: Mapping[str, Any], folder: Path) -> None:
         f"{ratio(speedup['end_to_end'], speedup['end_to_end_ci95'])} with prefill",
         "tokens/s": f"{number(rates.get('speculative_tokens_per_second'))}, plain decoding "
         f"{number(rates.get('baseline_tokens_per_second'))}{share}",
-        "lossless": verdict(lossless) + reason,
+        "lossless": verdict_with_reason(results["lossless"]),
     }
     if peers:
         lines["peers"] = ", ".join(peers)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from records import facts, record, records
 
+from specbench.measure.breakdown import latency, served
 from specbench.measure.compare import compare, holm
 from specbench.measure.formulas import speedups
-from specbench.measure.latency import latency, served
 from specbench.measure.record import Record
 from specbench.measure.recorder import drift_of_steps
 from specbench.measure.results import results
