@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.filesize import decimal
@@ -19,7 +19,6 @@ from specbench.decoding.sampling import Sampling
 from specbench.drafters.base import Drafter
 from specbench.errors import ConfigError
 from specbench.executors.machine import free_bytes
-from specbench.kernels import ops
 from specbench.models.context import Context, pick_device, pick_dtype
 from specbench.models.generation import not_applied
 from specbench.models.language_model import LanguageModel
@@ -95,7 +94,8 @@ def build(
     refuse_other_tokens(checked)
     context = context_of(checked, policy.largest, prompts)
     sizes = sizes_of(checked, context)
-    tokenizer, chat = tokenizer_of(checked)
+    tokenizer = load_tokenizer(choices["target"].settings, "target")
+    chat = uses_template(choices["target"].settings, tokenizer, "target")
     requests = {prompt: render(prompt, ["..."] * (len(prompt.turns) - 1), tokenizer, chat) for prompt in prompts}
     spare = spare_columns(checked, policy.largest)
     longest = max(len(request.tokens) for request in requests.values())
@@ -140,7 +140,10 @@ def context_of(checked: Checked, gamma: int, prompts: Sequence[Prompt]) -> Conte
     """What all models of the run have in common; `gamma` is the largest of its policy. Raises ConfigError."""
     root, choices = checked.root, checked.choices
     device = pick_device(root.device)
-    sampling.use(ops)
+    if device.type == "cuda":
+        from specbench.kernels import ops
+
+        sampling.use(ops)
     return Context(
         device=device,
         dtype=pick_dtype(root.dtype, device),
@@ -183,13 +186,6 @@ def chosen_prompts(prompts: Sequence[Prompt], root: RunConfig) -> list[Prompt]:
     if root.skip >= len(found):
         raise ConfigError(f"skip={root.skip} is not possible: data has {len(found)} prompts, and none is left")
     return found[root.skip :][: root.take or None]
-
-
-def tokenizer_of(checked: Checked) -> tuple[Any, bool]:
-    """The target's tokenizer, and whether prompts pass through its chat template. Raises ConfigError."""
-    settings = checked.choices["target"].settings
-    tokenizer = load_tokenizer(settings, "target")
-    return tokenizer, uses_template(settings, tokenizer, "target")
 
 
 def spare_columns(checked: Checked, gamma: int) -> int:

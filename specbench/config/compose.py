@@ -22,16 +22,7 @@ from pydantic import Field
 
 from specbench.data.files import PACKAGE, place_of
 from specbench.errors import ConfigError, first_line, shown, unknown, visible
-from specbench.settings import (
-    LARGEST_GAMMA,
-    LARGEST_SEED,
-    MOST_BEAMS,
-    BaseSettings,
-    Lenience,
-    Temperature,
-    TopK,
-    TopP,
-)
+from specbench.settings import LARGEST_GAMMA, LARGEST_SEED, MOST_BEAMS, BaseSettings, Lenience, Temperature, TopK, TopP
 
 # Groups of `conf/`, with the base class of their options: imported when needed, since most load torch.
 GROUPS = {
