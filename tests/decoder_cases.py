@@ -15,13 +15,12 @@ from specbench.cache.dynamic import DynamicCache
 from specbench.cache.paged import PagedCache
 from specbench.cache.slots import SlotCache
 from specbench.cache.static import StaticCache
-from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.draft import Draft
 from specbench.decoding.noise import PROPOSAL, node_bits, prompt_key, uniforms
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.scheduler import Scheduler
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import decode_speculative, ignore
+from specbench.decoding.speculative import decode_autoregressive, decode_speculative, ignore
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock, Timer
 from specbench.decoding.token_tree import MISSING, ROOT, branching_tree, tree_of

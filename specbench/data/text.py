@@ -44,17 +44,10 @@ class TextData(Data):
         files = s.files()
         for path in files:
             text = read_text(str(path), "data.path")
-            for begin, end in windows(len(text), s.window, s.stride or s.window):
-                part = text[begin:end]
+            for begin in range(0, max(1, len(text) - s.window + 1), s.stride or s.window):
+                part = text[begin : begin + s.window]
                 if part.strip():
                     yield Prompt(f"{path.name}:{begin}", (part,), path.name if len(files) > 1 else "")
-
-
-def windows(length: int, window: int, stride: int) -> list[tuple[int, int]]:
-    """(begin, end) of the whole windows in a text of this length; the text itself if it is shorter than one."""
-    if length <= window:
-        return [(0, length)]
-    return [(begin, begin + window) for begin in range(0, length - window + 1, stride)]
 
 
 class ParallelData(Data):

@@ -110,3 +110,31 @@ def accept_and_commit(
     if verifier.looks_ahead:
         renew(rows.noise, rows.done)
     return verdict, kept, summary_of(rows, verdict, draft)
+
+
+def decode_autoregressive(
+    state: State,
+    target: "Target",
+    verifier: "Verifier",
+    clock: Clock,
+    after_round: RoundHook = ignore,
+    admit: Admit = any_active,
+) -> State:
+    """Plain decoding, the baseline of every speedup, through the same model, cache, executor, sampler and clock.
+
+    Decodes one token per active row and step until `admit` returns False; returns the state. `admit` may give
+    rows to requests before each step. For every active row, the target's cache must hold all committed tokens but the
+    last."""
+    no_draft = Draft.empty(state.batch_size, state.tokens.device)
+    state.drawn = 0
+    clock.start()
+    while admit(state, clock):
+        scores = target.score(state, no_draft)
+        clock.end(Stage.VERIFY)
+        verdict, kept = accept_and_append(state, scores.p, no_draft, verifier.under(state), target.executor)
+        target.rollback(state, no_draft, verdict, scores, state.length - kept - 1)
+        clock.end(Stage.ACCEPT)
+        after_round(state, scores, no_draft, verdict, kept)
+        clock.end(Stage.RECORD)
+        clock.start()
+    return state

@@ -13,11 +13,10 @@ import numpy.typing as npt
 
 from specbench.config.build import Parts
 from specbench.data.prompts import Request
-from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.scheduler import CacheTooSmallError, Scheduler
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.speculative import decode_autoregressive, decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import Stage, Timer
 from specbench.errors import ConfigError, causes

@@ -12,7 +12,6 @@ from specbench.config.check import check
 from specbench.config.compose import conf_dir
 from specbench.data.prompts import Prompt, load, stratify
 from specbench.data.records import MT_BENCH
-from specbench.data.text import windows
 from specbench.errors import ConfigError
 
 NAMED = ("spec_bench", "mt_bench", "humaneval", "gsm8k")
@@ -105,7 +104,6 @@ def test_text_comes_in_windows(tmp_path):
     (tmp_path / "b.md").write_text("\n\nstory\n\nmore of it\n")  # a blank line ends nothing
     both = prompts_of("data=text", f"data.path={tmp_path}")
     assert [(p.category, p.turns[0]) for p in both] == [("a.txt", "abcdefghij"), ("b.md", "\n\nstory\n\nmore of it\n")]
-    assert [*windows(10, 4, 3)] == [(0, 4), (3, 7), (6, 10)] and [*windows(9, 4, 5)] == [(0, 4), (5, 9)]
     (tmp_path / "none").mkdir()
     with pytest.raises(ConfigError, match="has no text files"):
         prompts_of("data=text", f"data.path={tmp_path / 'none'}")

@@ -40,10 +40,9 @@ from distribution_cases import (
 
 from specbench.cache.static import StaticCache
 from specbench.decoding import speculative
-from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.noise import ACCEPTANCE, PROPOSAL, RESIDUAL, exponentials, uniforms
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.speculative import decode_autoregressive, decode_speculative
 from specbench.decoding.timer import Clock
 from specbench.drafters import hierarchical
 from specbench.drafters.hierarchical import HierarchicalDrafter

@@ -17,11 +17,10 @@ from small_runs import noisy_drafter, short_prompts
 from specbench.cache.static import StaticCache
 from specbench.data.prompts import load, render
 from specbench.data.records import JsonlData
-from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.speculative import decode_autoregressive, decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import Timer
 from specbench.executors.base import Executor

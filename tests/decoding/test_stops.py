@@ -11,10 +11,9 @@ from decoder_cases import V, make_drafter, tabular_model
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.speculative import decode_autoregressive, decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.stops import StopStrings
 from specbench.decoding.timer import Clock

@@ -15,9 +15,8 @@ pytest.importorskip("triton")
 from torch.nn import functional as F
 from triton import knobs
 
-from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.speculative import decode_autoregressive, decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import Timer
 from specbench.decoding.token_tree import newest, static_tree

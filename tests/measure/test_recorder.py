@@ -7,11 +7,10 @@ import pytest
 import torch
 from decoder_cases import V, make_drafter, spare_of, tabular_model, verifier_of
 
-from specbench.decoding.autoregressive import decode_autoregressive
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.speculative import decode_autoregressive, decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import Stage, Timer
 from specbench.measure.record import Rounds
