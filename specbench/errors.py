@@ -86,6 +86,10 @@ class ConfigError(CommandError):
     code = 2
 
 
+class AbsentError(ConfigError):
+    """Weights or data that a run needs are not on this machine."""
+
+
 class VerdictError(CommandError):
     """With strict=true: a run is finished and written, but its verdict is not good."""
 

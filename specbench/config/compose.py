@@ -7,7 +7,7 @@ model. A new component is one .py and one .yaml; a new scalar is one field here 
 import hashlib
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from hydra._internal.utils import create_config_search_path
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.utils import setup_globals
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from pydantic import Field
 
 from specbench.data.files import PACKAGE, place_of
@@ -109,6 +109,20 @@ def compose(overrides: Sequence[str]) -> DictConfig:
     refuse_no_overrides(overrides)
     with explained(overrides):
         return loader().load_configuration("config", list(overrides), RunMode.RUN, from_shell=False)
+
+
+def compose_as(choices: Mapping[str, str], settings: Mapping[str, Any], words: Sequence[str]) -> DictConfig:
+    """The configuration of these options by group and these settings, whatever the defaults are, with overrides that
+    replace some of them. Raises ConfigError."""
+    keys = {word.partition("=")[0].lstrip("+") for word in words}
+    kept = [f"{group}={name}" for group, name in choices.items() if group not in keys]
+    config = compose([*kept, *words])
+    given = {key: OmegaConf.select(config, key) for key in keys}
+    with open_dict(config):
+        config.merge_with(settings)
+        for key, value in given.items():
+            OmegaConf.update(config, key, value, merge=False)
+    return config
 
 
 def compose_sweep(overrides: Sequence[str], by: ConfigLoader) -> DictConfig:

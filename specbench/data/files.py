@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from specbench.errors import ConfigError, first_line, shown
+from specbench.errors import AbsentError, ConfigError, first_line, shown
 
 SHIPPED = Path(__file__).resolve().parents[1] / "shipped"  # the models that come with the package
 PACKAGE = "package:"
@@ -39,7 +39,7 @@ def need_file(path: str, key: str, what: str = LINES) -> None:
     except (OSError, ValueError) as error:  # the latter of a path with a zero byte
         reason = f"cannot be read ({first_line(error)})"
     if reason:
-        raise ConfigError(f"{key}={shown(path)} {reason}: it must be {what}")
+        raise AbsentError(f"{key}={shown(path)} {reason}: it must be {what}")
 
 
 def read_text(path: str, key: str) -> str:

@@ -1,6 +1,7 @@
 """Base class of data sources, and the way from a prompt to tokens."""
 
 import hashlib
+import json
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -87,6 +88,12 @@ def load(data: Data) -> list[Prompt]:
     if len(found) < data.limit:
         log.warning("data has %d prompts, fewer than data.limit=%d: all of them are used", len(found), data.limit)
     return stratify(found, data.limit) if data.stratified else found
+
+
+def content_hash(prompts: Sequence[Prompt]) -> str:
+    """A hash of the prompts before a template or a tokenizer reads them: equal if they are, in whatever order."""
+    known = sorted(json.dumps(vars(prompt), sort_keys=True, default=str) for prompt in prompts)
+    return hashlib.sha256("\n".join(known).encode()).hexdigest()
 
 
 def stratify(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:

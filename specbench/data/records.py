@@ -13,7 +13,7 @@ from pydantic import Field
 
 from specbench.data.files import need_file, read_json_lines
 from specbench.data.prompts import Data, Prompt
-from specbench.errors import ConfigError, first_line, shown, visible
+from specbench.errors import AbsentError, ConfigError, first_line, shown, visible
 from specbench.settings import BaseSettings
 
 LONGEST_NAME = 200  # characters of an id or a category
@@ -56,7 +56,7 @@ class FileSettings(BaseSettings):
     def check(self, prefix: str) -> None:
         if self.url is not None and (self.path is None or not Path(self.path).exists()):
             said = f"{prefix}path is not set" if self.path is None else f"{prefix}path={shown(self.path)} is not there"
-            raise ConfigError(f"{said}: fetch {self.url} and give its place with {prefix}path=FILE")
+            raise AbsentError(f"{said}: fetch {self.url} and give its place with {prefix}path=FILE")
         need_file("null" if self.path is None else self.path, f"{prefix}path")
 
 

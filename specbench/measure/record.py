@@ -176,6 +176,8 @@ class Facts:
     begin: Count | None = None  # tokens that every text begins with, None if these are its prompt's
     status: Status = "complete"
     notes: list[str] = field(default_factory=list)
+    data: str = ""  # a hash of the prompts as data
+    dtype: str = ""  # of the target
     template: str = ""  # the chat template that made the prompts, if one did
     acceptance_rule: str = "sum min(p, q)"  # what beta is
     choices: dict[str, str] = field(default_factory=dict)  # option by group of the configuration

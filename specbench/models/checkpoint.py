@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers.utils.hub import cached_file
 
 from specbench.data.files import place_of
-from specbench.errors import ConfigError, shown
+from specbench.errors import AbsentError, ConfigError, shown
 from specbench.executors.machine import cache_dir, out_of_memory
 from specbench.models.hub import hub_answers
 from specbench.models.sizes import plain_parts
@@ -72,7 +72,7 @@ def check_path(key: str, path: str, revision: str | None = None, must: str = MOD
         except ValueError as error:
             why = short_message(error)
     if why is not None:
-        raise ConfigError(f"{key}={shown(path)} is not {must}: {why}")
+        raise AbsentError(f"{key}={shown(path)} is not {must}: {why}")
 
 
 @contextmanager

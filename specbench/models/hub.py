@@ -9,7 +9,7 @@ from urllib.request import getproxies
 from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
-from specbench.errors import ConfigError, shown
+from specbench.errors import AbsentError, shown
 
 
 @cache
@@ -26,7 +26,7 @@ def hub_answers() -> bool:
 
 
 def refuse_unreachable(role: str, path: str) -> None:
-    """Raises ConfigError if the path of the target or the drafter is a hub id whose config.json neither is among the
+    """Raises AbsentError if the path of the target or the drafter is a hub id whose config.json neither is among the
     downloaded files nor can be downloaded now."""
     if path.count("/") != 1 or path.startswith((".", "~", "/")) or os.path.exists(path) or hub_answers():
         return
@@ -35,7 +35,7 @@ def refuse_unreachable(role: str, path: str) -> None:
     except HFValidationError:  # another check says what is wrong with it
         return
     if not isinstance(known, str):
-        raise ConfigError(
+        raise AbsentError(
             f"{role}.path={shown(path)} is not on this machine, and {constants.ENDPOINT} cannot be reached: connect to "
             f"it, or give {role}.path=FOLDER of a model downloaded elsewhere, or time a known shape without weights by "
             f"{role}.weights=random"

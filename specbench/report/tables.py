@@ -11,7 +11,8 @@ from specbench.errors import visible
 from specbench.report.files import Run
 
 Cells = Mapping[str, Callable[[Mapping[str, Any]], Any]]
-TEXT_COLUMNS = ("run", "category", "method", "factor", "lossless")  # the others hold numbers
+# The others hold numbers.
+TEXT_COLUMNS = ("run", "category", "method", "factor", "lossless", "row", "number", "answer", "why")
 LEFT_OUT = ("config", "provenance", "details", "notes", "by_category", "acceptance", "schema_version")
 VERDICTS = {True: "passed", False: "failed", None: "unknown"}
 
@@ -47,6 +48,12 @@ def verdict(lossless: Mapping[str, Any]) -> str:
     return VERDICTS[lossless["passed"]]
 
 
+def bandwidth_share(results: Mapping[str, Any]) -> str:
+    """What share of the measured memory bandwidth plain decoding reads, which says how strong a baseline it is."""
+    read, peak = (results["bandwidth"][f"{name}_bytes_per_second"] for name in ("target", "measured_peak"))
+    return f"{read / peak:.0%}" if read and peak else ""
+
+
 def p_value(value: float | None) -> str:
     """A p-value with three decimals."""
     if value is None:
@@ -72,6 +79,7 @@ RUN_CELLS: Cells = {
     "o": lambda r: number(r["cost"]["o"]),
     "tokens/s": lambda r: number(r["throughput"].get("speculative_tokens_per_second")),
     "plain tokens/s": lambda r: number(r["throughput"].get("baseline_tokens_per_second")),
+    "plain's bandwidth": lambda r: bandwidth_share(r) or "-",
 }
 CATEGORY_CELLS: Cells = {
     "prompts": lambda c: str(c["prompts"]),

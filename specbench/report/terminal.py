@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench.errors import visible
-from specbench.report.tables import TEXT_COLUMNS, mean, number, ratio, verdict
+from specbench.report.tables import TEXT_COLUMNS, bandwidth_share, mean, number, ratio, verdict
 
 WIDTH = 140  # characters, where the output is not a terminal
 
@@ -26,18 +26,20 @@ def show(content: Table | str, style: str = "") -> None:
 
 
 def headline(results: Mapping[str, Any]) -> str:
-    """One sentence: whether speculative decoding was faster, with the interval."""
+    """One sentence: whether speculative decoding was faster, with the interval, and how good plain decoding was."""
     speedup = results["speedup"]
     measured, interval = speedup["measured"], speedup["ci95"]
     if measured is None:
         return "No speedup was measured"
+    share = bandwidth_share(results)
+    plain = "plain decoding" + (f" at {share} of the measured bandwidth" if share else "")
     if interval is None:
-        return f"{ratio(measured, None)} plain decoding's speed, from too few prompts for an interval"
+        return f"{ratio(measured, None)} the speed of {plain}, from too few prompts for an interval"
     if interval[0] > 1:
-        return f"Faster than plain decoding: {ratio(measured, interval)}"
+        return f"Faster than {plain}: {ratio(measured, interval)}"
     if interval[1] < 1:
-        return f"Slower than plain decoding: {ratio(measured, interval)}"
-    return f"Not shown to be faster or slower than plain decoding: {ratio(measured, interval)}"
+        return f"Slower than {plain}: {ratio(measured, interval)}"
+    return f"Not shown to be faster or slower than {plain}: {ratio(measured, interval)}"
 
 
 def verdict_and_prediction(results: Mapping[str, Any]) -> str:
@@ -56,9 +58,6 @@ def summary(results: Mapping[str, Any], folder: Path) -> None:
     """Prints the answer of a run: at most twelve lines."""
     cost, speedup = results["cost"], results["speedup"]
     peers = [f"{ratio(own['measured'], own['ci95'])} over {name}" for name, own in results["speedup_over"].items()]
-    bandwidth = results["bandwidth"]
-    read, peak = bandwidth["target_bytes_per_second"], bandwidth["measured_peak_bytes_per_second"]
-    share = f", at {read / peak:.0%} of the measured memory bandwidth" if read and peak else ""
     rates = results["throughput"]
     lines = {
         "alpha": f"{mean(results['alpha'])}   block efficiency {mean(results['block_efficiency'])} tokens per call",
@@ -67,7 +66,7 @@ def summary(results: Mapping[str, Any], folder: Path) -> None:
         "Theorem 3.8": f"{ratio(speedup['theorem_3_8'], None)} predicted, {ratio(speedup['measured'], None)} measured, "
         f"{ratio(speedup['end_to_end'], speedup['end_to_end_ci95'])} with prefill",
         "tokens/s": f"{number(rates.get('speculative_tokens_per_second'))}, plain decoding "
-        f"{number(rates.get('baseline_tokens_per_second'))}{share}",
+        f"{number(rates.get('baseline_tokens_per_second'))}",
         "lossless": verdict_with_reason(results["lossless"]),
     }
     if peers:

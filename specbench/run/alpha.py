@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 from specbench.errors import ConfigError, answering
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from specbench.config.build import Parts
     from specbench.measure.intervals import Estimate
     from specbench.measure.target_text import TeacherForced
@@ -54,11 +52,12 @@ def measure(
     run = files.read_run(folder) if folder else None
     from specbench.config.build import build
     from specbench.config.check import check
-    from specbench.config.compose import compose
+    from specbench.config.compose import compose_as
     from specbench.measure.target_text import read_alpha
 
     words = [*overrides, "executor=eager", "logger=none"]
-    parts = build(check(compose_as(run, words) if run else compose(words)), announce=lambda text: None)
+    choices, settings = (run.results["details"]["choices"], run.results["config"]) if run else ({}, {})
+    parts = build(check(compose_as(choices, settings, words)), announce=lambda text: None)
     if not parts.drafter.models and run is not None and reported is not None and not overrides:
         agreement(length_of(run), reported)
         return None
@@ -82,23 +81,6 @@ def measure(
         files.write_text(file, json.dumps(asdict(found) | named, indent=1))
         print(f"written to {file}")
     return found.sound
-
-
-def compose_as(run: "Run", words: Sequence[str]) -> "DictConfig":
-    """The configuration of a run, whatever the defaults were then, with these overrides. Raises ConfigError."""
-    from omegaconf import OmegaConf, open_dict
-
-    from specbench.config.compose import compose
-
-    keys = {word.partition("=")[0].lstrip("+") for word in words}
-    choices = {group: name for group, name in run.results["details"]["choices"].items() if group not in keys}
-    config = compose([*(f"{group}={name}" for group, name in choices.items()), *words])
-    given = {key: OmegaConf.select(config, key) for key in keys}
-    with open_dict(config):
-        config.merge_with(run.results["config"])
-        for key, value in given.items():
-            OmegaConf.update(config, key, value, merge=False)
-    return config
 
 
 def texts_of(run: "Run | None", parts: "Parts") -> Iterator[tuple[Sequence[int], int]]:

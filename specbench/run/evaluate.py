@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import OmegaConf
@@ -15,6 +15,10 @@ from omegaconf import OmegaConf
 from specbench.config.compose import compose, explained
 from specbench.errors import ConfigError, VisibleFormatter, first_line
 from specbench.report.files import RESULTS
+
+if TYPE_CHECKING:
+    from specbench.report.files import Run
+    from specbench.run.jobs import Job
 
 # Texts that need no quotation marks.
 BARE = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z_./][\w./:@-]*", re.IGNORECASE | re.ASCII)
@@ -53,9 +57,8 @@ def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> Evaluation
 
 
 def _evaluate(words: Sequence[str]) -> Evaluation:
-    from specbench.run.command import refuse_verdict, remove_unused
+    from specbench.run.command import refuse_verdict
     from specbench.run.jobs import job_of
-    from specbench.run.run import execute_one
 
     config = compose(words)
     with explained(words):
@@ -65,16 +68,24 @@ def _evaluate(words: Sequence[str]) -> Evaluation:
     job = job_of(config, folder, config.hydra.overrides.task)
     if job.checked.root.repeats > 1:
         raise ConfigError(f"repeats={job.checked.root.repeats} is not possible from Python: use the command line")
-    known = folder.exists()
-    try:
-        with logged(folder):
-            run = execute_one(job)
-    except ConfigError:
-        if not known:
-            remove_unused(folder)
-        raise
+    run = run_logged(job)
     refuse_verdict(job, run)
     return Evaluation(folder)
+
+
+def run_logged(job: "Job", **how: Any) -> "Run":
+    """The run of a job, with the options of `execute_one`, and its run.log; a refused one leaves no folder."""
+    from specbench.run.command import remove_unused
+    from specbench.run.run import execute_one
+
+    known = job.folder.exists()
+    try:
+        with logged(job.folder):
+            return execute_one(job, **how)
+    except ConfigError:
+        if not known:
+            remove_unused(job.folder)
+        raise
 
 
 @contextmanager

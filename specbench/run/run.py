@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from specbench.config.build import Parts, build
 from specbench.config.compose import DRAFTING
-from specbench.data.prompts import Request, template_name
+from specbench.data.prompts import Request, content_hash, template_name
 from specbench.errors import CommandError, ConfigError, causes, first_line
 from specbench.executors import waiting
 from specbench.measure.record import Facts, Record, Status, append, read
@@ -333,6 +333,8 @@ def facts_of(method: Method, status: Status, known: Mapping[str, Any], seconds: 
         begin=None if target.start_tokens is None else len(target.start_tokens),
         status=status,
         notes=[*parts.notes, *method.notes, *waiting.notes, *target.executor.notes()],
+        data=content_hash(parts.prompts),
+        dtype=str(target.dtype).removeprefix("torch."),
         template=template_name(target.tokenizer) if target.chat_template else "",
         acceptance_rule=parts.acceptance_rule,
         choices=parts.checked.names,

@@ -1,0 +1,157 @@
+"""Claims: what agrees is called consistent, what was altered inconsistent, and what nobody can say "cannot tell"."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from records import records
+from small_runs import finished
+from stored import stored
+
+from specbench.errors import ConfigError
+from specbench.measure.claim import Claim, Figure, compared, judged, numbers_of, read_claim, within
+from specbench.models import hub
+from specbench.run import claim as command
+
+PUBLISHED = sorted((Path(__file__).parents[2] / "experiments/claims").glob("*.yaml"))
+WEIGHTS = {"target.path": "a", "drafter.path": "b"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return stored(tmp_path_factory.mktemp("run"), records(16), greedy=True, dtype="float32", data="d")
+
+
+def claim_of(run, **changes) -> Claim:
+    """The claim of a run; `changes` are of its numbers."""
+    numbers = numbers_of(run.results, run.records).model_dump() | changes
+    data = {"sha256": "d", "rendered_sha256": run.results["details"]["prompts"]["sha256"]}
+    return Claim(
+        claim=1, source="s", target="t", drafter="d", weights=WEIGHTS, data=data, hardware={"dtype": "float32"},
+        numbers=numbers,
+    )  # fmt: skip
+
+
+def answers(claim, run, weights=WEIGHTS):
+    return {each.number: each.answer for each in judged(claim, run.results, run.records, weights)}
+
+
+def test_a_run_agrees_with_itself(run):
+    found = answers(claim_of(run), run)
+    assert found.keys() == {"alpha", "block_efficiency", "texts", "c", "v", "o", "speedup"}
+    assert {*found.values()} == {"consistent"}
+
+
+@pytest.mark.parametrize("number", ["alpha", "block_efficiency", "texts", "speedup"])
+def test_an_altered_number_is_found(run, number):
+    own = vars(numbers_of(run.results, run.records))[number]
+    altered = "0" * 64 if number == "texts" else own.model_dump() | {"value": own.value + 1e-5}
+    if number == "speedup":
+        altered = {"value": 2 * own.value, "ci95": [2 * end for end in own.ci95], "prompts": 16}
+    found = answers(claim_of(run, **{number: altered}), run)
+    assert found.pop(number) == "inconsistent" and {*found.values()} == {"consistent"}
+
+
+def test_other_checkpoints_are_compared_by_intervals(run):
+    alpha = numbers_of(run.results, run.records).alpha
+    near, far = (alpha.model_dump() | {"value": alpha.value + shift * alpha.stderr} for shift in (1, 8))
+    other = {"target.path": "other"}
+    assert answers(claim_of(run, alpha=near), run, other)["alpha"] == "consistent"
+    assert answers(claim_of(run, alpha=far), run, other)["alpha"] == "inconsistent"
+    assert answers(claim_of(run, texts="0"), run, other)["texts"] == "cannot tell"
+    assert answers(claim_of(run, alpha=alpha.value), run, other)["alpha"] == "cannot tell"  # no interval
+
+
+def test_other_prompts_cannot_tell(run):
+    claim = claim_of(run)
+    claim.data.rendered_sha256 = "0"
+    found = answers(claim, run)
+    assert {found[name] for name in ("alpha", "block_efficiency", "texts")} == {"cannot tell"}
+
+
+def test_honest_claims_are_seldom_inconsistent_and_others_are_found():
+    rng = np.random.default_rng(0)
+
+    def figure(mean: float) -> Figure:
+        sample = rng.normal(mean, 0.1, 12)
+        return Figure(value=sample.mean(), stderr=sample.std(ddof=1) / 12**0.5, prompts=12)
+
+    def share(mean: float) -> float:
+        return float(np.mean([compared(figure(0.7), figure(mean), False)[0] == "inconsistent" for _ in range(600)]))
+
+    assert share(0.7) <= 0.025 and share(0.9) >= 0.9
+    wide = Figure(value=0.7, stderr=0.3, prompts=4)
+    assert compared(wide, figure(0.7), False)[0] == "cannot tell"
+
+
+def test_a_claim_is_compared_with_itself():
+    claims = read_claim(next(path for path in PUBLISHED if path.stem.startswith("leviathan"))).each()
+    answers = [each for own in claims for each in within(own.numbers, own.settings["gamma"])]
+    printed = [each.answer for each in answers if each.number == "theorem_3_8"]
+    assert printed == ["consistent"] * 12 and "inconsistent" not in {each.answer for each in answers}
+    altered = claims[0].numbers.model_copy(update={"theorem_3_8": Figure.model_validate("3.8")})
+    assert {each.number: each.answer for each in within(altered, 7)}["theorem_3_8"] == "inconsistent"
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_published_claims_without_their_weights_cannot_tell(path, monkeypatch, tmp_path, capsys):
+    """Those of EAGLE-2 have, as printed, a speedup above the tokens of a round."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "hub_answers", lambda: False)
+    command.main([str(path)])
+    said = capsys.readouterr().out
+    assert said.startswith("Cannot tell: ") and ("1 of 8 numbers are inconsistent" in said) == ("eagle2" in path.stem)
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_the_claim_of_a_run_is_run_again(temperature, monkeypatch, tmp_path, capsys):
+    *_, made = finished(f"temperature={temperature}", "logger=none")
+    folder = tmp_path / f"temperature={temperature}"
+    shutil.copytree(made, folder)
+    monkeypatch.chdir(tmp_path)
+    command.main(["--from", str(folder)])
+    file = folder / command.FILE
+    command.main([str(file)])
+    row = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.split()}
+    assert "consistent" in row["alpha"] and "inconsistent" not in row["alpha"]
+    assert ("texts" in row) == (temperature == 0)
+    assert ("same checkpoints" in row["alpha"]) == (temperature == 0)
+    if temperature == 0:
+        content = yaml.safe_load(file.read_text())
+        content["numbers"]["alpha"]["value"] += 2e-6
+        (tmp_path / "altered.yaml").write_text(yaml.safe_dump(content))
+        with pytest.raises(SystemExit) as stop:  # the finished run is not decoded again
+            command.main(["altered.yaml"])
+        assert stop.value.code == command.INCONSISTENT
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[1]", "it must be YAML with the keys"),
+        ("a: [", "cannot be read"),
+        ("{claim: 2, source: s, target: t, drafter: d}", "claim=2 is not allowed, it must be 1"),
+        ("{claim: 1, source: s, target: t}", "Field required"),
+        ("{claim: 1, source: s, target: t, drafter: d, numbers: {alhpa: 1}}", "alhpa is not a key there. Did you mean"),
+        ("{claim: 1, source: s, target: t, drafter: d, numbers: {alpha: x}}", "numbers.alpha"),
+        ("{claim: 1, source: s, target: t, drafter: d, settings: {gama: 3}}", "gama is not a setting. Did you mean"),
+    ],
+)  # fmt: skip
+def test_a_bad_file_is_one_sentence(text, sentence, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("bad.yaml").write_text(text)
+    with pytest.raises(SystemExit) as stop:
+        command.main(["bad.yaml"])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and "bad.yaml" in said and sentence in said and said.count("\n") == 1
+    with pytest.raises(ConfigError, match="missing"):
+        read_claim(Path("missing.yaml"))
+
+
+def test_no_setting_of_a_claim_runs_code():
+    assert command.claimed({"target": {"path": "p", "trust_remote_code": True, "_target_": "os.system"}}) == {
+        "target": {"path": "p"}
+    }
