@@ -36,11 +36,11 @@ from specbench.drafters.mtp import MtpDrafter
 from specbench.drafters.multi_draft import MultiDrafter
 from specbench.drafters.ngram_lm import BigramDrafter, RandomDrafter, UnigramDrafter, training_tokens
 from specbench.drafters.pair_model import PairInput, PairModel
-from specbench.drafters.parallel import PassDrafter
+from specbench.drafters.parallel import ParallelDrafter, PassDrafter
 from specbench.drafters.prompt_lookup import PromptLookupDrafter
 from specbench.drafters.suffix import NgramDrafter, SuffixDrafter
 from specbench.drafters.tree import TreeDrafter
-from specbench.drafters.tree_shapes import CHILDREN, DynamicTree, FixedTree, SampledTree, widths
+from specbench.drafters.tree_shapes import CHILDREN, BlockTreeSettings, DynamicTree, FixedTree, SampledTree, widths
 from specbench.executors.base import Executor
 from specbench.executors.eager import EagerExecutor
 from specbench.models.heads import Heads, LookAhead, load_part
@@ -189,7 +189,7 @@ def spare_of(kind: str, gamma: int) -> int:
     """Cache columns that a draft of `make_drafter(kind, ...)` may take, and one."""
     if kind == "own_trees":
         return WIDTH * gamma + 1
-    if kind.endswith(("_dynamic", "_sampled")):
+    if kind.endswith(("_dynamic", "_sampled")) or (kind.endswith(BLOCK_TREES) and kind != "tree_best"):
         return max(7, 3 * gamma) + 1
     if kind.endswith(CHILDREN):
         return len(branching_tree(widths([3, 2], gamma))) + 1
@@ -262,11 +262,12 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
     """Drafters that are parts of the target: with what was trained for the shipped one, or with stand-ins for
     a tabular one."""
     tabular = isinstance(target.module, TabularMarkov)
-    if kind in ("blockwise", "medusa"):
+    block = kind.partition("_")[0]  # dflash_best and dflash_drawn are trees of it
+    if block in ("blockwise", "medusa"):
         heads = PairHeads() if tabular else extras(Heads, "heads", target)
         if kind == "medusa":
             return MedusaDrafter(target, heads, target.sampling, size=6, gamma=4)
-        return BlockwiseDrafter(target, heads, target.sampling)
+        return as_tree(BlockwiseDrafter(target, heads, target.sampling), kind)
     if kind == "early_exit":
         short = drafter_model.module if tabular else first_layers(target.module, 1)
         return EarlyExitDrafter(BorrowedCache(short, target, "exit", target.sampling), target.vocab_size, 5)
@@ -281,12 +282,23 @@ def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel 
         setattr(module, "output" if tabular else "lm_head", tokens)
         model = Eagle3Model(module, target, kind, target.sampling, 4, (), normed=True, targets=targets)
         return Eagle3Drafter(model, target.vocab_size, 4, shape)
-    if kind in ("dflash", "dspark"):
-        network = PairBlocks(target.module, markov=kind == "dspark")
-        return DFlashDrafter(DFlashModel(network, BLOCKS, target.vocabulary, target), target.sampling, V)
+    if block in ("dflash", "dspark"):
+        network = PairBlocks(target.module, markov=block == "dspark")
+        return as_tree(DFlashDrafter(DFlashModel(network, BLOCKS, target.vocabulary, target), target.sampling, V), kind)
     model = BorrowedCache(target.module, target, "ahead", target.sampling)
     ahead = PairAhead() if tabular else extras(LookAhead, "lookahead", model)
-    return PassDrafter(model, ahead, target.vocab_size, 4)
+    return as_tree(PassDrafter(model, ahead, target.vocab_size, 4), kind)
+
+
+def as_tree(drafter: ParallelDrafter, kind: str) -> ParallelDrafter:
+    """The drafter, with trees of 7 guesses if the kind ends with how they are chosen."""
+    nodes, children = 7 if kind.endswith(BLOCK_TREES) else None, "best" if kind.endswith("_best") else "distinct"
+    settings = BlockTreeSettings(nodes=nodes, children=children, width=3)
+    drafter.draft_as(settings.block_shape(drafter.sampling, drafter.vocab_size))
+    return drafter
+
+
+BLOCK_TREES = ("_best", "_drawn")
 
 
 def jobs_of(prompts, limits, keys) -> list[Sequence]:

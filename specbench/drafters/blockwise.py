@@ -14,6 +14,7 @@ from specbench.decoding.token_tree import depths, levels_of
 from specbench.decoding.transfers import constant, counts, upload
 from specbench.drafters.base import OwnSampling
 from specbench.drafters.parallel import ParallelDrafter
+from specbench.drafters.tree_shapes import BlockTreeSettings
 from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.heads import Heads, MedusaHeads, PartSettings, load_heads
@@ -24,6 +25,14 @@ from specbench.policies.base import GammaPolicy
 HEADS = "heads of python -m specbench.train or of others, which must be a hub id or a folder with a config.json"
 
 
+class HeadsSettings(PartSettings, OwnSampling):
+    """Heads, and how their logits become q."""
+
+    part: ClassVar[str] = "path"
+    must: ClassVar[str] = HEADS
+    path: str = Field(description="a folder of heads")
+
+
 class BlockwiseDrafter(ParallelDrafter):
     """Draws guess k from the logits of head k on the hidden state from which the last round drew its last token. A
     draft costs no forward pass of any model. In a row's first round there is no hidden state yet, and nothing is
@@ -31,10 +40,8 @@ class BlockwiseDrafter(ParallelDrafter):
 
     needs_hidden = True
 
-    class Settings(PartSettings, OwnSampling):
-        part: ClassVar[str] = "path"
-        must: ClassVar[str] = HEADS
-        path: str = Field(description="a folder of heads")
+    class Settings(HeadsSettings, BlockTreeSettings):
+        pass
 
     def __init__(self, target: LanguageModel, heads: Heads | MedusaHeads, sampling: Sampling):
         self.target, self.heads, self.sampling = target, heads, sampling
@@ -47,7 +54,9 @@ class BlockwiseDrafter(ParallelDrafter):
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "BlockwiseDrafter":
         heads = load_heads(settings.path, "drafter.path", target)
-        return cls(target, heads, settings.own(context).sampling)
+        drafter = cls(target, heads, settings.own(context).sampling)
+        drafter.draft_as(settings.block_shape(drafter.sampling, drafter.vocab_size))
+        return drafter
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         self.hidden: Tensor | None = None  # [B, H], from which each row's last committed token was drawn
@@ -74,8 +83,12 @@ class MedusaDrafter(BlockwiseDrafter):
 
     trees = True
 
-    class Settings(BlockwiseDrafter.Settings):
+    class Settings(HeadsSettings):
         size: int = Field(ge=1, le=10_000)
+
+    @classmethod
+    def branches(cls, settings: Settings) -> bool:
+        return True
 
     @classmethod
     def point_masses(cls, settings: Settings) -> bool:

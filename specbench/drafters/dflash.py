@@ -19,6 +19,7 @@ from specbench.drafters.base import OwnSampling
 from specbench.drafters.dflash_config import DFlashConfig, read_dflash, refuse_other_target
 from specbench.drafters.dflash_network import DFlashNetwork, load_network
 from specbench.drafters.parallel import ParallelDrafter
+from specbench.drafters.tree_shapes import BlockTreeSettings
 from specbench.models.checkpoint import MODEL, local_path
 from specbench.models.context import Context
 from specbench.models.heads import PartSettings
@@ -126,7 +127,7 @@ class DFlashDrafter(ParallelDrafter):
     needs_prompt_hidden = True
     with_states = False
 
-    class Settings(PartSettings, OwnSampling):
+    class Settings(PartSettings, OwnSampling, BlockTreeSettings):
         part: ClassVar[str] = "path"
         must: ClassVar[str] = MODEL
         path: str = Field(description="a folder or hub id of a DFlash checkpoint")
@@ -153,7 +154,9 @@ class DFlashDrafter(ParallelDrafter):
         target.feature_layers = config.layers_of(target.config.num_hidden_layers)
         V = target.vocab_size
         vocabulary = VocabMap(V, V) if targets is None else DraftVocabulary(targets.to(target.device), V, V)
-        return cls(DFlashModel(network, config, vocabulary, target), settings.own(context).sampling, V)
+        drafter = cls(DFlashModel(network, config, vocabulary, target), settings.own(context).sampling, V)
+        drafter.draft_as(settings.block_shape(drafter.sampling, V))
+        return drafter
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         self.model.allocate(state.batch_size, state.tokens.shape[1])
@@ -164,13 +167,13 @@ class DFlashDrafter(ParallelDrafter):
     def guesses(self, state: State, gamma: list[int]) -> Draft:
         if self.model.markov is None:
             return super().guesses(state, gamma)
-        logits, seen = self.model.logits(state), self.seen(state)
+        block, seen = self.block(state, max(gamma)), self.seen(state)
         last = last_tokens(state.rows, 1)[0][:, 0]
         bits = window(state.noise[PROPOSAL], state.length, max(gamma))
         guesses: list[Tensor] = []
         qs: list[Tensor] = []
         for k in range(max(gamma)):
-            own = self.model.vocabulary.fit((logits[:, k] + self.model.markov(last)).float())[:, None]
+            own = self.place(block, k, last[:, None])
             if self.sampling.greedy:
                 last = self.sampling.penalize(own, seen)[:, 0].argmax(-1)
             else:
@@ -178,9 +181,16 @@ class DFlashDrafter(ParallelDrafter):
                 last = draw(qs[-1], bits[:, k])
             guesses.append(last)
         q = torch.stack(qs, 1) if qs else None
-        return Draft.chain(torch.stack(guesses, 1), q, counts(tuple(gamma), logits.device))
+        return Draft.chain(torch.stack(guesses, 1), q, counts(tuple(gamma), block.device))
+
+    def block(self, state: State, steps: int) -> Tensor:
+        return self.logits(state, steps) if self.model.markov is None else self.model.logits(state)
+
+    def place(self, block: Tensor, k: int, before: Tensor) -> Tensor:
+        if self.model.markov is None:
+            return super().place(block, k, before)
+        return self.model.vocabulary.fit((block[:, k, None] + self.model.markov(before)).float())
 
     def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
         """Hidden states of rejected guesses lie behind the text, where they are overwritten before they are seen."""
-        assert scores.hidden is not None
-        self.model.take(scores.hidden, root)
+        self.model.take(scores.hidden_along(verdict), root)

@@ -1,4 +1,4 @@
-"""Drafters that guess all tokens of a draft in one call (section 3.6): no guess depends on another."""
+"""Drafters that guess all tokens of a draft in one call (section 3.6), as a chain or as a tree."""
 
 from abc import abstractmethod
 from typing import Any, ClassVar
@@ -14,19 +14,38 @@ from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import State
 from specbench.decoding.transfers import counts
 from specbench.drafters.base import Drafter, OwnSampling
+from specbench.drafters.tree_shapes import BlockTreeSettings, DynamicTree, Nodes
 from specbench.models.context import Context
 from specbench.models.heads import LookAhead, PartSettings, load_part
 from specbench.models.language_model import BorrowedCache, LanguageModel
 
 
 class ParallelDrafter(Drafter):
-    """Base class: draws a chain from the logits that a subclass computes in one call."""
+    """Base class: draws a chain, or a tree of a `shape`, from the logits that a subclass computes in one call."""
 
     with_encoders = False  # nothing trains their parts for encoder-decoders
     reads_text = False  # q at a position depends on where its round began
     sampling: Sampling
     vocab_size: int  # the target's
     longest: int
+    shape: DynamicTree | None = None
+
+    @classmethod
+    def branches(cls, settings: Any) -> bool:
+        return settings.nodes is not None
+
+    @classmethod
+    def point_masses(cls, settings: Any) -> bool:
+        return cls.branches(settings) and settings.children == "best"
+
+    @classmethod
+    def nodes(cls, settings: Any, gamma: int) -> int:
+        return gamma if settings.nodes is None else int(settings.nodes)
+
+    def draft_as(self, shape: DynamicTree | None) -> None:
+        """Sets the shape of drafts, None for chains."""
+        self.shape, self.trees = shape, shape is not None
+        self.only_likeliest = shape is not None and shape.point_masses
 
     @property
     def fewest(self) -> int:
@@ -43,7 +62,9 @@ class ParallelDrafter(Drafter):
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
         gamma = [min(g, self.longest) if able else 0 for g, able in zip(gamma, self.can_guess(state), strict=True)]
-        return self.guesses(state, gamma) if max(gamma) else Draft.empty(state.batch_size, state.tokens.device)
+        if not max(gamma):
+            return Draft.empty(state.batch_size, state.tokens.device)
+        return self.guesses(state, gamma) if self.shape is None else self.tree(state, gamma, self.shape)
 
     def guesses(self, state: State, gamma: list[int]) -> Draft:
         """The draft of gamma[b] guesses for row b, one of which is not 0."""
@@ -54,6 +75,26 @@ class ParallelDrafter(Drafter):
             return Draft.chain(self.sampling.penalize(logits, seen).argmax(-1), None, count)
         q = self.sampling.probabilities(logits, seen)
         return Draft.chain(draw(q, window(state.noise[PROPOSAL], state.length, q.shape[1])), q, count)
+
+    def tree(self, state: State, gamma: list[int], shape: DynamicTree) -> Draft:
+        """The draft of at most gamma[b] levels of guesses for row b, one of which is not 0."""
+        depth = min(self.steps(gamma), self.longest)
+        block, seen = self.block(state, max(depth, self.fewest)), self.seen(state)
+        places = iter(range(depth))
+
+        def step(nodes: Nodes | None, bits: Tensor | None) -> tuple[Tensor, Tensor | None]:
+            before = last_tokens(state.rows, 1)[0] if nodes is None else nodes.tokens
+            return shape.children(self.sampling, self.place(block, next(places), before), bits, seen)
+
+        return shape.draft(shape.grow(step, state.rows, depth), gamma, depth)[0]
+
+    def block(self, state: State, steps: int) -> Tensor:
+        """What `place` makes logits of."""
+        return self.logits(state, steps)
+
+    def place(self, block: Tensor, k: int, before: Tensor) -> Tensor:
+        """Logits [B, m, V] of the guess at place k behind each of the tokens before [B, m]."""
+        return block[:, k, None].expand(-1, before.shape[1], -1)
 
     def seen(self, state: State) -> Tensor | None:
         """[B, 1, V] bool: the tokens that the repetition penalty applies to, without the round's guesses."""
@@ -69,7 +110,7 @@ class PassDrafter(ParallelDrafter):
 
     with_states = False
 
-    class Settings(PartSettings, OwnSampling):
+    class Settings(PartSettings, OwnSampling, BlockTreeSettings):
         part: ClassVar[str] = "lookahead"
         lookahead: str = Field(description="a folder of look-ahead embeddings")
 
@@ -89,7 +130,9 @@ class PassDrafter(ParallelDrafter):
         name = f"{target.name} with look-ahead tokens"
         model = BorrowedCache(target.module, target, name, settings.own(context).sampling)
         lookahead = load_part(LookAhead, settings.lookahead, "drafter.lookahead", model)
-        return cls(model, lookahead, model.vocab_size, context.gamma)
+        drafter = cls(model, lookahead, model.vocab_size, context.gamma)
+        drafter.draft_as(settings.block_shape(drafter.sampling, drafter.vocab_size))
+        return drafter
 
     def logits(self, state: State, steps: int) -> Tensor:
         self.model.borrow()

@@ -84,6 +84,7 @@ class TreeDrafter(ModelDrafter):
             tree = None
             if nodes is not None:
                 x, up, tree = nodes
+                assert tree is not None
                 first = rows.length + tree.sees.shape[2] - 1 - x.shape[1]
                 memory = tuple(None if part is None else take_rows(part, up) for part in memory)
                 seen = None if seen is None else take_rows(seen, up).scatter(2, x[..., None], True)

@@ -43,7 +43,7 @@ class Nodes(NamedTuple):
 
     tokens: Tensor  # [B, m]
     up: Tensor  # [1 or B, m], the place of each node's parent among the nodes that were read before, or 0
-    tree: Tree
+    tree: Tree | None  # None where drafters that read nothing more grow the tree
 
 
 # Reads nodes, None for the end of the text, and returns `children` of them, with bits [B, n] if they are drawn.
@@ -135,6 +135,10 @@ class DynamicTree:
         best = q.topk(self.width, dim=-1)
         return best.indices.flatten(1), best.values.log().flatten(1)
 
+    def levels(self, depth: int) -> tuple[int, ...]:
+        """The number of guesses by depth that the draft is chosen from."""
+        return pool(self.width, depth)
+
     def values(self, above: Tensor, guesses: Tensor, q: Tensor) -> Tensor:
         """[B, m * K]: the values of guesses whose m parents have the values above [B, m], -inf for none; q is what
         `children` returned for them."""
@@ -179,11 +183,43 @@ class DynamicTree:
     def draft(self, grown: Any, gamma: list[int], depth: int) -> tuple[Draft, Tensor]:
         """See `FixedTree.draft`; returns the places of `grown` too."""
         tokens, parent, value, place, q = grown
-        levels = pool(self.width, depth)
+        levels = self.levels(depth)
         deep = constant(depth_of_nodes)(levels, tokens.device)[1:] > counts(tuple(gamma), tokens.device)[:, None]
         kept = best_nodes(value.masked_fill(deep, -torch.inf), self.nodes)
         count = torch.full_like(tokens[:, 0], tokens.shape[1])
         return Draft(tokens, levels, torch.where(kept, parent, MISSING), q, count, most=self.nodes), place
+
+
+class ProductTree(DynamicTree):
+    """The `nodes` likeliest paths through the places of a block, by the product of their q, best first (DDTree,
+    2604.12989). A drafter that has filled all places reads nothing for a node, so no path is left out: a node of depth
+    d has d - 1 above it that are as good, so of a level the nodes - d + 1 best are enough."""
+
+    def levels(self, depth: int) -> tuple[int, ...]:
+        found = [1]
+        for level in range(min(depth, self.nodes)):
+            found.append(min(self.nodes - level, found[-1] * self.width))
+        return tuple(found[1:])
+
+    def grow(self, step: Step, rows: Rows, depth: int) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
+        """See `DynamicTree.grow`; no guess was read, and none drawn."""
+        levels, number = self.levels(depth), torch.full_like(rows.length[:, None], ROOT)
+        value = torch.zeros_like(number, dtype=torch.float)
+        guesses: list[Tensor] = []
+        above: list[Tensor] = []
+        values: list[Tensor] = []
+        nodes: Nodes | None = None
+        for at in level_slices(levels):
+            found, q = step(nodes, None)
+            assert q is not None
+            value, best = self.values(value, found, q).topk(at.stop - at.start, dim=1)
+            up = best // self.width
+            guesses.append(found.gather(1, best))
+            above.append(number.gather(1, up))
+            values.append(value)
+            number = torch.arange(at.start + 1, at.stop + 1, device=number.device).expand_as(best)
+            nodes = Nodes(guesses[-1], up, None)
+        return torch.cat(guesses, 1), torch.cat(above, 1), torch.cat(values, 1), None, None
 
 
 class SampledTree(DynamicTree):
@@ -265,6 +301,23 @@ class TreeSettings(BaseSettings):
             kind = DynamicTree if best else SampledTree
             return kind(self.nodes, self.width)
         return FixedTree(self.branching or [], "best" if best else self.children)
+
+
+class BlockTreeSettings(BaseSettings):
+    """The shape of drafts of a drafter that fills all places at once: chains if `nodes` is null, else a tree of as many
+    guesses. They are drawn, siblings without replacement, or the likeliest."""
+
+    nodes: int | None = Field(default=None, ge=1, le=MOST_NODES)
+    children: Literal["distinct", "best"] = "distinct"
+    width: int = Field(default=4, ge=1, le=MOST_WIDTH)
+
+    def block_shape(self, sampling: Sampling, vocab_size: int) -> DynamicTree | None:
+        """The shape of drafts with the drafter's own sampling, None for chains."""
+        if self.nodes is None:
+            return None
+        if self.children == "best" or sampling.greedy:
+            return ProductTree(self.nodes, min(self.nodes, vocab_size))
+        return SampledTree(self.nodes, min(self.width, vocab_size))
 
 
 def widths(branching: list[int], gamma: int) -> list[int]:
