@@ -1,4 +1,4 @@
-"""What the config.json of a DFlash checkpoint says, in the dialects of z-lab and of speculators, DSpark's included."""
+"""What the config.json of a DFlash checkpoint says: dialects of z-lab, speculators and DeepSpec, DSpark included."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from specbench.settings import BaseSettings
 LARGEST_HEAD = 65_536
 # What speculators writes and no draft needs: its own versions, DSpark's estimate of acceptance.
 NOT_USED = {"speculators_model_type", "speculators_version", "speculators_config", "target_hidden_size",
-            "num_target_layers", "enable_confidence_head", "confidence_head_with_markov"}  # fmt: skip
+            "num_target_layers", "enable_confidence_head", "confidence_head_with_markov", "num_anchors"}  # fmt: skip
 
 
 class Options(BaseSettings):
@@ -71,6 +71,11 @@ def parse_dflash(config: dict[str, Any], named: str) -> DFlashConfig:
     kind = config.get("speculators_model_type")
     if config.get("quantization_config"):
         raise ConfigError(f"{named} has quantised weights: only 16 and 32 bits can be read")
+    if kind is None and str(*config.get("architectures") or [""]).endswith("DSparkModel"):  # DeepSpec, of DFlash too
+        names = {*Options.model_fields, *NOT_USED, "target_layer_ids"}
+        own = {"sample_from_anchor": True} | {name: value for name, value in config.items() if name in names}
+        layers = {name: value for name, value in config.items() if name not in names}
+        return _shape(own, "target_layer_ids", layers, named, shift=1)
     if kind is None:
         inner = config.get("dflash_config")
         if not isinstance(inner, dict):

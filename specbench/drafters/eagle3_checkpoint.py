@@ -34,7 +34,8 @@ USUAL = {"use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": Tru
          "use_mtp_layernorm": False, "next_layer_regular": True}  # fmt: skip
 # What speculators writes and no draft needs.
 NOT_USED = {"speculators_model_type", "speculators_version", "speculators_config", "transformer_layer_config",
-            "embed_requires_grad", "eagle_config"}  # fmt: skip
+            "embed_requires_grad", "eagle_config", "target_layer_ids", "ttt_length", "step_loss_decay",
+            "draft_num_hidden_layers", "num_target_layers", "target_model_name_or_path"}  # fmt: skip
 EMBEDDING, HEAD, MAPS = "embed_tokens.weight", "lm_head.weight", ("d2t", "t2d")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 OTHER_NAMES = {"midlayer.": "layers.0.", "aux_norm_low.": "fc_norm.0.", "aux_norm_mid.": "fc_norm.1.",
@@ -88,7 +89,9 @@ def parse_config(config: Mapping[str, Any], wanted: list[int] | None, named: str
     if missing := [name for name in NEEDED if name not in layers]:
         raise ConfigError(f"{named} has no {few(missing)} in its config.json")
     options, made = checked(Options, own, named), layer_config(layers, LAYERS, named)
-    ids = wanted or options.eagle_aux_hidden_state_layer_ids or _of_optimizer(config.get("eagle_config") or {}, named)
+    behind = {IDS: config["target_layer_ids"]} if "target_layer_ids" in config else {}  # of DeepSpec
+    ids = wanted or options.eagle_aux_hidden_state_layer_ids
+    ids = ids or _of_optimizer(config.get("eagle_config") or behind, named)
     vocab_size, hidden = made.vocab_size, made.hidden_size
     made.vocab_size, made.pad_token_id, made.tie_word_embeddings = 1, None, False  # others embed its tokens
     return Eagle3Config(
