@@ -107,7 +107,9 @@ def golden_lengths(path: str, mode: str | None) -> tuple[float, ...]:
     if mode is None and len(modes) == 1:
         mode = next(iter(modes))
     if mode not in modes:
-        raise ConfigError(f"verifier.mode={mode} is not allowed with {path}: it must be one of {', '.join(modes)}")
+        raise ConfigError(
+            f"verifier.mode={mode or 'null'} is not allowed with {path}: it must be one of {', '.join(modes)}"
+        )
     found = {0: 1.0} | modes[mode]
     if sorted(found) != [*range(len(found))] or not all(1 <= found[k] <= k + 1 for k in found):
         raise ConfigError(f"verifier.golden={path} must have lengths from 1 to k + 1 after k guesses, k = 1, 2, ..")

@@ -73,7 +73,7 @@ REFUSED = {
     "verifier.golden=nowhere.yaml": "verifier.golden=nowhere.yaml is not a file",
     "verifier.length=2 verifier.golden=GOLDEN": "is not possible with verifier.golden=",
     "gamma=6 verifier.golden=GOLDEN": "which has lengths of at most 5 guesses",
-    "verifier.golden=BOTH": "verifier.mode=None is not allowed with",
+    "verifier.golden=BOTH": "verifier.mode=null is not allowed with",
     "verifier.golden=GOLDEN verifier.mode=off": "it must be one of thinking_on",
     "verifier.golden=LIST": "does not have one model's lengths",
     "verifier.golden=LONG": "must have lengths from 1 to k + 1 after k guesses",
