@@ -12,7 +12,7 @@ import numpy as np
 
 from specbench import theory
 from specbench.measure import breakdown, formulas
-from specbench.measure.intervals import FEWEST, Estimate
+from specbench.measure.intervals import FEWEST
 from specbench.measure.record import SCHEMA_VERSION, Facts, Record
 from specbench.measure.rounds import Sample, finished, prompts_frame, rounds_without_room
 from specbench.measure.verdict import judge
@@ -44,7 +44,7 @@ def results(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
         "alpha_on_target_text": breakdown.mean_of(accepted["alpha_on_target_text"], total.get("text positions", 0)),
         "draft_acceptance_rate": accepted["draft_acceptance_rate"].value,
         "block_efficiency": {"mean": efficiency.value, "stderr": efficiency.stderr},
-        "cost": _values(cost) | {"ci95": _intervals(cost)},
+        "cost": {name: e.value for name, e in cost.items()} | {"ci95": {name: e.ci95 for name, e in cost.items()}},
         "speedup": _speedup(run, facts.gamma),
         "operations_factor": _operations_factor(total, facts, alpha),
         "optimal_gamma": None if alpha is None or c is None else theory.optimal_gamma(alpha, c),
@@ -68,14 +68,6 @@ def results(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
 def facts_of(stored: dict[str, Any]) -> Facts:
     """The facts that a `results.json` was made with."""
     return Facts(**stored["details"]["facts"] | {name: stored[name] for name in ("config", "provenance")})
-
-
-def _values(found: dict[str, Estimate]) -> dict[str, float | None]:
-    return {name: estimate.value for name, estimate in found.items()}
-
-
-def _intervals(found: dict[str, Estimate]) -> dict[str, Any]:
-    return {name: estimate.ci95 for name, estimate in found.items()}
 
 
 def _speedup(run: Sample, gamma: int | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from specbench import theory
 from specbench.paper.published import PRINTED
+from specbench.report.figures import legend
 from specbench.report.files import Run
 from specbench.report.tables import flat
 
@@ -31,10 +32,8 @@ def figure(name: str, runs: Sequence[Run]) -> Figure:
     }
     own.get(name, predictions(name))(axes, runs)
     axes.grid(alpha=0.3)
-    handles, labels = axes.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    if unique:
-        axes.legend(unique.values(), unique.keys(), fontsize=8)
+    if axes.get_legend_handles_labels()[0]:
+        legend(axes, 2)
     return shown
 
 
