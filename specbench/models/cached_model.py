@@ -237,8 +237,6 @@ class CachedModel(Component):
         self.cached[row] = 0
         if self.states is not None:
             self.states.kept[row].clear()
-        if self.encoder is not None:
-            self.encoder.inputs.release(row)
 
     def cache_bytes(self) -> int:
         """Bytes that keys and values occupy now."""

@@ -54,11 +54,7 @@ class EncoderInputs(Cache):
     def clear(self) -> None:
         """Forgets the inputs of all rows; the tensors stay where they are."""
         for row in range(self.rows):
-            self.release(row)
-
-    def release(self, row: int) -> None:
-        """Forgets the input of a row."""
-        self._set_length(row, 1)
+            self._set_length(row, 1)
 
     def write(self, row: int, layers: Sequence[InputLayer]) -> None:
         """Stores the keys and values [1, heads, s, head size] of every layer as the input of a row."""
