@@ -91,7 +91,7 @@ class PairModel(LanguageModel):
     def clear_hidden(self) -> None:
         self.unread = {}
 
-    def prefill(self, state: State, upto: int | None = None, start: int = 0, chunk: int = READ_CHUNK) -> None:
+    def prefill(self, state: State, start: int = 0, chunk: int = READ_CHUNK) -> None:
         """Reads the pairs of all rows' prompts but the last of each, of which it needs the prediction."""
         known = [max(0, length - 2) for length in state.lengths]
         self.cached = known

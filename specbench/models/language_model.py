@@ -27,21 +27,20 @@ class LanguageModel(CachedModel):
 
     # -- Reading texts --------------------------------------------------------------------------
 
-    def prefill(self, state: State, upto: int | None = None, start: int = 0, chunk: int = READ_CHUNK) -> None:
-        """Reads the committed tokens start .. upto - 1 of all rows, without the last one by default, in chunks.
-        Rows are padded on the right: what a shorter row writes beyond its length is overwritten before any of its
-        tokens can see it."""
-        end = max(state.lengths) - 1 if upto is None else upto
+    def prefill(self, state: State, start: int = 0, chunk: int = READ_CHUNK) -> None:
+        """Reads the committed tokens of all rows from `start` on, without the last ones, in chunks. Rows are padded on
+        the right: what a shorter row writes beyond its length is overwritten before any of its tokens can see it."""
         if self.recurrence is not None:  # a state cannot forget padding
             for row, length in enumerate(state.lengths):
-                self.recurrence.read(self, state, row, start, min(end, length - 1), chunk)
+                self.recurrence.read(self, state, row, start, length - 1, chunk)
             return
+        end = max(state.lengths) - 1
         for begin in range(start, end, chunk):
             tokens = state.tokens[:, begin : min(begin + chunk, end)]
             visible = self.rollback_to([begin] * len(self.cached), tokens.shape[1])
             with self._given_hidden(None, begin) as keep_logits:
                 self.forward(tokens, torch.full_like(state.length, begin), visible, keep_logits=keep_logits)
-        self.cached = [min(end, length - 1) for length in state.lengths]
+        self.cached = [length - 1 for length in state.lengths]
 
     def read(self, state: State, row: int, begin: int, end: int) -> None:
         """Reads the committed tokens begin .. end - 1 of one row into the cache; other rows are not touched."""
@@ -102,8 +101,7 @@ class LanguageModel(CachedModel):
         sequence = Sequence(text[0, :begin].tolist(), end, 0, encoder_input)
         self.admit(0, sequence, min(end, self.cache.capacity))
         self.encode(0, sequence)
-        start = self.cached[0]
-        for first in range(start, begin - 1, READ_CHUNK):
+        for first in range(self.cached[0], begin - 1, READ_CHUNK):
             self.read_row(text, 0, first, min(first + READ_CHUNK, begin - 1), keep_logits=1)
 
     # -- Scoring drafts -------------------------------------------------------------------------
