@@ -207,5 +207,3 @@ class BorrowedCache(LanguageModel):
     def borrow(self) -> None:
         """Takes the owner's cache in its present state."""
         self.cache, self.cached = self.owner.cache, list(self.owner.cached)
-        if self.encoder is not None and self.owner.encoder is not None:
-            self.encoder.inputs = self.owner.encoder.inputs
