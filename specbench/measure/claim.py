@@ -186,6 +186,8 @@ def compared(claimed: Figure, here: Figure, log: bool) -> tuple[Answer, str]:
         return "cannot tell", "the claim has no interval"
     if ours is None:
         return "cannot tell", "too few prompts here for an interval"
+    if log and not here.value * claimed.value:
+        return "cannot tell", "0 has no ratio"
     scale = 1.0 if log else claimed.value or 1.0
     difference = math.log(here.value / claimed.value) if log else here.value - claimed.value
     stderr = max(math.hypot(ours, theirs), EXACT * scale)
@@ -267,7 +269,7 @@ def within(claimed: Numbers, gamma: int | None) -> list[Judged]:
             why += "" if fits else f"; it needs {needed:.3g} tokens per round at v + o = 1, not {expected:.3g}"
             found.append(Judged(name, shown(figure), "-", answer, why))
         return found
-    if speedup is None or tokens is None:
+    if speedup is None or tokens is None or not speedup.value:
         return []
     why = f"by its own numbers a round costs {tokens.value / speedup.value:.2f} target steps"
     if speedup.ends[0] <= tokens.ends[1]:

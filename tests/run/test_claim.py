@@ -64,6 +64,15 @@ def test_other_checkpoints_are_compared_by_intervals(run):
     assert answers(claim_of(run, alpha=alpha.value), run, other)["alpha"] == "cannot tell"  # no interval
 
 
+def test_a_claim_of_0_is_answered(run):
+    """As of a drafter without steps, or of nobody's speed."""
+    zero = {"value": 0.0, "stderr": 0.0}
+    found = answers(claim_of(run, c=zero, speedup=zero, alpha=zero), run)
+    assert (found["c"], found["speedup"], found["alpha"]) == ("cannot tell", "cannot tell", "inconsistent")
+    numbers = claim_of(run, c=None, speedup=zero).numbers
+    assert within(numbers, 4) == [] and within(numbers.model_copy(update={"c": Figure(value=0.0)}), 0)
+
+
 def test_other_prompts_cannot_tell(run):
     claim = claim_of(run)
     claim.data.rendered_sha256 = "0"
