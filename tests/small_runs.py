@@ -137,14 +137,14 @@ def call(arguments, monkeypatch, folder) -> int:
 
 def interrupt_the_second_group(monkeypatch) -> None:
     """A signal while the second group of prompts decodes."""
-    plain = Group.by_all_ways
+    plain = Group.by_all_decoders
 
     def interrupted(self, requests, batch):
         if batch.number == 1:
             raise KeyboardInterrupt
         return plain(self, requests, batch)
 
-    monkeypatch.setattr(Group, "by_all_ways", interrupted)
+    monkeypatch.setattr(Group, "by_all_decoders", interrupted)
 
 
 def fail_where(monkeypatch, fails) -> None:

@@ -120,14 +120,14 @@ def stock_score(
 
 
 def same_beams(search: dict[str, Any]) -> bool:
-    """Whether both ways found the same hypotheses in the same order."""
-    ours, plain = ([tokens for tokens, _ in search[way]["hypotheses"]] for way in ("speculative", "baseline"))
+    """Whether both searches found the same hypotheses in the same order."""
+    ours, plain = ([tokens for tokens, _ in search[kind]["hypotheses"]] for kind in ("speculative", "baseline"))
     return ours == plain
 
 
 def is_tie(search: dict[str, Any]) -> bool:
     """Whether rounding explains that the beams differ: as many, and rank by rank with the same scores."""
-    ours, plain = ([score for _, score in search[way]["hypotheses"]] for way in ("speculative", "baseline"))
+    ours, plain = ([score for _, score in search[kind]["hypotheses"]] for kind in ("speculative", "baseline"))
     differences = (abs(a - b) for a, b in zip(ours, plain, strict=False))
     return len(ours) == len(plain) and max(differences, default=0.0) <= search["tolerance"]
 
@@ -159,8 +159,8 @@ def cost(records: abc.Sequence[Record], rules: BeamRules, gamma: int, c_hat: flo
     """Widths, counts and cost of a run by beam search, for details["beam"]."""
     searches = [record.search for record in records if record.search is not None]
 
-    def total(way: str, name: str) -> int:
-        return sum(search[way][name] for search in searches)
+    def total(kind: str, name: str) -> int:
+        return sum(search[kind][name] for search in searches)
 
     read, drafted = total("speculative", "target_tokens"), total("speculative", "drafter_tokens")
     plain, calls = total("baseline", "target_tokens"), total("speculative", "calls")

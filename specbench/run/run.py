@@ -32,7 +32,7 @@ from specbench.run.readers import read_texts, tokens_read
 from specbench.run.session import Decoded, Session, calibrate, warm_up
 
 log = logging.getLogger(__name__)
-Way = tuple["Method | None", str]  # of decoding: the method, or None for plain decoding; the peer's name or ""
+Decoder = tuple["Method | None", str]  # a method, or None for plain decoding; the name of its peer or ""
 
 
 @dataclass(eq=False)
@@ -190,7 +190,7 @@ class Group:
         missing = [request for request in batch.requests if any(request.id not in own.records for own in self.methods)]
         if missing:
             self.warm_up(batch)
-            decoded = self.by_all_ways(missing, batch)
+            decoded = self.by_all_decoders(missing, batch)
             for method in self.methods:
                 for record in self.recorded(method, missing, batch.number, decoded):
                     if record.id not in method.records:
@@ -211,20 +211,20 @@ class Group:
                     calibrate(method.session, batch)
         self.warm = batch.columns
 
-    def by_all_ways(self, requests: Sequence[Request], batch: Batch) -> Mapping[Way, Any]:
-        """What each way made of the requests, a `Decoded`, a list of a peer's outputs or the error, in an order that
+    def by_all_decoders(self, requests: Sequence[Request], batch: Batch) -> Mapping[Decoder, Any]:
+        """What each decoder made of the requests: a `Decoded`, a list of a peer's outputs or the error. The order
         changes with the number of the batch, so that none is always behind the same one."""
-        ways: list[Way] = [(None, ""), *((method, "") for method in self.methods)]
-        ways += [(method, name) for method in self.methods for name in method.parts.peers]
-        if len(ways) == 2:
-            order = ways[batch.number % 2 :] + ways[: batch.number % 2]
+        decoders: list[Decoder] = [(None, ""), *((method, "") for method in self.methods)]
+        decoders += [(method, name) for method in self.methods for name in method.parts.peers]
+        if len(decoders) == 2:
+            order = decoders[batch.number % 2 :] + decoders[: batch.number % 2]
         else:
-            order = [ways[i] for i in np.random.default_rng(batch.number).permutation(len(ways))]
-        return {way: self.one_way(way, requests, batch) for way in order}
+            order = [decoders[i] for i in np.random.default_rng(batch.number).permutation(len(decoders))]
+        return {decoder: self.by_one(decoder, requests, batch) for decoder in order}
 
-    def one_way(self, way: Way, requests: Sequence[Request], batch: Batch) -> Any:
-        """What one way made of the requests; an error of the device, as when memory runs out, is theirs alone."""
-        method, peer = way
+    def by_one(self, decoder: Decoder, requests: Sequence[Request], batch: Batch) -> Any:
+        """What one decoder made of the requests; an error of the device, as when memory runs out, is theirs alone."""
+        method, peer = decoder
         session = (method or self.plain).session
         jobs = [session.job(request) for request in requests]
         arrivals = batch.arrivals[: len(jobs)] if batch.arrivals else None
@@ -245,7 +245,7 @@ class Group:
             return error
 
     def recorded(
-        self, method: Method, requests: Sequence[Request], number: int, decoded: Mapping[Way, Any]
+        self, method: Method, requests: Sequence[Request], number: int, decoded: Mapping[Decoder, Any]
     ) -> Iterator[Record]:
         """The records of a batch for one method; texts are read again for the verdict."""
         plain, ours = decoded[None, ""], decoded[method, ""]
