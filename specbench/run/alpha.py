@@ -36,7 +36,8 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--reported", type=Decimal, metavar="LENGTH", help="tokens per target call of an engine")
     args = parser.parse_args(words)
     with answering():
-        folder = Path(args.words.pop(0)) if args.words and "=" not in args.words[0] else None
+        first = Path(args.words[0]) if args.words else None  # a run's folder may have = in its name
+        folder = Path(args.words.pop(0)) if first and (first.is_dir() or "=" not in first.name) else None
         sound = measure(folder, args.words, args.json or (folder / FILE if folder else None), args.reported)
     if sound is False:
         sys.exit(BROKEN)

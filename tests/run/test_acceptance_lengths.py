@@ -17,7 +17,7 @@ from specbench.errors import ConfigError
 from specbench.measure.intervals import Estimate
 from specbench.measure.target_text import expected_rounds
 from specbench.report.files import read_run
-from specbench.run.alpha import agreement, length_of, measure
+from specbench.run.alpha import agreement, length_of, main, measure
 
 CURVE = {1: 1.84, 2: 2.51, 3: 3.01, 4: 3.36, 5: 3.61}
 LENGTHS = "".join(f"    {k}: {length:.2f}\n" for k, length in CURVE.items())
@@ -122,9 +122,11 @@ def test_the_length_by_teacher_forcing_is_that_of_the_run(temperature, capsys):
     assert "the engine reported 1.1: these do not agree." in capsys.readouterr().out.replace("\n", " ")
 
 
-def test_a_head_is_compared_by_its_run_and_rounding_counts(capsys):
+def test_a_head_is_compared_by_its_run_and_rounding_counts(tmp_path, capsys):
     *_, folder = finished("drafter=blockwise", "gamma=3")
-    measure(folder, [], None, Decimal("1.9"))
+    named = tmp_path / "gamma=3"
+    named.symlink_to(folder)
+    main([str(named), "--reported", "1.9"])
     found = length_of(read_run(folder))
     assert f"The head gives {found.value:.2f}" in capsys.readouterr().out
     length = Estimate(2.83, 0.005, (2.82, 2.84))
