@@ -81,10 +81,8 @@ class Device(TorchDispatchMode):
     # PyTorch starts CUDA when a tensor is to be made there, unless a mode of this kind is on.
     _mode_key = torch._C._TorchDispatchModeKey.FAKE
 
-    def __init__(self, any_shapes: bool = False) -> None:
-        """`any_shapes` notes what has a shape that depends on values as a wait, and does not refuse it."""
+    def __init__(self) -> None:
         super().__init__()
-        self.any_shapes = any_shapes
         self.waits: list[Wait] = []
         self.pinned: dict[int, Tensor] = {}  # by address; kept, so that no other tensor gets the address
 
@@ -116,7 +114,7 @@ class Device(TorchDispatchMode):
         if func in COPIES:
             self._copy(func, tensors, on_cuda, kwargs)
         else:
-            self.check(func, self._without_indices(func, args, tensors))
+            self.check(func, tensors)
             self._values(func, args)
         if wanted is not None:
             kwargs["device"] = CPU
@@ -135,16 +133,6 @@ class Device(TorchDispatchMode):
         if not (to_cuda and self.is_pinned(source) and kwargs.get("non_blocking")):
             self.wait("copy to the device" if to_cuda else "copy to the host")
 
-    def _without_indices(self, func: Any, args: Any, tensors: list[Tensor]) -> list[Tensor]:
-        """The tensors of an operation that must be on one device: indices may be on the CPU, and are copied."""
-        if not func.overloadpacket.__name__.startswith("index") or not isinstance(args[1], tuple | list):
-            return tensors
-        on_host = {id(x) for x in tensors_in(args[1]) if not isinstance(x, OnCuda)}
-        if on_host and self.any_shapes:
-            self.wait("copy to the device")
-            return [x for x in tensors if id(x) not in on_host]
-        return tensors
-
     def check(self, func: Any, tensors: list[Tensor]) -> None:
         """Raises MixedDevicesError if an operation cannot take these tensors."""
         numbers = torch.Tag.pointwise in getattr(func, "tags", ())  # such kernels take numbers from the host
@@ -160,9 +148,9 @@ class Device(TorchDispatchMode):
             dynamic = any(x.dtype in (torch.bool, torch.uint8) for x in tensors_in(args[1]))
         else:
             dynamic = torch.Tag.dynamic_output_shape in func.tags
-        if dynamic and not self.any_shapes:
+        if dynamic:
             raise DataDependentShapeError(f"the shape of {func} depends on values, in {place()}")
-        if dynamic or torch.Tag.data_dependent_output in func.tags:
+        if torch.Tag.data_dependent_output in func.tags:
             self.wait(name.lstrip("_"))
 
 
@@ -237,9 +225,9 @@ class OnHost(WithoutGuard):
 
 
 @contextmanager
-def cuda_on_cpu(any_shapes: bool = False) -> Iterator[Device]:
-    """Inside this context device "cuda" exists; yields it. `any_shapes` is as in `Device`."""
-    device = Device(any_shapes)
+def cuda_on_cpu() -> Iterator[Device]:
+    """Inside this context device "cuda" exists; yields it."""
+    device = Device()
     before = torch._C._only_lift_cpu_tensors()
     with ExitStack() as stack:
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") makes a CPU tensor, and copies it

@@ -23,24 +23,18 @@ def numbers(name: str, *shape: int) -> torch.Tensor:
     return 1 + 0.5 * found if len(shape) == 1 and "bias" not in name else 0.6 * found
 
 
-def eagle3_tensors(layers: int = 1, aux: int = 3, qwen: bool = False, without=NO_PARTS, **flags: bool):
-    """The tensors of EAGLE-3 under speculators' names. `without` are embedding, head, map, or hidden_norm."""
-    shapes: dict[str, tuple[int, ...]] = {"norm.weight": (D,)}
-    if aux:
-        shapes["fc.weight"] = (D, aux * D)
+def eagle3_tensors(layers: int = 1, qwen: bool = False, without=NO_PARTS, **flags: bool):
+    """The tensors of EAGLE-3 under speculators' names. `without` are embedding, head or map."""
+    shapes: dict[str, tuple[int, ...]] = {"norm.weight": (D,), "fc.weight": (D, 3 * D)}
     if flags.get("norm_before_fc"):
-        shapes["input_norm.weight"] = (aux * D,)
+        shapes["input_norm.weight"] = (3 * D,)
     if flags.get("fc_norm"):
-        shapes |= {f"fc_norm.{j}.weight": (D,) for j in range(aux)}
+        shapes |= {f"fc_norm.{j}.weight": (D,) for j in range(3)}
     shapes |= layer_shapes("layers.0", 2 * D, qwen) | {"layers.0.hidden_norm.weight": (D,)}
     for i in range(1, layers):
         shapes |= layer_shapes(f"layers.{i}", D, qwen)
     shapes |= {"embed_tokens.weight": (V, D), "lm_head.weight": (DRAFT_V if "map" not in without else V, D)}
-    dropped = {
-        "embed_tokens.weight": "embedding",
-        "lm_head.weight": "head",
-        "layers.0.hidden_norm.weight": "hidden_norm",
-    }
+    dropped = {"embed_tokens.weight": "embedding", "lm_head.weight": "head"}
     found = {name: numbers(name, *shape) for name, shape in shapes.items() if dropped.get(name, "") not in without}
     if "map" not in without:
         targets = 5 + 13 * torch.arange(DRAFT_V)
@@ -109,13 +103,11 @@ class PlainEagle:
         self.flags = flags
         self.layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
 
-    def rms(self, x: np.ndarray, name: str, eps: float = EPS) -> np.ndarray:
-        return x / np.sqrt((x * x).mean() + eps) * self.W[name] if name in self.W else x
+    def rms(self, x: np.ndarray, name: str) -> np.ndarray:
+        return x / np.sqrt((x * x).mean() + EPS) * self.W[name] if name in self.W else x
 
     def feature(self, hidden: np.ndarray) -> np.ndarray:
         """What stands for the target's hidden states of one token."""
-        if "fc.weight" not in self.W:
-            return hidden
         hidden = self.rms(hidden, "input_norm.weight")
         parts = np.split(hidden, len(hidden) // D)
         return self.W["fc.weight"] @ np.concatenate([self.rms(x, f"fc_norm.{j}.weight") for j, x in enumerate(parts)])

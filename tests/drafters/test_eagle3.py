@@ -37,21 +37,14 @@ def from_speculators(layers=1, qwen=False, without=frozenset(), ids=None, **flag
     return tensors, tensors, speculators(tensors, ids, layers, qwen, **flags)
 
 
-def from_safeailab(names=None, without=frozenset(), more=None, **flags):
-    tensors = eagle3_tensors(without=without, **flags)
-    return (
-        tensors,
-        renamed(tensors, {"layers.0.": "midlayer."} | (names or {})),
-        plain(tensors, **(more or {}), **flags),
-    )
+def from_safeailab(names=None, **flags):
+    tensors = eagle3_tensors(**flags)
+    return tensors, renamed(tensors, {"layers.0.": "midlayer."} | (names or {})), plain(tensors, **flags)
 
 
-def from_optimizer(aux=3, without=frozenset(), **options):
-    tensors = eagle3_tensors(aux=aux, without=without)
-    more = {"use_aux_hidden_state": aux > 0, "next_layer_regular": True, "use_mtp_layernorm": False, **options}
-    tensors = {
-        name: t for name, t in tensors.items() if options.get("use_last_layernorm", True) or name != "norm.weight"
-    }
+def from_optimizer(**options):
+    tensors = eagle3_tensors()
+    more = {"use_aux_hidden_state": True, "next_layer_regular": True, "use_mtp_layernorm": False, **options}
     return tensors, tensors, plain(tensors, eagle_config=more)
 
 
@@ -148,11 +141,9 @@ def drafts(name, **how):
 
 
 def target_features(name: str, text: list[int], layers) -> np.ndarray:
-    """[T, A * D] of the target's own module; its last hidden states without layers."""
+    """[T, A * D] of the target's own module."""
     base = parts(name).target.stock.model
     states = base(torch.tensor([text]), output_hidden_states=True)
-    if not layers:
-        return states.last_hidden_state[0].double().numpy()
     return torch.cat([states.hidden_states[layer][0] for layer in layers], -1).double().numpy()
 
 
