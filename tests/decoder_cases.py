@@ -301,11 +301,6 @@ def as_tree(drafter: ParallelDrafter, kind: str) -> ParallelDrafter:
 BLOCK_TREES = ("_best", "_drawn")
 
 
-def jobs_of(prompts, limits, keys) -> list[Sequence]:
-    """Requests from parallel lists."""
-    return [Sequence(*job) for job in zip(prompts, limits, keys, strict=True)]
-
-
 class PairHeads(torch.nn.Module):
     """Heads of a tabular target: head k reads another row of its table."""
 

@@ -10,7 +10,7 @@ import decoder_cases
 import pytest
 import torch
 from choosing import in_turn, only, slow_unless
-from decoder_cases import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter, spare_of
+from decoder_cases import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter, queued, spare_of
 from graph_memory import SimulatedGraphs
 from small_runs import noisy_drafter, short_prompts
 
@@ -20,9 +20,6 @@ from specbench.data.records import JsonlData
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import decode_autoregressive, decode_speculative
-from specbench.decoding.state import State
-from specbench.decoding.timer import Timer
 from specbench.executors.base import Executor
 from specbench.executors.compiled import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
@@ -87,15 +84,9 @@ def decode(
     drafter = kind and make_drafter(kind, target, text_file, model(pair[1], sampling, cache_name, executor))
     jobs = [Sequence(r.tokens, len(r.tokens) + NEW_TOKENS, prompt_key(0, r.id)) for r in rows]
     spare = 1 if drafter is None else spare_of(kind, gamma)
-    state = State.start(jobs, target.stop_tokens, spare, target.device)
     verifier = verifier_of(sampling, judge or ("iterative" if kind in TREES else "speculative"))
-    target.allocate(state.batch_size, state.tokens.shape[1])
-    target.prefill(state)
-    clock = Timer(target.device)
-    if kind is None:
-        return decode_autoregressive(state, target, verifier, clock).generated
-    policy = FixedGamma(gamma)
-    return decode_speculative(state, target, drafter, policy, verifier, clock).generated
+    queue = queued(target, drafter, jobs, len(jobs), verifier, FixedGamma(gamma), spare=spare, stops=target.stop_tokens)
+    return [sequence.generated for sequence in queue.sequences]
 
 
 @pytest.fixture(scope="module")

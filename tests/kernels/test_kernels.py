@@ -8,7 +8,7 @@ from functools import cached_property
 
 import pytest
 import torch
-from decoder_cases import CACHES, jobs_of, verifier_of
+from decoder_cases import CACHES, verifier_of
 
 pytest.importorskip("triton")
 
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from triton import knobs
 
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_autoregressive, decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import Timer
@@ -213,7 +214,8 @@ def decode(module, how, cache="static", kind="chain", rows=1, new=6):
     prompts = [[5, 9, 2, 7, 11, 30], [3] * 19, [8, 1]][:rows]
     sampling, target = Sampling(temperature=0), language_model(module, how, cache)
     judge = verifier_of(SpeculativeVerifier if kind == "chain" else IterativeVerifier, sampling)
-    state = State.start(jobs_of(prompts, [len(p) + new for p in prompts], range(rows)), [], 12, target.device)
+    jobs = [Sequence(prompt, len(prompt) + new, key) for key, prompt in enumerate(prompts)]
+    state = State.start(jobs, [], 12, target.device)
     target.allocate(rows, state.tokens.shape[1])
     target.prefill(state)
     clock = Timer(target.device)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decoder_cases import TREES, V, make_drafter, spare_of, tabular_model, verifier_of
+from decoder_cases import TREES, V, make_drafter, queued, spare_of, tabular_model, verifier_of
 from distribution_cases import AcceptEverything, ResidualFromTarget
 from records import facts, record
 from tabular import random_table
@@ -16,9 +16,6 @@ from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import window
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import State
-from specbench.decoding.timer import Clock
 from specbench.decoding.verify import block_verification, speculative_sampling
 from specbench.drafters.model import ModelDrafter
 from specbench.measure.record import Record
@@ -47,23 +44,21 @@ GAMMA, SAMPLED, GREEDY = 4, Sampling(), Sampling(temperature=0)
 
 def decoded(
     tables: Any, number_text: str, kind: str = "model", verifier: Any = SpeculativeVerifier, rows: int = 60,
-    tokens: int = 40, sampling: Sampling = SAMPLED, model: Any = None, drafter: Any = None, seed: int = 0,
+    tokens: int = 40, sampling: Sampling = SAMPLED, model: Any = None,
     asked: Sampling | None = None, one_key: bool = False,
 ) -> list[Record]:  # fmt: skip
     """A tabular pair's texts, each read again by the stock modules, as records. `asked` is the configuration's sampling
     if it is not the target's; with `one_key` all texts have the same noise."""
     target = tabular_model(tables.target, sampling)
     helper = tabular_model(tables.similar if model is None else model, sampling)
-    drafter = (drafter or (lambda *parts: make_drafter(kind, *parts)))(target, number_text, helper)
+    drafter = make_drafter(kind, target, number_text, helper)
     judged_by = verifier_of(verifier, sampling)
     prompts = [[3, 7, 1, row % V] for row in range(rows)]
-    jobs = [Sequence(prompt, 4 + tokens, (seed << 32) + key * (not one_key)) for key, prompt in enumerate(prompts)]
-    state = State.start(jobs, [], spare_of(kind, GAMMA), target.device)
-    target.allocate(rows, state.tokens.shape[1])
-    target.prefill(state)
-    recorder = Recorder(judged_by, keep=True)
-    decode_speculative(state, target, drafter, FixedGamma(GAMMA), judged_by, Clock(), recorder)
-    texts = zip(prompts, state.generated, recorder.draws(rows), [[], *state.generated], strict=False)
+    jobs = [Sequence(prompt, 4 + tokens, key * (not one_key)) for key, prompt in enumerate(prompts)]
+    recorder, spare = Recorder(judged_by, keep=True), spare_of(kind, GAMMA)
+    queue = queued(target, drafter, jobs, rows, judged_by, FixedGamma(GAMMA), spare=spare, after_round=recorder)
+    generated = [sequence.generated for sequence in queue.sequences]
+    texts = zip(prompts, generated, recorder.draws(rows), [[], *generated], strict=False)
     return [
         read_as(target, drafter, prompt, new, new, draws, asked or sampling, before)
         for prompt, new, draws, before in texts

@@ -5,15 +5,12 @@ from functools import cache
 import pytest
 import torch
 from checkpoints import config_only
-from decoder_cases import CACHES, VERIFIERS, another, make_drafter, spare_of, verifier_of
+from decoder_cases import CACHES, VERIFIERS, another, make_drafter, queued, spare_of, verifier_of
 from transformers import CONFIG_MAPPING, GenerationConfig
 
 from specbench.cache.static import StaticCache
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import decode_speculative
-from specbench.decoding.state import State
-from specbench.decoding.timer import Timer
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
 from specbench.models import load
@@ -110,9 +107,6 @@ def decode(model: PretrainedModel, temperature: float, rows: int, cache_name: st
     drafter = make_drafter(kind, target, None, another(target))
     judge = verifier_of(VERIFIERS["speculative" if kind == "model" else "iterative"], sampling)
     jobs = [Sequence(prompt, len(prompt) + NEW, 7 + i) for i, prompt in enumerate(PROMPTS[:rows])]
-    state = State.start(jobs, [], spare_of(kind, GAMMA), target.device)
-    target.allocate(rows, state.tokens.shape[1])
-    target.prefill(state)
     betas = []
 
     def record(state, scores, draft, verdict, kept):
@@ -120,8 +114,9 @@ def decode(model: PretrainedModel, temperature: float, rows: int, cache_name: st
         steps = torch.arange(beta.shape[1]) < draft.steps()[:, None]
         betas.extend(beta[steps & (kept > 0)[:, None]].tolist())
 
-    decode_speculative(state, target, drafter, FixedGamma(GAMMA), judge, Timer(target.device), record)
-    return state.generated, betas
+    spare = spare_of(kind, GAMMA)
+    queue = queued(target, drafter, jobs, rows, judge, FixedGamma(GAMMA), spare=spare, after_round=record)
+    return [sequence.generated for sequence in queue.sequences], betas
 
 
 def generated(model: PretrainedModel, prompts) -> list[list[int]]:
