@@ -9,9 +9,9 @@ from choosing import only
 from decoder_cases import tabular_model
 from distribution_cases import FEW, Distribution, decode, new_tokens, start, worst_excess
 from small_runs import finished
-from specbench.decoding.autoregressive import decode_autoregressive
 
 from specbench.decoding.sampling import Sampling
+from specbench.decoding.speculative import decode_autoregressive
 from specbench.decoding.timer import Clock
 from specbench.drafters.tree_shapes import ProductTree
 from specbench.verifiers.iterative import IterativeVerifier
