@@ -10,7 +10,7 @@ from small_runs import composed
 
 from specbench.config.check import check
 from specbench.config.compose import conf_dir
-from specbench.data.prompts import Prompt, load, stratify
+from specbench.data.prompts import Prompt, load
 from specbench.data.records import MT_BENCH
 from specbench.errors import ConfigError
 
@@ -60,12 +60,6 @@ def test_mt_bench_is_one_category_of_spec_bench(questions):
     assert [(prompt.id, prompt.category) for prompt in found] == [("0", "mt_bench"), ("6", "qa"), ("9", "rag")]
     only = prompts_of("data=spec_bench", f"data.path={questions}", "data.category=mt_bench")
     assert [prompt.id for prompt in only] == [str(n) for n in range(6)] and {"writing", "math"} <= set(MT_BENCH)
-
-
-def test_stratified_choices_are_those_of_a_count_by_hand():
-    made = [Prompt(str(n), ("x",), category) for n, category in enumerate("aaaabbc")]
-    for limit, wanted in {1: "a", 2: "ab", 3: "abc", 5: "aabbc", 6: "aaabbc", 7: "aaaabbc"}.items():
-        assert "".join(prompt.category for prompt in stratify(made, limit)) == wanted
 
 
 def test_records_of_the_named_sets(tmp_path):

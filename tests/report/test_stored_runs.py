@@ -94,9 +94,3 @@ def test_runs_are_named_by_what_differs():
     assert files.labels_of([["gamma=1"], []]) == ["gamma=1", "default"]
     assert files.labels_of([["a=1", "b=x"], ["a=1", "b=y", "c=3"]]) == ["b=x", "b=y, c=3"]
     assert len(files.labels_of([["gamma=1"]])) == 1 and files.labels_of([]) == []
-
-
-def test_runs_with_the_same_overrides_are_named_by_their_folders(tmp_path):
-    for name in ("a", "b"):
-        stored(tmp_path / name, overrides=["gamma=4"])
-    assert [found.label for found in files.read_all(tmp_path)] == ["a", "b"]

@@ -1,9 +1,6 @@
 """What is printed: the answer first, the numbers of results.json, and nothing that commands a terminal."""
 
-import io
-
 import pytest
-from rich.console import Console
 from stored import HOSTILE, hostile_records, stored
 
 from specbench.measure.compare import compare
@@ -86,14 +83,3 @@ def test_a_users_strings_send_no_commands(tmp_path, capsys):
     terminal.answer(terminal.compared_headline(rows), tables.comparison(rows), tmp_path)
     out = capsys.readouterr().out
     assert "alert(1)" in out and "\x1b" not in out and "\u202e" not in out
-
-
-def test_progress_is_shown_on_a_terminal_alone(monkeypatch, capsys):
-    with terminal.progress("job 1: ") as step:
-        step(1, 2, "decoding")
-    assert capsys.readouterr() == ("", "")
-    screen = Console(file=io.StringIO(), force_terminal=True, width=120)
-    monkeypatch.setattr(terminal, "Console", lambda **options: screen)
-    with terminal.progress("job 1: ") as step:
-        step(1, 2, "decoding")
-    assert "job 1" in screen.file.getvalue()

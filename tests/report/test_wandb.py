@@ -171,10 +171,6 @@ def test_jobs_of_one_command_have_ids_of_their_own(monkeypatch, tmp_path):
     assert first != second and first.startswith("abc-") and second.startswith("abc-")
     assert run_id(opening(tmp_path / "a", "job")) == run_id(opening(Path("a"), "job")) == first
     assert run_id(opening(tmp_path / "a")) == run_id(opening(tmp_path / "b", "repeats")) == "abc"  # alone in a command
-    own = logger()
-    own.open(opening(tmp_path / "a", "job"))
-    own.abandon("interrupted")
-    assert [found.run_id for found in (record.run for record in Offline(tmp_path / "a").of("run"))] == [first]
 
 
 def test_variables_of_wandb_are_defaults(monkeypatch):
