@@ -50,12 +50,8 @@ from specbench.policies.base import GammaPolicy
 from specbench.policies.fixed import FixedGamma
 from specbench.settings import BaseSettings
 from specbench.verifiers.base import Verifier
-from specbench.verifiers.block import BlockVerifier
-from specbench.verifiers.iterative import IterativeVerifier
-from specbench.verifiers.match import MatchVerifier
-from specbench.verifiers.rejection import RejectionVerifier
-from specbench.verifiers.speculative import SpeculativeVerifier
-from specbench.verifiers.traversal import TraversalVerifier
+from specbench.verifiers.iterative import IterativeVerifier, MatchVerifier, TraversalVerifier
+from specbench.verifiers.speculative import BlockVerifier, RejectionVerifier, SpeculativeVerifier
 
 CACHES: dict[str, Callable[[int, int], SlotCache]] = {
     "static": StaticCache,

@@ -16,11 +16,8 @@ from specbench.decoding.verify import leading, rejection_rate, speculative_sampl
 from specbench.decoding.verify_tree import iterative_sampling
 from specbench.policies.fixed import FixedGamma
 from specbench.run.session import MeasuredCosts
-from specbench.verifiers.block import BlockVerifier
-from specbench.verifiers.iterative import IterativeVerifier
-from specbench.verifiers.rejection import RejectionVerifier
-from specbench.verifiers.speculative import SpeculativeVerifier
-from specbench.verifiers.traversal import TraversalVerifier
+from specbench.verifiers.iterative import IterativeVerifier, TraversalVerifier
+from specbench.verifiers.speculative import BlockVerifier, RejectionVerifier, SpeculativeVerifier
 
 TRIALS, FEW = 10_000, 5_000  # texts, which decode together
 PROMPT = [3, 7, 1, 3, 7, 2, 3]  # repeats, so that copying drafters have something to copy

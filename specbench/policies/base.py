@@ -4,10 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
+from pydantic import Field
 from torch import Tensor
 
 from specbench.decoding.state import State
-from specbench.settings import Component
+from specbench.settings import LARGEST_GAMMA, BaseSettings, Component
 
 Signal = Callable[[Tensor, Tensor], Tensor]
 
@@ -63,3 +64,14 @@ class GammaPolicy(Component, ABC):
     def observe(self, drafted: list[int], kept: list[int]) -> None:
         """Receives the finished round: drafted[b] is the number of guesses of row b (`Draft.count`), kept[b] the number
         of tokens that it kept, recovered or bonus token included; 0 in idle rows."""
+
+
+class VaryingGamma(GammaPolicy):
+    """Base class of policies whose gamma is any number up to `largest`."""
+
+    class Settings(BaseSettings):
+        largest: int = Field(ge=1, le=LARGEST_GAMMA)
+
+    def __init__(self, largest: int):
+        self.largest = largest
+        self.widths = tuple(range(1, largest + 1))

@@ -5,11 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from pydantic import Field
-from torch import Tensor
 
-from specbench.decoding.draft import Draft, Verdict
-from specbench.decoding.noise import Noise
-from specbench.decoding.state import State
 from specbench.errors import ConfigError, shown
 from specbench.settings import BaseSettings, Component, Lenience
 from specbench.verifiers.base import Verifier
@@ -65,31 +61,8 @@ class LoadLenience(LeniencePolicy):
         return float(min(settings.levels))
 
     def verifier(self, with_lenience: Callable[[float], Verifier]) -> Verifier:
-        return VerifierUnderLoad([with_lenience(level) for level in self.levels], self.step)
-
-
-class VerifierUnderLoad(Verifier):
-    """One verifier per level, so that compiled code of each level is reused; `under` picks one. `accept` and `beta`
-    themselves use the first level."""
-
-    def __init__(self, levels: Sequence[Verifier], step: int):
-        super().__init__(levels[0].greedy)
-        self._levels, self.step, self.first = levels, step, levels[0]
-        self.lossless = all(level.lossless for level in levels)
-        self.lenience, self.note = self.first.lenience, self.first.note
-        self.keeps_guess, self.rule = self.first.keeps_guess, self.first.rule
-        self.judges_by_position, self.looks_ahead = self.first.judges_by_position, self.first.looks_ahead
-
-    @property
-    def levels(self) -> Sequence[Verifier]:
-        return self._levels
-
-    def under(self, state: State) -> Verifier:
-        """The verifier of this round, by the number of requests that wait."""
-        return self._levels[min(state.waiting // self.step, len(self._levels) - 1)]
-
-    def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
-        return self.first.accept(p, draft, noise)
-
-    def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
-        return self.first.beta(p, draft, verdict)
+        """One verifier per level, so that compiled code of each is reused: the first one picks that of a round."""
+        first, *others = (with_lenience(level) for level in self.levels)
+        first.levels, first.step = (first, *others), self.step
+        first.lossless = all(verifier.lossless for verifier in first.levels)
+        return first

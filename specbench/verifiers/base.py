@@ -35,6 +35,8 @@ class Verifier(Component, ABC):
     def __init__(self, greedy: bool):
         """`greedy` means temperature 0."""
         self.greedy = greedy
+        self.levels: Sequence[Verifier] = (self,)  # those that `under` picks from
+        self.step = 1  # of requests that wait, for which the next one is picked
 
     @classmethod
     def from_settings(cls, settings: Any, sampling: Sampling, lenience: float) -> "Verifier":
@@ -45,14 +47,9 @@ class Verifier(Component, ABC):
     def refuse_gamma(cls, settings: Any, largest: int) -> None:
         """Raises ConfigError if these settings cannot judge drafts of at most `largest` guesses."""
 
-    @property
-    def levels(self) -> Sequence["Verifier"]:
-        """Every verifier that `under` may return."""
-        return (self,)
-
     def under(self, state: State) -> "Verifier":
-        """The verifier of this round: itself, unless its lenience depends on the load."""
-        return self
+        """The verifier of this round, by the number of requests that wait; it is this one unless there are others."""
+        return self.levels[min(state.waiting // self.step, len(self.levels) - 1)]
 
     def acceptance_rule(self, drafter: type[Any], settings: Any) -> str:
         """What `beta` is, in words, for drafters of a class with these settings."""

@@ -1,4 +1,5 @@
-"""The paper's verifier: speculative sampling (section 2.3) with lenience (A.5)."""
+"""Verifiers of chains: the paper's speculative sampling (section 2.3) with lenience (A.5), block verification (Sun et
+al. 2024) and non-iterative rejection sampling (A.2)."""
 
 from typing import Any
 
@@ -7,7 +8,14 @@ from torch import Tensor
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.verify import acceptance_probability, greedy_matching, speculative_sampling
+from specbench.decoding.verify import (
+    acceptance_probability,
+    block_verification,
+    greedy_matching,
+    rejection_rate,
+    rejection_sampling,
+    speculative_sampling,
+)
 from specbench.verifiers.base import Verifier
 
 
@@ -34,3 +42,37 @@ class SpeculativeVerifier(Verifier):
 
     def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
         return acceptance_probability(p[:, :-1], draft, self.lenience, self.greedy)
+
+
+class BlockVerifier(Verifier):
+    """Block verification: judges all guesses of a chain together, and accepts more of them. Exact. A verdict depends on
+    guesses after the accepted ones too, so every round renews the noise."""
+
+    looks_ahead = True
+
+    def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
+        if self.greedy:
+            return greedy_matching(p, draft)
+        return block_verification(p, draft, noise.r, noise.bits)
+
+    def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
+        """sum_x min(p, q) [B, N] as for speculative sampling (Theorem 3.5), although blocks are accepted more often."""
+        return acceptance_probability(p[:, :-1], draft, 1.0, self.greedy)
+
+
+class RejectionVerifier(Verifier):
+    """Accepts with probability p(x) / (M q(x)), M = max p / q (A.2): exact, but accepts less often than speculative
+    sampling. Needs a q that is no point mass: there M is infinite, and nothing would be accepted."""
+
+    needs_q = True
+    rule = "1 / M with M = max p / q"
+
+    def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
+        if self.greedy:
+            return greedy_matching(p, draft)
+        return rejection_sampling(p, draft, noise.r, noise.bits)
+
+    def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
+        if self.greedy or draft.probs is None:
+            return acceptance_probability(p[:, :-1], draft, 1.0, self.greedy)
+        return rejection_rate(p[:, :-1], draft.probs)

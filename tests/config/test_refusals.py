@@ -13,6 +13,7 @@ from small_runs import composed, run_main, small
 from specbench.config.check import check
 from specbench.errors import ConfigError, VisibleFormatter, first_line, shown, visible
 from specbench.report.terminal import show, table
+from specbench.verifiers.speculative import SpeculativeVerifier
 
 REFUSED = {  # overrides: what the sentence holds
     "gama=5": "gama is not a setting. Did you mean gamma?",
@@ -82,8 +83,7 @@ REFUSED = {  # overrides: what the sentence holds
     "drafter._target_=os.system": "drafter._target_=os.system is not allowed: no such class can be imported",
     "drafter._target_=null": "drafter._target_ is not set",
     "drafter._target_=specbench.drafters.base.Drafter": "it must be a subclass of Drafter that can be built",
-    "verifier._target_=specbench.policies.lenience.VerifierUnderLoad":
-        "specbench.policies.lenience.VerifierUnderLoad cannot be built from its settings",
+    "verifier._target_=test_refusals.Unfinished": "test_refusals.Unfinished cannot be built from its settings",
     "data.count=100000": "data.count=100000 is not possible: this Python's standard library has",
     "device=cpu:1": "device=cpu:1 is not allowed",
     "logger.project=a/b": "logger.project=a/b is not allowed",
@@ -93,10 +93,18 @@ REFUSED = {  # overrides: what the sentence holds
     "drafter=dynamic_tree drafter.children=independent":
         "drafter.children=independent is not possible with drafter.nodes=16: it must be distinct or best",
     "drafter=tree drafter.branching=[[1]]": "drafter.branching=[[1]] is not allowed: it must be a list",
-    "drafter=hierarchical drafter.below._target_=specbench.verifiers.match.MatchVerifier": "must be a subclass of Draf",
+    "drafter=hierarchical drafter.below._target_=specbench.policies.fixed.FixedGamma": "must be a subclass of Drafter",
     "drafter=bigram drafter.path=/": "drafter.path=/ is not a file: it must be a text file in UTF-8",
     "-m gamma=1,${nope}": "gamma=${nope} is not allowed: Interpolation key 'nope' not found",
 }  # fmt: skip
+
+
+class Unfinished(SpeculativeVerifier):
+    """A verifier whose constructor is not what builds it."""
+
+    @classmethod
+    def from_settings(cls, settings, sampling, lenience):
+        return cls()
 
 
 @pytest.fixture(scope="module")

@@ -47,14 +47,11 @@ from specbench.decoding.timer import Clock
 from specbench.drafters import hierarchical
 from specbench.drafters.hierarchical import HierarchicalDrafter
 from specbench.models.language_model import LanguageModel
-from specbench.policies.adaptive import AdaptiveGamma
 from specbench.policies.base import GammaPolicy
-from specbench.policies.confidence import ConfidenceGamma
-from specbench.policies.entropy import EntropyGamma
-from specbench.policies.fixed import FixedGamma
-from specbench.policies.heuristic import HeuristicGamma
-from specbench.verifiers.iterative import IterativeVerifier
-from specbench.verifiers.match import MatchVerifier
+from specbench.policies.fixed import FixedGamma, HeuristicGamma
+from specbench.policies.optimal import AdaptiveGamma
+from specbench.policies.stopping import ConfidenceGamma, EntropyGamma
+from specbench.verifiers.iterative import IterativeVerifier, MatchVerifier
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 

@@ -21,7 +21,7 @@ from specbench.executors import pytree as buckets
 from specbench.executors.cudagraph import Captured, CudaGraphExecutor
 from specbench.executors.eager import DefaultExecutor, EagerExecutor
 from specbench.measure.recorder import round_numbers
-from specbench.policies.entropy import EntropyGamma
+from specbench.policies.stopping import EntropyGamma
 from specbench.verifiers.speculative import SpeculativeVerifier
 
 

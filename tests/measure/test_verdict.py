@@ -33,11 +33,8 @@ from specbench.measure.sequential import (
 )
 from specbench.measure.verdict import draw_sums, judge, read_text, unread
 from specbench.policies.fixed import FixedGamma
-from specbench.verifiers.block import BlockVerifier
-from specbench.verifiers.iterative import IterativeVerifier
-from specbench.verifiers.match import MatchVerifier
-from specbench.verifiers.rejection import RejectionVerifier
-from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.verifiers.iterative import IterativeVerifier, MatchVerifier
+from specbench.verifiers.speculative import BlockVerifier, RejectionVerifier, SpeculativeVerifier
 
 GAMMA, SAMPLED, GREEDY = 4, Sampling(), Sampling(temperature=0)
 

@@ -9,12 +9,9 @@ import torch
 
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
-from specbench.policies.adaptive import AdaptiveGamma
-from specbench.policies.confidence import ConfidenceGamma
-from specbench.policies.entropy import EntropyGamma, root_entropy
-from specbench.policies.fixed import FixedGamma
-from specbench.policies.heuristic import HeuristicGamma
-from specbench.policies.optimal import OptimalGamma
+from specbench.policies.fixed import FixedGamma, HeuristicGamma
+from specbench.policies.optimal import AdaptiveGamma, OptimalGamma
+from specbench.policies.stopping import ConfidenceGamma, EntropyGamma, root_entropy
 from specbench.theory import expected_tokens, optimal_gamma, walltime_improvement
 
 LARGEST, C = 10, 0.1
@@ -149,7 +146,7 @@ def test_adaptive_chooses_one_gamma_for_what_all_active_rows_gain():
     made.next_gamma(rows)
     for _ in range(50):
         made.observe([4, 4], [4, 1])  # one row accepts three of four guesses, the other none
-    betas = [made.rows[row].accepted / made.rows[row].tested for row in (0, 1)]
+    betas = [made.requests[REQUESTS[row]].accepted / made.requests[REQUESTS[row]].tested for row in (0, 1)]
     assert betas == pytest.approx([0.75, 0], abs=0.02)
     tokens = [expected_tokens(beta, np.arange(LARGEST + 1)) for beta in betas]
     together, alone = ([int(np.argmax(each / made.seconds))] * 2 for each in (tokens[0] + tokens[1], tokens[0]))

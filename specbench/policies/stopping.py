@@ -1,4 +1,4 @@
-"""Stops drafting when past acceptance at similar q says that another guess is not worth its time (section 3.5)."""
+"""Policies that may stop a draft after any guess, by a signal of the q that the guess was drawn from."""
 
 import math
 
@@ -8,11 +8,36 @@ from pydantic import Field
 from torch import Tensor
 
 from specbench.decoding.state import State
-from specbench.policies.base import Costs, GammaPolicy
-from specbench.settings import LARGEST_GAMMA, BaseSettings
+from specbench.policies.base import Costs, VaryingGamma
 
 BINS = 12
 PRIOR_GUESSES = 4.0  # weight of the mean beta at the start, in guesses per bin
+
+
+def probability(q: Tensor, x: Tensor) -> Tensor:
+    """q(x) [B] of the guesses x [B]; q [B, V]."""
+    return q.gather(-1, x[:, None])[:, 0]
+
+
+class ConfidenceGamma(VaryingGamma):
+    """Drafts until a guess has q(x) below `threshold`, as transformers' assisted generation does; that guess is still
+    verified."""
+
+    class Settings(VaryingGamma.Settings):
+        threshold: float = Field(ge=0, le=1)
+
+    watches = True
+
+    def __init__(self, largest: int, threshold: float):
+        super().__init__(largest)
+        self.threshold = threshold
+        self.signal = probability
+
+    def next_gamma(self, state: State) -> list[int]:
+        return [self.largest] * state.batch_size
+
+    def go_on(self, state: State, count: list[int], signals: list[float]) -> list[bool]:
+        return [signal >= self.threshold for signal in signals]
 
 
 def root_entropy(q: Tensor, x: Tensor) -> Tensor:
@@ -22,8 +47,8 @@ def root_entropy(q: Tensor, x: Tensor) -> Tensor:
     return (H.clamp(min=0) / math.log(q.shape[-1])).sqrt()
 
 
-class EntropyGamma(GammaPolicy):
-    """Drafts another guess while its expected tokens are worth its time.
+class EntropyGamma(VaryingGamma):
+    """Drafts another guess while its expected tokens are worth its time (section 3.5).
 
     The beta of a guess is estimated from the entropy of the q that it was drawn from: the share of guesses with an
     entropy in the same bin that were accepted so far. Another guess brings (product of the betas of the draft) x
@@ -31,16 +56,12 @@ class EntropyGamma(GammaPolicy):
     time on average.
     """
 
-    class Settings(BaseSettings):
-        largest: int = Field(ge=1, le=LARGEST_GAMMA)
-
     calibrated = True
     watches = True
 
     def __init__(self, largest: int):
-        self.largest = largest
+        super().__init__(largest)
         self.signal = root_entropy
-        self.widths = tuple(range(1, largest + 1))
         self.bins: list[list[int]] = []  # by row, those of this round's guesses
 
     def calibrate(self, costs: Costs) -> None:
