@@ -61,7 +61,6 @@ class Target(Protocol):
 class GammaPolicy(Protocol):
     """Chooses gamma for every row and round; see `specbench.policies.base`."""
 
-    largest: int
     widths: tuple[int, ...]
     constant: int | None
 

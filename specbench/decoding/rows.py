@@ -34,7 +34,7 @@ def commit_tokens(rows: Rows, verdict: Verdict, cuts: Tensor | None = None) -> T
     offsets = torch.arange(new.shape[1], device=new.device)
     rows.tokens.scatter_(1, length[:, None] + offsets, new)
     kept = verdict.accepted + 1
-    ends = (new[:, :, None] == rows.stop_tokens).any(-1) & (offsets < kept[:, None])
+    ends = (new[:, :, None] == rows.stop_tokens).any(-1)  # also among the undefined ones behind them
     if cuts is not None:
         ends = ends | (offsets + 1 == cuts[:, None])
     first_end = torch.where(ends, offsets, new.shape[1]).amin(1)  # [B]

@@ -32,10 +32,12 @@ def speculative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor, lenie
 
 
 def greedy_matching(p: Tensor, draft: Draft, lenience: float = 1.0) -> Verdict:
-    """Temperature 0: accept x_i when p_i(x_i) >= l * max p_i (A.5, which prints <=); then t = argmax p_{n+1}. p [B,
-    N+1, V] is one-hot for lenience 1 (so that x_i must be the argmax itself) and the distribution before argmax for
-    lenience < 1."""
+    """Temperature 0: accept x_i when p_i(x_i) >= l * max p_i (A.5, which prints <=), for lenience 1 when it is the
+    argmax itself; then t = argmax p_{n+1}. p [B, N+1, V] is the distribution before argmax for lenience < 1."""
     x = draft.tokens
+    if lenience == 1:
+        argmax = p.argmax(-1)  # [B, N + 1], which are the accepted guesses and t
+        return Verdict(argmax, leading(x == argmax[:, :-1], draft.count))
     n = leading(_at(p[:, :-1], x) >= lenience * p[:, :-1].amax(-1), draft.count)
     t = at_row(p, n).argmax(-1)
     return verdict_of(x, n, t)

@@ -40,14 +40,8 @@ class Eagle3Model(PairModel):
         self.features: Any = self.module.features
         self.own_states = () if normed else (self.config.num_hidden_layers,)
         self.layers = target.feature_layers = tuple(layers)
-        embedding: Any = target.module.get_input_embeddings()
-        self.target_size = int(embedding.weight.shape[1])
         if targets is not None:
             self.vocabulary = DraftVocabulary(targets.to(self.device), self.own_vocab_size, target.vocab_size)
-
-    @property
-    def feature_size(self) -> int:
-        return self.target_size * max(1, len(self.layers))
 
     def project(self, hidden: Tensor) -> Tensor:
         found: Tensor = self.features(hidden)

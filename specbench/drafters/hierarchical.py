@@ -1,8 +1,7 @@
 """A drafter that is itself decoded speculatively, with a cheaper drafter below it, to any depth (section 6)."""
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,20 +25,6 @@ from specbench.policies.base import GammaPolicy
 from specbench.policies.fixed import FixedGamma
 from specbench.settings import LARGEST_GAMMA, BaseSettings, Choice, chosen
 from specbench.verifiers.speculative import SpeculativeVerifier
-
-
-@contextmanager
-def named_below() -> Iterator[None]:
-    """Inside, a ConfigError of the drafter below names its keys as they are given."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(below(str(error))) from error
-
-
-def below(sentence: str) -> str:
-    """A sentence on settings of a drafter, with their keys as those of the one below; values, as paths, stay."""
-    return re.sub(r"(?<![\w./-])drafter\.(?=[a-z_]+)", "drafter.below.", sentence)
 
 
 class HierarchicalDrafter(Drafter):
@@ -88,8 +73,12 @@ class HierarchicalDrafter(Drafter):
         model = load_drafter(settings, context, target)
         if model.encoder is not None and not settings.inner.kind.with_encoders:
             raise ConfigError(f"drafter.below._target_={settings.below['_target_']} is not possible with an encoder")
-        with named_below():
-            below = settings.inner.build(replace(settings.own(context), gamma=settings.below_gamma), model)
+        own = replace(settings.own(context), gamma=settings.below_gamma)
+        try:
+            below = settings.inner.build(own, model)
+        except ConfigError as error:  # with the keys of the one below; values, as paths, stay
+            sentence = re.sub(r"(?<![\w./-])drafter\.(?=[a-z_]+)", "drafter.below.", str(error))
+            raise ConfigError(sentence) from error
         return cls(model, below, settings.below_gamma, target.vocab_size)
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:

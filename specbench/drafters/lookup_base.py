@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.noise import PROPOSAL
-from specbench.decoding.rows import window
+from specbench.decoding.rows import seen_tokens, window
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import State
 from specbench.decoding.transfers import counts, move, upload
@@ -53,7 +53,8 @@ class CountDrafter(Drafter):
             return Draft.empty(state.batch_size, state.tokens.device)
         texts = [[] if sequence is None else list(sequence.tokens) for sequence in state.sequences]
         noise = window(state.noise[PROPOSAL], state.length, max(gamma)).cpu()  # on a GPU this waits for the device
-        seen = None if self.sampling.repetition_penalty == 1 else self._seen(texts)
+        penalised = self.sampling.repetition_penalty != 1
+        seen = seen_tokens(state.tokens, state.length, self.vocab_size).cpu() if penalised else None
         tokens: list[Tensor] = []
         qs: list[Tensor] = []
         anything = torch.ones(self.vocab_size)  # for rows that have no further guess
@@ -70,13 +71,6 @@ class CountDrafter(Drafter):
         device = state.tokens.device
         drawn_from = None if self.sampling.greedy else move(torch.stack(qs, 1), device)
         return Draft.chain(move(torch.stack(tokens, 1), device), drawn_from, counts(tuple(gamma), device))
-
-    def _seen(self, texts: list[list[int]]) -> Tensor:
-        """[B, V] bool, on the CPU: the tokens that the repetition penalty applies to."""
-        seen = torch.zeros(len(texts), self.vocab_size, dtype=torch.bool)
-        for own, text in zip(seen, texts, strict=True):
-            own[text] = True
-        return seen
 
     @abstractmethod
     def weights(self, tokens: Sequence[int]) -> Tensor:

@@ -1,5 +1,6 @@
 """A smaller language model drafts autoregressively: the paper's main case (sections 2.1 and 3.6)."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -50,6 +51,7 @@ def load_drafter(
     return model
 
 
+CONTIGUOUS = torch.contiguous_format
 Memory = tuple[Tensor | None, ...]  # what a step needs of the one before it, beside the cache
 
 
@@ -135,73 +137,70 @@ class ModelDrafter(Drafter):
         `tree` is None (m = 1); the first of x is at position first [b]. Returns the memory of the next step too,
         tensors [b, m, H] of these nodes."""
         logits = self.model.forward(x, first, visible, tree=tree, keep_logits=0 if tree else 1)
-        return logits if tree else logits[:, -1:], ()
+        return logits, ()
 
     # -- A chain of guesses -----------------------------------------------------------------------
 
     def _draft(
-        self, rows: Rows, steps: int, x: Tensor, first: Tensor, memory: Memory, visible: int
-    ) -> tuple[Tensor, Tensor | None]:
-        """Guesses x_1 .. x_steps [b, steps] and their q [b, steps, V], None at temperature 0 (Algorithm 1)."""
-        step = self.model.executor.compiled(self._step, self.model)
-        bits, seen = self._bits_and_seen(rows, steps)
+        self, rows: Rows, steps: int, x: Tensor, first: Tensor, memory: Memory, visible: int,
+        signal: Signal | None = None, goes_on: Callable[[Tensor], bool] | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Guesses x_1 .. x_steps [b, steps] and their q [b, steps, V], None at temperature 0 (Algorithm 1). They end
+        where `goes_on` of a guess's signal [b] is False."""
+        step, sampling = self.model.executor.compiled(self._step, self.model), self.model.sampling
+        penalised = sampling.repetition_penalty != 1
+        seen = seen_tokens(rows.tokens, rows.length, self.vocab_size)[:, None] if penalised else None
+        bits: Sequence[Tensor | None] = [None] * steps
+        if not sampling.greedy:  # [steps, b, 1], so that those of each step have the same strides always
+            bits = [*window(rows.noise[PROPOSAL], rows.length, steps).T[..., None].clone(memory_format=CONTIGUOUS)]
         guesses: list[Tensor] = []
         qs: list[Tensor] = []
         for i in range(steps):
-            x_i, q_i, _, memory = step(x, first, memory, bits[i], seen, visible, None)
-            guesses.append(x_i)
-            qs.append(q_i)
+            x, q_i, found, memory = step(x, first, memory, bits[i], seen, visible, signal)
+            if goes_on is not None:  # a CUDA graph of this step overwrites its outputs in the next one
+                x, q_i = x.clone(), None if q_i is None else q_i.clone()
+                memory = tuple(None if part is None else part.clone() for part in memory)
+            guesses.append(x)
+            if q_i is not None:
+                qs.append(q_i)
+            if goes_on is not None and not goes_on(found):
+                break
             if seen is not None:
-                seen = seen.scatter(1, x_i[:, None], True)
-            x, first = x_i[:, None], rows.length + i
-        return torch.stack(guesses, 1), None if self.model.sampling.greedy else torch.stack(qs, 1)
+                seen = seen.scatter(2, x[..., None], True)
+            first = rows.length + i
+        return torch.cat(guesses, 1), torch.cat(qs, 1) if qs else None
 
     def _chain_until(
         self, inputs: Inputs, stop: GammaPolicy, state: State, gamma: list[int]
     ) -> tuple[Tensor, Tensor | None, list[int]]:
         """As `_draft`, but `stop` may end a row's draft after any of its guesses; returns the number of guesses of each
         row too. It decides from q and guesses that stay in the draft, so the output distribution does not change."""
-        rows, (x, first, memory, visible) = self.model.rows_of(state), inputs
-        step = self.model.executor.compiled(self._step, self.model)
-        bits, seen = self._bits_and_seen(rows, max(gamma))
-        guesses: list[Tensor] = []
-        qs: list[Tensor] = []
         count, going = [0] * len(gamma), [wanted > 0 for wanted in gamma]
-        while any(going):
-            i = len(guesses)
-            x_i, q_i, signal, memory = step(x, first, memory, bits[i], seen, visible, stop.signal)
-            x_i = x_i.clone()  # a CUDA graph overwrites its outputs in the next step
-            memory = tuple(None if part is None else part.clone() for part in memory)
-            guesses.append(x_i)
-            if q_i is not None:
-                qs.append(q_i.clone())
+
+        def goes_on(signal: Tensor) -> bool:
+            nonlocal count, going
             count = [n + on for n, on in zip(count, going, strict=True)]
             more = stop.go_on(state, count, all_rows(signal, state.batch_size).tolist())
             going = [on and m and n < g for on, m, n, g in zip(going, more, count, gamma, strict=True)]
-            if seen is not None:
-                seen = seen.scatter(1, x_i[:, None], True)
-            x, first = x_i[:, None], rows.length + i
-        return torch.stack(guesses, 1), torch.stack(qs, 1) if qs else None, count
+            return any(going)
 
-    def _bits_and_seen(self, rows: Rows, steps: int) -> tuple[Tensor, Tensor | None]:
-        """Random bits of every step [steps, b], and the tokens of the repetition penalty [b, V] bool or None."""
-        text, length = rows.tokens, rows.length
-        seen = None if self.model.sampling.repetition_penalty == 1 else seen_tokens(text, length, self.vocab_size)
-        return window(rows.noise[PROPOSAL], length, steps).T.clone(memory_format=torch.contiguous_format), seen
+        tokens, q = self._draft(self.model.rows_of(state), max(gamma), *inputs, stop.signal, goes_on)
+        return tokens, q, count
 
     def _step(
-        self, x: Tensor, first: Tensor, memory: Memory, bits: Tensor, seen: Tensor | None, visible: int,
+        self, x: Tensor, first: Tensor, memory: Memory, bits: Tensor | None, seen: Tensor | None, visible: int,
         signal: Signal | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Memory]:  # fmt: skip
-        """One drafter step after the tokens x [b, n], the first at position first [b], with bits [b] and seen [b, V]
-        bool or None: a guess x_i [b], the q_i [b, V] that it was drawn from (None at temperature 0), its signal [b] for
-        a gamma policy, or None, and the memory of the next step."""
+        """One drafter step after the tokens x [b, n], the first at position first [b], with seen [b, 1, V] bool or None
+        and bits [b, 1], None at temperature 0: a guess [b, 1], the q [b, 1, V] that it was drawn from (None at
+        temperature 0), its signal [b] for a gamma policy, or None, and the memory of the next step."""
         logits, memory = self.read(x, first, memory, visible)
-        logits, sampling = logits[:, -1], self.model.sampling
-        if sampling.greedy:
+        sampling = self.model.sampling
+        if bits is None:
             logits = sampling.penalize(logits, seen)
-            x_i = logits.argmax(-1)
-            return x_i, None, None if signal is None else signal(logits.softmax(-1), x_i), memory
-        q_i = sampling.probabilities(logits, seen)
-        x_i = draw(q_i, bits)
-        return x_i, q_i, None if signal is None else signal(q_i, x_i), memory
+            x_i, q_i = logits.argmax(-1), None
+            q = logits.softmax(-1) if signal is not None else logits
+        else:
+            q = q_i = sampling.probabilities(logits, seen)
+            x_i = draw(q_i, bits)
+        return x_i, q_i, None if signal is None else signal(q[:, 0], x_i[:, 0]), memory

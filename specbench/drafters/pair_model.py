@@ -41,6 +41,7 @@ class PairModel(LanguageModel):
     """`module` is a causal model with a `pair_input`. The first cached[b] pairs of row b are in the cache. Those behind
     them, whose hidden states the target's last call gave, are pending: the next draft begins with them."""
 
+    layers: tuple[int, ...] = ()  # of the target, in front of which it reads hidden states; () for its last ones
     own_states: tuple[int, ...] = ()  # which `hidden_states` of the module stand for the target's behind the text
 
     def __init__(self, module: PreTrainedModel, target: LanguageModel, name: str, sampling: Sampling, gamma: int):
@@ -55,6 +56,8 @@ class PairModel(LanguageModel):
         shared = [weight for part, before, theirs in parts if before is theirs for weight in part.parameters()]
         self.weight_bytes -= sum({id(weight): weight.nbytes for weight in shared}.values())
         self.width = gamma + 1  # pending pairs of a row, at most
+        embedding: Any = target.module.get_input_embeddings()
+        self.target_size = int(embedding.weight.shape[1])  # H of one of the target's layers
         self.unread: dict[int | None, list[Tensor]] = {}  # hidden states [b, n, H] of a row's prompt, or of all rows'
         self.pending, self.behind = torch.empty(0), torch.empty(0)
         target.hidden_reader = self
@@ -64,15 +67,9 @@ class PairModel(LanguageModel):
 
     def allocate(self, rows: int, columns: int) -> None:
         super().allocate(rows, columns)
-        shape = (rows, self.width, self.feature_size)
+        shape = (rows, self.width, self.target_size * max(1, len(self.layers)))
         self.pending = torch.zeros(shape, dtype=self.dtype, device=self.device)  # hidden states, in order
         self.behind = torch.zeros(rows, dtype=torch.long, device=self.device)  # pending pairs of each row, less one
-
-    @property
-    def feature_size(self) -> int:
-        """H of the target's hidden states."""
-        embedding: Any = self.module.get_input_embeddings()
-        return int(embedding.weight.shape[1])
 
     def project(self, hidden: Tensor) -> Tensor:
         """The target's hidden states [b, N, H] as those of pairs."""

@@ -55,7 +55,7 @@ class AdaptiveGamma(VaryingGamma):
     def __init__(self, largest: int, prior: float, forget: float, probe: int):
         super().__init__(largest)
         self.prior, self.forget, self.probe = prior, forget, probe
-        self.requests: dict[Sequence, Acceptance] = {}  # of those that decode
+        self.requests: dict[Sequence, Acceptance] = {}  # of those that have rows
         self.accepted, self.tested = 0.0, 0  # of all requests
         self.idle = 0  # rounds without a draft since the last one with
 
@@ -65,14 +65,13 @@ class AdaptiveGamma(VaryingGamma):
 
     def next_gamma(self, state: State) -> list[int]:
         mean = (self.accepted + 0.5) / (self.tested + 1)  # 1/2 before anything was tested
-        self.sequences, known = list(state.sequences), self.requests
-        self.requests = {
-            sequence: known.get(sequence) or Acceptance(mean * self.prior, self.prior)
-            for sequence in self.sequences
-            if sequence is not None and sequence.active
-        }
-        gammas = np.arange(self.largest + 1)
-        tokens = sum(expected_tokens(own.accepted / own.tested, gammas) for own in self.requests.values())
+        self.sequences, gammas = list(state.sequences), np.arange(self.largest + 1)
+        self.requests = {sequence: own for sequence, own in self.requests.items() if sequence in self.sequences}
+        tokens = np.zeros(len(gammas))
+        for sequence, active in zip(self.sequences, state.active, strict=True):
+            if sequence is not None and active:
+                own = self.requests.setdefault(sequence, Acceptance(mean * self.prior, self.prior))
+                tokens += expected_tokens(own.accepted / own.tested, gammas)
         gamma = int(np.argmax(tokens / self.seconds))
         if gamma == 0 and self.idle >= self.probe:
             gamma = 1

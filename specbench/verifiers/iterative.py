@@ -56,7 +56,7 @@ class IterativeVerifier(MatchVerifier):
 
 
 class TraversalVerifier(IterativeVerifier):
-    """Traversal verification: judges the guesses of a tree together, leaves first; on a chain it is block verification.
+    """Judges the guesses of a tree together, leaves first (traversal verification). It is block verification on chains.
     If the children of a node were drawn without replacement, it keeps at least as many guesses in expectation as
     `IterativeVerifier`. Point masses, and at temperature 0 all guesses, are judged as there: no exact rule keeps more
     of them. A verdict depends on guesses that are not kept, so every round renews the noise. `beta` is that of

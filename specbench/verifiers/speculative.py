@@ -45,8 +45,8 @@ class SpeculativeVerifier(Verifier):
 
 
 class BlockVerifier(Verifier):
-    """Block verification: judges all guesses of a chain together, and accepts more of them. Exact. A verdict depends on
-    guesses after the accepted ones too, so every round renews the noise."""
+    """Judges all guesses of a chain together (block verification), and accepts more of them. Exact. A verdict depends
+    on guesses after the accepted ones too, so every round renews the noise."""
 
     looks_ahead = True
 
