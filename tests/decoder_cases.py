@@ -74,7 +74,7 @@ TABULAR = ("dflash", "dspark")  # chains too, of which there is a stand-in for a
 
 
 VERIFIERS = {
-    kind.__module__.rsplit(".", 1)[-1]: kind
+    kind.__name__.removesuffix("Verifier").lower(): kind
     for kind in (SpeculativeVerifier, IterativeVerifier, MatchVerifier, BlockVerifier, RejectionVerifier,
                  TraversalVerifier)
 }  # fmt: skip

@@ -137,7 +137,7 @@ class ModelDrafter(Drafter):
         `tree` is None (m = 1); the first of x is at position first [b]. Returns the memory of the next step too,
         tensors [b, m, H] of these nodes."""
         logits = self.model.forward(x, first, visible, tree=tree, keep_logits=0 if tree else 1)
-        return logits, ()
+        return logits if tree else logits[:, -1:], ()  # behind an encoder there are those of all tokens
 
     # -- A chain of guesses -----------------------------------------------------------------------
 
