@@ -34,8 +34,8 @@ def one_round(
     p, q = probabilities(B, 4), probabilities(B, 3, seed=1)
     draft = Draft.chain(torch.tensor([[1, 2, 3]] * B), q, torch.tensor(count))
     recorder = Recorder(verifier_of(SpeculativeVerifier, Sampling(), options.pop("lenience", 1.0)), **options)
-    state: Any = SimpleNamespace(request_ids=[*range(B)], drawn=3)
-    scores: Any = SimpleNamespace(p=p, logits=None, width=4)
+    state: Any = SimpleNamespace(waiting=0, request_ids=[*range(B)], drawn=3)
+    scores: Any = SimpleNamespace(waiting=0, p=p, logits=None, width=4)
     verdict = Verdict(torch.zeros(B, 4, dtype=torch.long), torch.tensor(accepted))
     recorder(state, scores, draft, verdict, torch.tensor(kept))
     return recorder, p, q, draft
