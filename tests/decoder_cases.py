@@ -338,6 +338,12 @@ class PairBlocks(torch.nn.Module):
         self.fc, self.embed_tokens = torch.nn.Linear(1, 1), module.get_input_embeddings()
         self.lm_head = module.get_output_embeddings()
         self.markov_head = torch.nn.Embedding.from_pretrained(random_table(V, 8)[0]) if markov else None
+        self.confidence_head, self.target = self.markov_head, module.output.weight.view(V, V, V).softmax(-1)
+
+    def estimate(self, states, before):
+        """Three times too sure: of sum_x min(p, q), of which it does not know one of the tokens that p depends on."""
+        q = (self.lm_head(states) + self.markov_head(before)).softmax(-1)
+        return 3 * torch.minimum(self.target[:, before], q).sum(-1).mean(0).logit()
 
     def context(self, features, first):
         return features[None, None, :, None].expand(1, 2, -1, -1, -1, -1)

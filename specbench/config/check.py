@@ -105,6 +105,8 @@ def check_combinations(root: RunConfig, choices: Mapping[str, Choice], device: "
         refuse(verifier, "with lenience below 1: use verifier=speculative")
     if policy.kind.watches and (trees or not drafter.kind.ends_early):
         refuse(policy, f"with drafter={drafter.name}: it needs a drafter that is a model, and chains, drafter=model")
+    if policy.kind.asks and not drafter.kind.estimates(drafter.settings):
+        refuse(policy, f"with drafter={drafter.name}: it needs chains of a DSpark checkpoint with a confidence head")
     if executor.kind.needs_cuda and device.type != "cuda":
         refuse(executor, f"on device={device}: it needs CUDA, use executor=compiled")
     if executor.kind.fixed_shapes and not cache.kind.fixed_shapes:

@@ -58,6 +58,11 @@ class Drafter(Component, ABC):
         these settings."""
 
     @classmethod
+    def estimates(cls, settings: Any) -> bool:
+        """Whether it estimates, before it draws a guess, the probability that the guess will be accepted."""
+        return False
+
+    @classmethod
     def branches(cls, settings: Any) -> bool:
         """Whether its drafts may branch with these settings."""
         return cls.trees

@@ -17,14 +17,16 @@ from specbench.decoding.state import State
 from specbench.decoding.transfers import counts
 from specbench.drafters.base import OwnSampling
 from specbench.drafters.dflash_config import DFlashConfig, read_dflash, refuse_other_target
-from specbench.drafters.dflash_network import DFlashNetwork, load_network
+from specbench.drafters.dflash_network import CONFIDENCE, DFlashNetwork, load_network, named_tensors
 from specbench.drafters.parallel import ParallelDrafter
 from specbench.drafters.tree_shapes import BlockTreeSettings
+from specbench.errors import ConfigError
 from specbench.models.checkpoint import MODEL, local_path
 from specbench.models.context import Context
 from specbench.models.heads import PartSettings
 from specbench.models.language_model import LanguageModel
 from specbench.models.load import load_config
+from specbench.models.published import read_tensors
 from specbench.models.sizes import stored
 from specbench.models.vocabulary import DraftVocabulary, VocabMap
 from specbench.policies.base import GammaPolicy
@@ -101,36 +103,45 @@ class DFlashModel:
 
     # -- A draft ------------------------------------------------------------------------------------
 
-    def logits(self, state: State) -> Tensor:
-        """Logits [B, guesses, V'] of all guesses of a block behind the committed tokens of each row."""
+    def read(self, state: State) -> tuple[Tensor, Tensor]:
+        """Logits [B, guesses, V'] of all guesses of a block behind the committed tokens of each row, and the states
+        [B, guesses, H] that they follow from."""
         self.read_prompts()
         visible = self.executor.columns(max(state.lengths), self.context.shape[4])
-        found: Tensor = self.executor.compiled(self._logits, self)(state.rows, visible)
+        found: tuple[Tensor, Tensor] = self.executor.compiled(self._read, self)(state.rows, visible)
         return found
 
-    def _logits(self, rows: Rows, visible: int) -> Tensor:
-        """`logits` with the first `visible` columns of the context."""
+    def _read(self, rows: Rows, visible: int) -> tuple[Tensor, Tensor]:
+        """`read` with the first `visible` columns of the context."""
         first, own = rows.length - 1, self.config.options
         block = torch.full((len(first), own.block_size), own.mask_token_id, device=first.device)
         block[:, 0] = rows.tokens.gather(1, first[:, None])[:, 0]
         states = self.module(self.module.embed_tokens(block), self.context[..., :visible, :], first)
-        found: Tensor = self.module.lm_head(states[:, own.block_size - self.config.longest :])
-        return found
+        states = states[:, own.block_size - self.config.longest :]
+        return self.module.lm_head(states), states
 
 
 class DFlashDrafter(ParallelDrafter):
     """The guesses of a block are independent of each other given the text: q of a draft is the product of the q of its
     guesses, each the distribution that the guess was drawn from, so Algorithm 1 judges them as any chain. With
-    DSpark's bias q of a guess depends on the guess before it, and is again what it was drawn from."""
+    DSpark's bias q of a guess depends on the guess before it, and is again what it was drawn from. A gamma policy may
+    end a draft in front of a guess by DSpark's estimate, which does not depend on the guess, so texts keep p."""
 
     needs_hidden = True
     needs_prompt_hidden = True
     with_states = False
+    stop: GammaPolicy | None = None
 
     class Settings(PartSettings, OwnSampling, BlockTreeSettings):
         part: ClassVar[str] = "path"
         must: ClassVar[str] = MODEL
         path: str = Field(description="a folder or hub id of a DFlash checkpoint")
+
+    @classmethod
+    def estimates(cls, settings: Any) -> bool:
+        if cls.branches(settings) or not local_path(settings.path).is_dir():
+            return not cls.branches(settings)  # `begin` looks at what comes from the hub
+        return CONFIDENCE in named_tensors(read_tensors(settings.path, "drafter.path"))
 
     @classmethod
     def refuse_target(cls, settings: Any, target: Any) -> None:
@@ -159,20 +170,29 @@ class DFlashDrafter(ParallelDrafter):
         return drafter
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
+        self.stop = stop
+        if stop is not None and self.model.module.confidence_head is None:
+            raise ConfigError("the drafter's checkpoint has no confidence head, which the gamma policy needs")
         self.model.allocate(state.batch_size, state.tokens.shape[1])
 
     def logits(self, state: State, steps: int) -> Tensor:
-        return self.model.vocabulary.fit(self.model.logits(state)[:, :steps].float())
+        return self.model.vocabulary.fit(self.model.read(state)[0][:, :steps].float())
 
     def guesses(self, state: State, gamma: list[int]) -> Draft:
-        if self.model.markov is None:
+        if self.model.markov is None and self.stop is None:
             return super().guesses(state, gamma)
-        block, seen = self.block(state, max(gamma)), self.seen(state)
+        (block, states), seen = self.model.read(state), self.seen(state)
         last = last_tokens(state.rows, 1)[0][:, 0]
         bits = window(state.noise[PROPOSAL], state.length, max(gamma))
         guesses: list[Tensor] = []
         qs: list[Tensor] = []
         for k in range(max(gamma)):
+            if self.stop is not None and self.stop.signal is not None:
+                signals = self.stop.signal(self.model.module.estimate(states[:, k], last), last)
+                more = self.stop.go_on(state, [k] * len(gamma), signals.tolist())
+                gamma = [g if on else min(g, k) for g, on in zip(gamma, more, strict=True)]
+            if k == max(gamma):
+                break
             own = self.place(block, k, last[:, None])
             if self.sampling.greedy:
                 last = self.sampling.penalize(own, seen)[:, 0].argmax(-1)
@@ -180,16 +200,19 @@ class DFlashDrafter(ParallelDrafter):
                 qs.append(self.sampling.probabilities(own, seen)[:, 0])
                 last = draw(qs[-1], bits[:, k])
             guesses.append(last)
+        if not guesses:
+            return Draft.empty(state.batch_size, state.tokens.device)
         q = torch.stack(qs, 1) if qs else None
         return Draft.chain(torch.stack(guesses, 1), q, counts(tuple(gamma), block.device))
 
     def block(self, state: State, steps: int) -> Tensor:
-        return self.logits(state, steps) if self.model.markov is None else self.model.logits(state)
+        return self.model.read(state)[0]
 
     def place(self, block: Tensor, k: int, before: Tensor) -> Tensor:
-        if self.model.markov is None:
-            return super().place(block, k, before)
-        return self.model.vocabulary.fit((block[:, k, None] + self.model.markov(before)).float())
+        logits = super().place(block, k, before)
+        if self.model.markov is not None:
+            logits = logits + self.model.markov(before)
+        return self.model.vocabulary.fit(logits.float())
 
     def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
         """Hidden states of rejected guesses lie behind the text, where they are overwritten before they are seen."""

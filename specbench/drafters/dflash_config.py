@@ -13,7 +13,7 @@ from specbench.models.published import checked, layer_config, read_config
 from specbench.settings import BaseSettings
 
 LARGEST_HEAD = 65_536
-# What speculators writes and no draft needs: its own versions, DSpark's estimate of acceptance.
+# What speculators writes and no draft needs: its own versions, and what tensors say of DSpark's estimate of acceptance.
 NOT_USED = {"speculators_model_type", "speculators_version", "speculators_config", "target_hidden_size",
             "num_target_layers", "enable_confidence_head", "confidence_head_with_markov", "num_anchors"}  # fmt: skip
 

@@ -24,7 +24,7 @@ from specbench.models.language_model import LanguageModel
 from specbench.models.published import fill_module, place, read_tensors, targets_of
 
 MARKOV = "markov_head."
-UNUSED = "confidence_head."  # DSpark's estimate of acceptance
+CONFIDENCE = "confidence_head.proj.weight"  # of DSpark's estimate of acceptance
 MAPS = ("d2t", "t2d")
 
 
@@ -52,6 +52,8 @@ class DFlashNetwork(nn.Module):
         super().__init__()
         own: Any = config.layers
         self.markov_head: Markov | None = None
+        self.confidence_head: nn.ModuleDict | None = None
+        self.estimate_reads_token = False  # beside the state, as the bias reads it
         self.rotary = Qwen3RotaryEmbedding(own)
         self.windows = [own.sliding_window if kind == "sliding_attention" else None for kind in own.layer_types]
         self.causal_windows = config.causal_windows
@@ -84,6 +86,14 @@ class DFlashNetwork(nn.Module):
             block = block + layer.mlp(layer.post_attention_layernorm(block))
         normed: Tensor = self.norm(block)
         return normed
+
+    def estimate(self, states: Tensor, before: Tensor) -> Tensor:
+        """Logit [b] of the probability that a guess will be accepted, from the block's states [b, H] at its place and
+        the tokens [b] before it (DSpark, section 3.2.1). It does not read the guess itself."""
+        if self.markov_head is not None and self.estimate_reads_token:
+            states = torch.cat([states, self.markov_head.markov_w1(before)], -1)
+        found: Tensor = cast(nn.ModuleDict, self.confidence_head)["proj"](states)[:, 0]
+        return found.float()
 
     def _angles(self, states: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [b, n, D] of positions from first [b] on, for states [b, n, H]."""
@@ -140,6 +150,10 @@ def load_network(
             network.lm_head = nn.Linear(width, predicted, bias=False)
         if config.options.markov_rank:
             network.markov_head = Markov(size, config.options.markov_rank, predicted)
+        if CONFIDENCE in tensors:
+            network.estimate_reads_token = tensors[CONFIDENCE].shape[-1] != width
+            rank = config.options.markov_rank if network.estimate_reads_token else 0
+            network.confidence_head = nn.ModuleDict({"proj": nn.Linear(width + rank, 1)})
     fill_module(network, {name: tensor for name, tensor in tensors.items() if name not in MAPS}, named)
     place(network, named, target)
     network = target.executor.load(network)
@@ -152,10 +166,6 @@ def load_network(
 
 
 def named_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by this network's names: DSpark's bias has its prefix, and what no draft needs is left out."""
+    """Tensors by this network's names: DSpark's bias has its prefix."""
     names = {name: name.removeprefix("model.") for name in tensors}
-    return {
-        MARKOV + own if own.startswith("markov_w") else own: tensors[name]
-        for name, own in names.items()
-        if not own.startswith(UNUSED)
-    }
+    return {MARKOV + own if own.startswith("markov_w") else own: tensors[name] for name, own in names.items()}

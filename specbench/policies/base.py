@@ -34,11 +34,13 @@ class GammaPolicy(Component, ABC):
 
     calibrated: ClassVar[bool] = False  # whether it needs `calibrate`
     watches: ClassVar[bool] = False  # whether it may stop a draft after any guess
+    asks: ClassVar[bool] = False  # whether its signal is the drafter's own estimate of the next guess's acceptance
 
     largest: int
     widths: tuple[int, ...]
     constant: int | None = None
-    # Maps q [B, V] (before argmax at temperature 0) and the guesses [B] to one number per row, [B].
+    # Maps q [B, V] (before argmax at temperature 0) and the guesses [B] to one number per row, [B]. If it `asks`, in
+    # front of each guess: the logit [B] of the drafter's estimate, and the tokens before the guess [B].
     signal: Signal | None = None
 
     @classmethod
@@ -58,7 +60,7 @@ class GammaPolicy(Component, ABC):
         """gamma of the next round, one number per row."""
 
     def go_on(self, state: State, count: list[int], signals: list[float]) -> list[bool]:
-        """Whether to draft another guess, per row, from the number of guesses so far and the signal of the last one."""
+        """Whether to draft another guess, per row, from the number of guesses so far and the newest signal."""
         return [True] * len(count)
 
     def observe(self, drafted: list[int], kept: list[int]) -> None:

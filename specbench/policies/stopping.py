@@ -1,6 +1,8 @@
-"""Policies that may stop a draft after any guess, by a signal of the q that the guess was drawn from."""
+"""Policies that may stop a draft after any guess, by a signal of the q that the guess was drawn from, or in front of it
+by what the drafter itself says of it."""
 
 import math
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -38,6 +40,46 @@ class ConfidenceGamma(VaryingGamma):
 
     def go_on(self, state: State, count: list[int], signals: list[float]) -> list[bool]:
         return [signal >= self.threshold for signal in signals]
+
+
+class EstimateGamma(ConfidenceGamma):
+    """Drafts until the drafter's estimate that the next guess will be accepted is below `threshold` (DSpark, section
+    3.2.1); that guess is not drafted. Texts keep the target's distribution, since the estimate is made before the guess
+    is drawn. Its logit is divided by the temperature of the guess's place, beyond the list by the last one."""
+
+    class Settings(ConfidenceGamma.Settings):
+        temperatures: list[Annotated[float, Field(gt=0, le=100)]] = Field(min_length=1)
+
+    watches = False
+    asks = True
+
+    def __init__(self, largest: int, threshold: float, temperatures: list[float]):
+        super().__init__(largest, threshold)
+        self.signal, self.temperatures = (lambda logit, before: logit), temperatures
+
+    def go_on(self, state: State, count: list[int], signals: list[float]) -> list[bool]:
+        last = len(self.temperatures) - 1
+        scale = [self.temperatures[min(n, last)] for n in count]
+        return super().go_on(state, count, (torch.tensor(signals) / torch.tensor(scale)).sigmoid().tolist())
+
+
+def calibration_error(said: Tensor, happened: Tensor, bins: int = 20) -> float:
+    """Expected calibration error of probabilities said [n], given what happened [n] bool: the difference of their means
+    in each bin of `said`, weighted by the bin's share."""
+    number = (said * bins).long().clamp(max=bins - 1)
+    return float(torch.bincount(number, said - happened.float()).abs().sum() / len(said))
+
+
+def sequential_temperatures(logits: Tensor, accepted: Tensor) -> list[float]:
+    """DSpark's sequential temperature scaling: from left to right, the temperature of each place with the least
+    calibration error of the product of estimates up to it, those before being fixed. logits [n, gamma] of n rounds, in
+    which the first accepted [n] guesses were accepted."""
+    found, product, grid = [], torch.ones(len(logits)), np.geomspace(0.1, 10, 201).tolist()
+    for k, own in enumerate(logits.T):
+        errors = [calibration_error(product * (own / each).sigmoid(), accepted > k) for each in grid]
+        found.append(grid[int(np.argmin(errors))])
+        product = product * (own / found[-1]).sigmoid()
+    return found
 
 
 def root_entropy(q: Tensor, x: Tensor) -> Tensor:

