@@ -68,7 +68,13 @@ class BaseSettings(BaseModel):
 class Component:
     """Base class of every part that a configuration chooses: drafters, verifiers, policies, executors, caches, ..."""
 
-    Settings: ClassVar[Any] = None  # a nested subclass of BaseSettings, which `from_settings` takes; None without any
+    Settings: ClassVar[Any] = BaseSettings  # or a nested subclass of it
+
+    @classmethod
+    def from_settings(cls, settings: Any, *arguments: Any, **more: Any) -> Any:
+        """Builds the part from its settings and what its group is given besides: by default these are the arguments of
+        the constructor, those of the group first. Raises ConfigError."""
+        return cls(*arguments, **vars(settings), **more)
 
 
 Schema = TypeVar("Schema", bound=BaseSettings)
@@ -177,11 +183,10 @@ class Choice:
             ) from error
 
 
-def chosen(node: Any, key: str, base: type[Any], how: str = "", name: str | None = None) -> Choice:
+def chosen(node: Any, key: str, base: type[Any], name: str | None = None) -> Choice:
     """The class that a node names with `_target_`, a subclass of `base` that can be built, and its settings. `key` is
-    where the node stands, `how` says how an option is chosen. Importing the class's module is all that runs of it.
-    Raises ConfigError."""
-    how = f"choose one with {how or f'{key}=NAME'}"
+    where the node stands. Importing the class's module is all that runs of it. Raises ConfigError."""
+    how = f"choose one with {key}=NAME"
     node = OmegaConf.create(node) if isinstance(node, dict) else node
     if not isinstance(node, DictConfig) or node._is_none():
         raise ConfigError(f"{key} is not set: {how}")
@@ -197,10 +202,9 @@ def chosen(node: Any, key: str, base: type[Any], how: str = "", name: str | None
         raise _not_imported(key, target, error.__cause__ or error) from error
     if not issubclass(kind, base) or inspect.isabstract(kind):
         raise ConfigError(f"{named}: it must be a subclass of {base.__name__} that can be built, {how}")
-    schema = kind.Settings or BaseSettings
-    if not issubclass(schema, BaseSettings):
+    if not issubclass(kind.Settings, BaseSettings):
         raise ConfigError(f"{named}: its Settings must be derived from BaseSettings")
-    return Choice(name or kind.__name__, kind, validate(schema, node, f"{key}."))
+    return Choice(name or kind.__name__, kind, validate(kind.Settings, node, f"{key}."))
 
 
 def _not_imported(key: str, target: str, cause: BaseException) -> ConfigError:

@@ -48,7 +48,6 @@ from specbench.models.language_model import BorrowedCache, LanguageModel
 from specbench.models.layers import first_layers
 from specbench.policies.base import GammaPolicy
 from specbench.policies.fixed import FixedGamma
-from specbench.settings import BaseSettings
 from specbench.verifiers.base import Verifier
 from specbench.verifiers.iterative import IterativeVerifier, MatchVerifier, TraversalVerifier
 from specbench.verifiers.speculative import BlockVerifier, RejectionVerifier, SpeculativeVerifier
@@ -139,7 +138,7 @@ def tabular_model(
 
 def verifier_of(kind: type[Verifier], sampling: Sampling, lenience: float = 1.0) -> Verifier:
     """A verifier that has no settings of its own."""
-    return kind.from_settings((kind.Settings or BaseSettings)(), sampling, lenience)
+    return kind.from_settings(kind.Settings(), sampling, lenience)
 
 
 class OwnTrees(Drafter):

@@ -14,8 +14,8 @@ from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
 from specbench.decoding.verify import leading, rejection_rate, speculative_sampling
 from specbench.decoding.verify_tree import iterative_sampling
+from specbench.policies.base import Costs
 from specbench.policies.fixed import FixedGamma
-from specbench.run.session import MeasuredCosts
 from specbench.verifiers.iterative import IterativeVerifier, TraversalVerifier
 from specbench.verifiers.speculative import BlockVerifier, RejectionVerifier, SpeculativeVerifier
 
@@ -196,7 +196,7 @@ class TraversalWithOldNoise(TraversalVerifier):
 
 def learning_policy(kind, **settings):
     policy = kind(**settings)
-    costs = MeasuredCosts()
+    costs = Costs()
     costs.calls = {0: [1.0], 3: [1.6]}
     policy.calibrate(costs)
     return policy

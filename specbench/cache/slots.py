@@ -43,11 +43,6 @@ class SlotCache(Component, Cache):
         self.contiguous = False  # whether the model's attention needs the visible columns in one piece
 
     @classmethod
-    def from_settings(cls, settings: Any, rows: int, columns: int) -> "SlotCache":
-        """An empty cache of `rows` rows and at least `columns` columns."""
-        return cls(rows, columns)
-
-    @classmethod
     def columns_in_all(cls, settings: Any, rows: int, columns: int) -> int:
         """The number of columns that such a cache has memory for, all rows together."""
         return rows * columns

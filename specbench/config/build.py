@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.filesize import decimal
@@ -24,7 +24,6 @@ from specbench.models.generation import not_applied
 from specbench.models.language_model import LanguageModel
 from specbench.models.load import footprint, load_tokenizer, uses_template
 from specbench.models.sizes import ModelSize
-from specbench.peers.base import Peer
 from specbench.policies.base import GammaPolicy
 from specbench.policies.workload import Workload
 from specbench.verifiers.base import Verifier
@@ -47,7 +46,7 @@ class Parts:
     decoding: Decoding
     prompts: Sequence[Prompt]
     rendered: Mapping[Prompt, Request]  # of prompts of one turn
-    peers: Mapping[str, Peer]
+    peers: Mapping[str, Any]  # by name
     workload: Workload
     spare: int  # cache columns that a round's guesses may take beyond a row's limit
     acceptance_rule: str  # what beta is, in words

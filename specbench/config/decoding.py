@@ -15,10 +15,6 @@ class Decoding(Component):
     generate_settings: tuple[str, ...] = ()  # settings of transformers' generation_config that it applies
 
     @classmethod
-    def from_settings(cls, settings: Any) -> "Decoding":
-        return cls()
-
-    @classmethod
     def target_tokens(cls, settings: Any, nodes: int, gamma: int) -> int:
         """The most tokens that a target call reads, for drafts of at most `nodes` guesses and `gamma` levels."""
         return nodes + 1

@@ -46,6 +46,19 @@ def fill(template: str, field: Callable[[str], str]) -> str:
     return "".join(text + ("" if name is None else field(name)) for text, name, *_ in Formatter().parse(template))
 
 
+class FieldSettings(BaseSettings):
+    """Which part of a record is the prompt: a field, or the template filled with its fields."""
+
+    field: str
+    template: str | None
+    category_field: str | None = None
+    limit: int | None = Field(ge=1)
+
+    def check(self, prefix: str) -> None:
+        check_template(self.template, f"{prefix}template")
+        super().check(prefix)
+
+
 class FileSettings(BaseSettings):
     """A file of JSON lines. With a `url` it is a local copy of a published one."""
 
@@ -114,14 +127,8 @@ def record_prompt(number: int, record: Mapping[str, Any], settings: Any) -> Prom
 class JsonlData(Data):
     """A file of JSON objects, one a line, plain or gzipped: a field is the prompt, or fields fill the template."""
 
-    class Settings(FileSettings):
-        field: str
-        template: str | None
-        category_field: str | None = None
-
-        def check(self, prefix: str) -> None:
-            check_template(self.template, f"{prefix}template")
-            super().check(prefix)
+    class Settings(FieldSettings, FileSettings):
+        pass
 
     @property
     def stratified(self) -> bool:  # type: ignore[override]
@@ -181,17 +188,10 @@ def read_questions(path: str, turns: int | None) -> Iterator[Prompt]:
 class HubData(Data):
     """Any data set that `datasets.load_dataset` opens: a hub id, or a local folder."""
 
-    class Settings(BaseSettings):
+    class Settings(FieldSettings):
         path: str = Field(description="the id of a data set of the hub, or a folder")
         name: str | None
         split: str
-        field: str
-        template: str | None
-        category_field: str | None
-        limit: int | None = Field(ge=1)
-
-        def check(self, prefix: str) -> None:
-            check_template(self.template, f"{prefix}template")
 
     def prompts(self) -> Iterator[Prompt]:
         import datasets

@@ -1,6 +1,7 @@
 """The paper's Figures 2 to 5 by `theory.py`, with measured runs added; other tables as prediction and measurement."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def figure(name: str, runs: Sequence[Run]) -> Figure:
         "figure4": operations,
         "figure5": rounds_in_time,
     }
-    own.get(name, predictions(name))(axes, runs)
+    own.get(name, partial(predictions, name))(axes, runs)
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         legend(axes, 2)
@@ -107,18 +108,14 @@ def rounds_in_time(axes: Any, runs: Sequence[Run]) -> None:
     axes.set(xlabel="milliseconds of the first rounds; above each the tokens that it kept")
 
 
-def predictions(name: str) -> Any:
+def predictions(name: str, axes: Any, runs: Sequence[Run]) -> None:
     """Speedups by Theorem 3.8: those printed in the table of this name, and ours."""
-
-    def draw(axes: Any, runs: Sequence[Run]) -> None:
-        printed = [(one.formula, float(one.text)) for one in PRINTED.get(name, list)() if one.formula is not None]
-        speedups = [run.results["speedup"] for run in runs]
-        ours = [(s["theorem_3_8"], s["measured"]) for s in speedups if s["theorem_3_8"] and s["measured"]]
-        most = max((value for pair in (*printed, *ours) for value in pair), default=1.0)
-        axes.plot([0, most], [0, most], ":", color=OTHER, linewidth=1)
-        for pairs, mark, colour, label in ((printed, "D", THEORY, "printed"), (ours, "o", MEASURED, "ours")):
-            if pairs:
-                axes.plot(*zip(*pairs, strict=True), mark, color=colour, label=label)
-        axes.set(xlabel="speedup by Theorem 3.8", ylabel="speedup")
-
-    return draw
+    printed = [(one.formula, float(one.text)) for one in PRINTED.get(name, list)() if one.formula is not None]
+    speedups = [run.results["speedup"] for run in runs]
+    ours = [(s["theorem_3_8"], s["measured"]) for s in speedups if s["theorem_3_8"] and s["measured"]]
+    most = max((value for pair in (*printed, *ours) for value in pair), default=1.0)
+    axes.plot([0, most], [0, most], ":", color=OTHER, linewidth=1)
+    for pairs, mark, colour, label in ((printed, "D", THEORY, "printed"), (ours, "o", MEASURED, "ours")):
+        if pairs:
+            axes.plot(*zip(*pairs, strict=True), mark, color=colour, label=label)
+    axes.set(xlabel="speedup by Theorem 3.8", ylabel="speedup")

@@ -6,6 +6,7 @@ the checkpoint's generation_config. The models are stock: loaded again if our ex
 
 import logging
 import time
+from collections import abc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -17,20 +18,15 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.stops import StopStrings
+from specbench.errors import causes
 from specbench.models.context import Context
 from specbench.models.encoder_decoder import encoder_words
 from specbench.models.language_model import LanguageModel
-from specbench.peers.base import Peer, PeerOutput, Peers
+from specbench.peers.base import Peers
 
 log = logging.getLogger(__name__)
 STATIC = {"cache_implementation": "static"}  # with which transformers compiles forwards on CUDA
 STATIC_ASSISTED = (5, 24)  # before, assisted generation refuses static caches
-
-
-def version() -> tuple[int, int]:
-    """The first two numbers of the version of transformers."""
-    major, minor = transformers.__version__.split(".")[:2]
-    return int(major), int(minor)
 
 
 class TransformersPeers(Peers):
@@ -48,7 +44,8 @@ class TransformersPeers(Peers):
         if cuda:
             found["generate_static"] = Assistant(None, STATIC)
         if gamma > 0:
-            static = STATIC if cuda and version() >= STATIC_ASSISTED else {}
+            new = tuple(map(int, transformers.__version__.split(".")[:2])) >= STATIC_ASSISTED
+            static = STATIC if cuda and new else {}
             guided = assistants(target, drafter, gamma)
             found |= {name: Assistant(own.module, own.settings | static) for name, own in guided.items()}
         return {name: Generate(target, settings | own.settings, own.module, strings) for name, own in found.items()}
@@ -95,14 +92,37 @@ def assistants(target: LanguageModel, drafter: LanguageModel | None, gamma: int)
     return {"assisted": Assistant(drafter.stock, constant | {"num_assistant_tokens": gamma})} | lookup
 
 
-class Generate(Peer):
+class PeerOutput(NamedTuple):
+    """One prompt, decoded by a peer."""
+
+    tokens: list[int]  # all new tokens
+    decoded: int  # tokens after the first step, which reads the prompt
+    decode_seconds: float  # without the first step
+
+
+class Generate:
     """Decodes by the target's `generate` with some settings, alone or with an assistant's module."""
+
+    columns = 0  # tokens of the longest text of the run, from warm-up on: a cache of one size is compiled for once
 
     def __init__(self, target: LanguageModel, settings: dict[str, Any], assistant: Any, strings: StopStrings | None):
         self.module: Any = target.stock
         self.device, self.settings, self.assistant, self.strings = target.device, settings, assistant, strings
 
+    def decode_all(self, sequences: abc.Sequence[Sequence]) -> list[dict[str, Any]]:
+        """What records keep of a batch, whose prompts are decoded one after another: of each the output, or why there
+        is none. An error of transformers, whatever it is, is the peer's alone."""
+        found: list[dict[str, Any]] = []
+        for sequence in sequences:
+            try:
+                output = self.decode(sequence)
+                found.append({"tokens": output.decoded, "seconds": output.decode_seconds, "ids": output.tokens})
+            except Exception as error:
+                found.append({"error": causes(error)})
+        return found
+
     def decode(self, sequence: Sequence) -> PeerOutput:
+        """Decodes one prompt; may raise any exception."""
         begin = len(sequence.tokens)
         start = torch.tensor([list(sequence.tokens)], device=self.device)
         read, more = start, {}

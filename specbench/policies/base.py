@@ -1,9 +1,12 @@
 """Base class of gamma policies: how many tokens to draft in each round (section 3.5)."""
 
-from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 from torch import Tensor
 
@@ -13,20 +16,29 @@ from specbench.settings import LARGEST_GAMMA, BaseSettings, Component
 Signal = Callable[[Tensor, Tensor], Tensor]
 
 
-class Costs(Protocol):
-    """Measured cost of rounds and acceptance of guesses, for policies that choose by cost."""
+@dataclass
+class Costs:
+    """Measured seconds of a call by its drafter steps, and how many guesses were accepted, for policies that choose by
+    cost."""
+
+    calls: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    acceptance: tuple[float, int] = (0.0, 0)  # sum of betas, tested positions
 
     @property
     def alpha(self) -> float:
-        """Mean beta so far."""
+        """Mean beta so far; 1/2 before there is one."""
+        total, tested = self.acceptance
+        return (total + 0.5) / (tested + 1)
 
-    acceptance: tuple[float, int]  # sum of betas, tested positions
+    def seconds(self, largest: int) -> npt.NDArray[np.float64]:
+        """Median seconds of a call with 0 .. largest drafter steps, [largest + 1]: on straight lines between the
+        measured ones, and level beyond them."""
+        known = sorted(self.calls)
+        medians = [float(np.median(self.calls[steps])) for steps in known]
+        return np.interp(np.arange(largest + 1), known, medians)
 
-    def seconds(self, largest: int) -> Any:
-        """Seconds that a round with 0 .. largest drafted tokens takes, [largest + 1]."""
 
-
-class GammaPolicy(Component, ABC):
+class GammaPolicy(Component):
     """Chooses gamma for every row and round. `largest` is the most tokens that it drafts. `widths` are the draft
     lengths that it uses, to which executors with fixed shapes pad. `constant` is gamma if it never changes, else None.
     Unless it is constant, what it knows may depend on guesses that were discarded, so after each round the decoder
@@ -43,10 +55,6 @@ class GammaPolicy(Component, ABC):
     # front of each guess: the logit [B] of the drafter's estimate, and the tokens before the guess [B].
     signal: Signal | None = None
 
-    @classmethod
-    def from_settings(cls, settings: Any) -> "GammaPolicy":
-        return cls(**vars(settings))
-
     @property
     def stop(self) -> "GammaPolicy | None":
         """Itself if it decides after each guess whether to draft another, else None."""
@@ -55,9 +63,9 @@ class GammaPolicy(Component, ABC):
     def calibrate(self, costs: Costs) -> None:
         """Receives the measured seconds of a round by gamma, and a first mean beta."""
 
-    @abstractmethod
     def next_gamma(self, state: State) -> list[int]:
-        """gamma of the next round, one number per row."""
+        """gamma of the next round, one number per row: by default the largest."""
+        return [self.largest] * state.batch_size
 
     def go_on(self, state: State, count: list[int], signals: list[float]) -> list[bool]:
         """Whether to draft another guess, per row, from the number of guesses so far and the newest signal."""

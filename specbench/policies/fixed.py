@@ -20,9 +20,6 @@ class FixedGamma(GammaPolicy):
         self.widths = (gamma,)
         self.signal = signal
 
-    def next_gamma(self, state: State) -> list[int]:
-        return [self.largest] * state.batch_size
-
 
 class HeuristicGamma(VaryingGamma):
     """`heuristic_transient` of transformers' assisted generation: gamma rises by 2 after a round in which every guess

@@ -21,10 +21,6 @@ class LeniencePolicy(Component):
         self.lenience = lenience
 
     @classmethod
-    def from_settings(cls, settings: Any, lenience: float) -> "LeniencePolicy":
-        return cls(lenience)
-
-    @classmethod
     def lowest(cls, settings: Any, lenience: float) -> float:
         """The lowest lenience that any round may have."""
         return lenience
@@ -49,12 +45,9 @@ class LoadLenience(LeniencePolicy):
                     f"{prefix}levels={shown(self.levels)} is not allowed: it must be 1 to {MOST_LEVELS} falling numbers"
                 )
 
-    def __init__(self, levels: Sequence[float], step: int):
+    def __init__(self, lenience: float, levels: Sequence[float], step: int):
+        super().__init__(lenience)
         self.levels, self.step = levels, step
-
-    @classmethod
-    def from_settings(cls, settings: Any, lenience: float) -> "LoadLenience":
-        return cls(settings.levels, settings.step)
 
     @classmethod
     def lowest(cls, settings: Any, lenience: float) -> float:

@@ -35,9 +35,6 @@ class ConfidenceGamma(VaryingGamma):
         self.threshold = threshold
         self.signal = probability
 
-    def next_gamma(self, state: State) -> list[int]:
-        return [self.largest] * state.batch_size
-
     def go_on(self, state: State, count: list[int], signals: list[float]) -> list[bool]:
         return [signal >= self.threshold for signal in signals]
 
@@ -116,7 +113,7 @@ class EntropyGamma(VaryingGamma):
 
     def next_gamma(self, state: State) -> list[int]:
         self.bins = [[] for _ in range(state.batch_size)]
-        return [self.largest] * state.batch_size
+        return super().next_gamma(state)
 
     def go_on(self, state: State, count: list[int], signals: list[float]) -> list[bool]:
         betas = self.accepted / self.tested

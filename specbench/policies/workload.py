@@ -21,10 +21,8 @@ class Workload(Component):
     rate: float | None = None  # requests per second, if there is such a number
     segment: int = 0  # requests of a segment at least
 
-    @classmethod
-    def from_settings(cls, settings: Any, seed: int) -> "Workload":
-        """Builds the workload; by default it has no settings."""
-        return cls()
+    def __init__(self, seed: int):
+        self.seed = seed
 
     def refuse(self, prompts: Sequence[Any]) -> None:
         """Raises ConfigError if the requests of these prompts, which have `turns`, cannot arrive so."""
@@ -47,11 +45,8 @@ class Poisson(Workload):
         segment: int = Field(ge=0, le=10**9)
 
     def __init__(self, seed: int, rate: float, segment: int = 0):
-        self.seed, self.rate, self.segment = seed, rate, segment
-
-    @classmethod
-    def from_settings(cls, settings: Any, seed: int) -> "Poisson":
-        return cls(seed, **vars(settings))
+        super().__init__(seed)
+        self.rate, self.segment = rate, segment
 
     def refuse(self, prompts: Sequence[Any]) -> None:
         requests = sum(len(prompt.turns) for prompt in prompts)

@@ -25,11 +25,6 @@ class Logger(Component):
     """Follows a run and never holds the only copy of anything. An error in `open` stops the run before it decodes; one
     in any other method loses no results."""
 
-    @classmethod
-    def from_settings(cls, settings: Any) -> "Logger":
-        """Builds the logger; the settings are the constructor's arguments."""
-        return cls(**vars(settings))
-
     def open(self, opening: Opening) -> None:
         """Called before decoding begins."""
 

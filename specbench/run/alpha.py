@@ -138,13 +138,9 @@ def show(found: "TeacherForced", run: "Run | None", gamma: int) -> None:
     rows = {
         "alpha, by teacher forcing": found.alpha,
         "control: p of the next position": found.shifted,
+        f"tokens per target call at gamma={gamma}": found.length,
     }
-    cells = {
-        name: tables.mean({"mean": each.value, "stderr": each.stderr} if each else None) for name, each in rows.items()
-    }
-    cells[f"tokens per target call at gamma={gamma}"] = tables.mean(
-        {"mean": found.length.value, "stderr": found.length.stderr}
-    )
+    cells = {name: tables.mean({"mean": each.value, "stderr": each.stderr}) for name, each in rows.items()}
     if run is not None:
         cells["the run's alpha, where it tested"] = tables.mean(run.results["alpha"])
         cells["the run's alpha along plain decoding's text"] = tables.mean(run.results["alpha_on_target_text"])

@@ -26,12 +26,8 @@ def provenance(device: torch.device) -> dict[str, Any]:
     return {
         "git_sha": sha,
         "dirty": dirty,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "numpy": numpy.__version__,
-        },
+        "versions": {"python": platform.python_version()}
+        | {package.__name__: package.__version__ for package in (torch, transformers, numpy)},
         "device": device_name(device),
         "cpu": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),

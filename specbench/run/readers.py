@@ -34,22 +34,12 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
     record.drift = ours.drift[row]
     new, baseline = record.speculative.ids, record.baseline.ids
     known: Known | None = {} if new == baseline else None  # as at temperature 0: one text, which is read once
-    if (
-        parts.verifier.judges_by_position
-        and parts.drafter.reads_text
-        and method.tokens_read["target_text"] < TARGET_TEXT_TOKENS
-    ):
-        kept = plain.draws[row].target if plain.draws else ()
+    readable = parts.verifier.judges_by_position and parts.drafter.reads_text
+    if readable and method.tokens_read["target_text"] < TARGET_TEXT_TOKENS:
+        kept, lenience = plain.draws[row].target if plain.draws else (), parts.verifier.lenience
         try:
             record.target_text = read_target_text(
-                parts.target,
-                parts.drafter,
-                request.tokens,
-                baseline,
-                request.encoder_input,
-                kept,
-                parts.verifier.lenience,
-                known,
+                parts.target, parts.drafter, request.tokens, baseline, request.encoder_input, kept, lenience, known
             )
         except (RuntimeError, MemoryError) as error:
             log.warning("no betas along the text of %s: %s", request.id, first_line(error))

@@ -2,14 +2,11 @@
 policies that choose by cost."""
 
 import logging
-from collections import abc, defaultdict
+from collections import abc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from specbench.config.build import Parts
 from specbench.data.prompts import Request
@@ -23,7 +20,7 @@ from specbench.errors import ConfigError, causes
 from specbench.measure.record import Rounds, Text
 from specbench.measure.recorder import Recorder, round_numbers
 from specbench.models.language_model import LanguageModel
-from specbench.policies.base import GammaPolicy
+from specbench.policies.base import Costs, GammaPolicy
 from specbench.policies.fixed import FixedGamma
 from specbench.run.batching import Batch
 from specbench.verifiers.base import Verifier
@@ -191,41 +188,21 @@ def going_on(what: str) -> Iterator[None]:
         log.warning("%s failed: %s", what, causes(error))
 
 
-@dataclass
-class MeasuredCosts:
-    """Measured seconds of a call by its drafter steps, and how many guesses were accepted, for gamma policies."""
-
-    calls: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    acceptance: tuple[float, int] = (0.0, 0)  # sum of betas, tested positions
-
-    def add(self, rounds: Rounds) -> None:
-        """Adds the rounds of a text but its first, which is slower than others."""
-        for i in range(1, len(rounds)):
-            seconds = rounds.draft[i] + rounds.verify[i] + rounds.accept[i] + rounds.host[i]
-            self.calls[rounds.steps[i]].append(seconds)
-            self.acceptance = self.acceptance[0] + sum(rounds.betas[i]), self.acceptance[1] + rounds.tested[i]
-
-    @property
-    def alpha(self) -> float:
-        """Mean beta so far; 1/2 before there is one."""
-        total, tested = self.acceptance
-        return (total + 0.5) / (tested + 1)
-
-    def seconds(self, largest: int) -> npt.NDArray[np.float64]:
-        """Median seconds of a call with 0 .. largest drafter steps, [largest + 1]: on straight lines between the
-        measured ones, and level beyond them."""
-        known = sorted(self.calls)
-        medians = [float(np.median(self.calls[steps])) for steps in known]
-        return np.interp(np.arange(largest + 1), known, medians)
+def add_rounds(costs: Costs, rounds: Rounds) -> None:
+    """Adds the rounds of a text but its first, which is slower than others."""
+    for i in range(1, len(rounds)):
+        seconds = rounds.draft[i] + rounds.verify[i] + rounds.accept[i] + rounds.host[i]
+        costs.calls[rounds.steps[i]].append(seconds)
+        costs.acceptance = costs.acceptance[0] + sum(rounds.betas[i]), costs.acceptance[1] + rounds.tested[i]
 
 
 def calibrate(session: Session, batch: Batch) -> None:
     """Decodes some tokens of the first prompts with every gamma, twice in turn, for a policy that chooses by cost."""
-    parts, costs = session.parts, MeasuredCosts()
+    parts, costs = session.parts, Costs()
     for turn, gamma in enumerate([*range(parts.policy.largest + 1)] * 2):
         requests = [batch.requests[(turn + row) % len(batch.requests)] for row in range(parts.root.batch_size)]
         jobs = [session.job(request, min(CALIBRATION_TOKENS, parts.root.max_new_tokens)) for request in requests]
         policy = FixedGamma(gamma, parts.policy.signal)
         for text in session.decode(jobs, True, batch.columns, policy=policy).texts:
-            costs.add(text.rounds)
+            add_rounds(costs, text.rounds)
     parts.policy.calibrate(costs)

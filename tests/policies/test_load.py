@@ -53,7 +53,7 @@ def test_arrivals_change_no_token_and_every_wait_is_counted(tables):
 
 
 def levels(*values, step=2):
-    return LoadLenience(values, step).verifier(lambda level: SpeculativeVerifier(Sampling(), level))
+    return LoadLenience(1.0, values, step).verifier(lambda level: SpeculativeVerifier(Sampling(), level))
 
 
 def test_lenience_follows_the_queue_within_its_levels(tables):
