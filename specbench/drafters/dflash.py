@@ -172,7 +172,7 @@ class DFlashDrafter(ParallelDrafter):
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         self.stop = stop
         if stop is not None and self.model.module.confidence_head is None:
-            raise ConfigError("the drafter's checkpoint has no confidence head, which the gamma policy needs")
+            raise ConfigError("gamma_policy=confidence_head is not possible: drafter.path has no confidence head")
         self.model.allocate(state.batch_size, state.tokens.shape[1])
 
     def logits(self, state: State, steps: int) -> Tensor:

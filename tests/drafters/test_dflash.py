@@ -174,26 +174,23 @@ def test_q_is_that_of_a_plain_forward_over_the_whole_text(kind):
 @pytest.mark.parametrize("with_token", [True, False])
 def test_estimates_are_the_logits_of_the_confidence_head(with_token, tmp_path):
     """The head reads the state at a place, and the token before it as the bias does, unless it is narrower."""
-    weights, folder = random_weights(None, 3), tmp_path / "own"
-    if not with_token:
-        weights["confidence_head.proj.weight"] = weights["confidence_head.proj.weight"][:, :HIDDEN].contiguous()
+    weights, folder, width = random_weights(None, 3), tmp_path / "own", HIDDEN + 3 * with_token
+    head = weights["confidence_head.proj.weight"] = weights["confidence_head.proj.weight"][:, :width].contiguous()
     shutil.copytree(folder_of("dspark"), folder)
     save_file(weights, folder / "model.safetensors")
     network = parts_of(*chosen("dspark", f"drafter.path={folder}")).drafter.model.module
     states, before = numbers("states", 2, HIDDEN), torch.tensor([5, 4000])
-    features = [states, weights["markov_head.markov_w1.weight"][before]] if with_token else [states]
-    own = torch.cat(features, 1) @ weights["confidence_head.proj.weight"][0] + weights["confidence_head.proj.bias"]
+    features = torch.cat([states, weights["markov_head.markov_w1.weight"][before]], 1)[:, :width]
+    own = features @ head[0] + weights["confidence_head.proj.bias"]
     assert torch.allclose(network.estimate(states, before), own, atol=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_run_that_the_head_ends_early_is_exact_and_drafts_less(temperature, tmp_path):
-    """At temperatures of .1 or 100 the same estimates end other drafts."""
+    words = (f"temperature={temperature}", "batch_size=2", "gamma_policy=confidence_head", "gamma_policy.largest=4")
     drafted = []
     for place in (0.1, 100.0):
-        policy = ("gamma_policy=confidence_head", "gamma_policy.largest=4", f"gamma_policy.temperatures=[{place}]")
-        own = parts("dspark", f"temperature={temperature}", "batch_size=2", *policy)
-        result, _ = run(own, tmp_path / f"{place}")
+        result, _ = run(parts("dspark", *words, f"gamma_policy.temperatures=[{place}]"), tmp_path / f"{place}")
         assert result.lossless.passed is not False and not result.counts.failed
         drafted.append(result.counts.drafted / result.counts.rounds)
     assert 0 < drafted[0] < drafted[1] and drafted[1] > 3
@@ -280,6 +277,8 @@ def test_a_policy_that_asks_needs_a_head_and_chains():
     for kind, words in (("z-lab", ()), ("dspark", ("drafter.nodes=4", "verifier=iterative"))):
         with pytest.raises(ConfigError, match="is not possible with drafter=dflash: it needs chains of a DSpark"):
             check(composed(*small(*chosen(kind, "gamma_policy=confidence_head", *words))))
+    with pytest.raises(ConfigError, match="has no confidence head"):  # as of a hub id
+        parts("z-lab", "temperature=1").drafter.begin(None, object())
 
 
 def test_a_folder_of_something_else_is_refused():
