@@ -21,7 +21,7 @@ from specbench.errors import ConfigError
 from specbench.settings import BaseSettings
 
 SIGNATURE = re.compile(r"^\s*(async )?def \w+\(.*\).*:\s*$")
-LINES_BEFORE = 24  # lines of a prompt
+LINES_BEFORE = 8  # lines of a prompt
 # Tests are not library code; the last two are tables and manual pages, not Python.
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 EXCLUDED_FOLDERS |= {"encodings", "pydoc_data"}
@@ -80,7 +80,7 @@ ENDS = {"python": functions, "prose": documentation}
 
 
 class StdlibData(Data):
-    """`count` prompts of 24 lines. Those of kind python end with the first line of a function, those of kind prose
+    """`count` prompts of 8 lines. Those of kind python end with the first line of a function, those of kind prose
     inside a documentation string; mixed alternates them."""
 
     class Settings(BaseSettings):

@@ -20,6 +20,7 @@ from specbench.models.context import pick_device
 NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2",
          "drafter=eagle3": "drafter.path=org/name",
          "drafter=dflash": "drafter.path=org/name",
+         "drafter=ddtree": "drafter.path=org/name",
          "data=hub": "data.path=org/name", "verifier=greedy_tree": "temperature=0"}  # fmt: skip
 # Slow: where the wheel is installed, the check reads the target's file, which is converted first.
 OF_SMOLLM2 = ("drafter=smollm2_eagle3",)
