@@ -144,37 +144,34 @@ def draw_sums(
     point_mass[at] = (guesses[3] == 1).to(at.device)
     point_mass &= ~q_kept
     q[point_mass] = F.one_hot(guess[point_mass], p.shape[-1]).to(q.dtype)
-    judged, bonus = p_kept & (q_kept | point_mass) & tested, p_kept & ~tested
-    sampled = q_kept & tested
-    sums += sums_of("guess", guess[sampled], q[sampled])
-    sums += _target_sums(tokens, p, q, judged, bonus, own)
-    others = torch.tensor([*beside, *[-1] * len(tokens)][: len(tokens)], device=tokens.device)
-    paired = p_kept & (others >= 0)  # whether guessed or not, a token is drawn from p
-    sums += sums_of("beside", tokens[paired], p[paired], F.one_hot(others[paired], p.shape[-1]))
-    impossible += _zero(p[p_kept], tokens[p_kept]) + _zero(q[sampled], guess[sampled])
-    if draws.rule is not None:
-        rejected = judged & ~accepted
-        removed = F.one_hot(guess[rejected], p.shape[-1]).to(q.dtype) if draws.rule == "p" else q[rejected]
-        rest = residual(p[rejected], removed)
-        sums += sums_of("recovered", tokens[rejected], rest) + sums_of("after", tokens[rejected], rest, q[rejected])
-        impossible += _zero(rest, tokens[rejected])
-    return sums, impossible
+    judged, bonus, sampled = p_kept & (q_kept | point_mass) & tested, p_kept & ~tested, q_kept & tested
 
+    def add(kind: str, where: Tensor, drawn: Tensor, p: Tensor, *more: Tensor) -> None:
+        nonlocal sums
+        sums = sums + sums_of(kind, drawn[where], p[where], *(each[where] for each in more))
 
-def _target_sums(tokens: Tensor, p: Tensor, q: Tensor, judged: Tensor, bonus: Tensor, own: Tensor | None) -> Floats:
-    """The sums of tokens [n] as draws from p [n, V], where a guess was `judged` [n] and where none was tested, which
-    makes it a `bonus` token [n]; q [n, V], and `own` as in `draw_sums`."""
-    favoured = q[judged] > MARGIN * p[judged]
-    happened, mass = favoured.gather(1, tokens[judged, None])[:, 0], (p[judged] * favoured).sum(-1).clamp(max=1)
+    add("guess", sampled, guess, q)
+    favoured = q > MARGIN * p
+    happened = favoured.gather(1, tokens[:, None])[:, 0]
+    add("favoured", judged, happened, (p * favoured).sum(-1).clamp(max=1))
+    add("bonus", bonus, tokens, p)
     after_guess = bonus & judged.roll(1)
     after_guess[:1] = False
-    drawn, from_p = tokens[bonus], p[bonus]
-    sums = sums_of("favoured", happened, mass) + sums_of("bonus", drawn, from_p)
-    sums += sums_of("behind", tokens[after_guess], p[after_guess], q.roll(1, 0)[after_guess])
+    add("behind", after_guess, tokens, p, q.roll(1, 0))
     if own is not None:
-        read, m = bonus[: len(own)], len(own)
-        sums += sums_of("own", tokens[:m][read], p[:m][read], own[read].double().softmax(-1))
-    return sums
+        m = len(own)
+        add("own", bonus[:m], tokens[:m], p[:m], own.double().softmax(-1))
+    others = torch.tensor([*beside, *[-1] * len(tokens)][: len(tokens)], device=tokens.device)
+    # Whether guessed or not, a token is drawn from p.
+    add("beside", p_kept & (others >= 0), tokens, p, F.one_hot(others.clamp(min=0), p.shape[-1]))
+    impossible += _zero(p, tokens, p_kept) + _zero(q, guess, sampled)
+    if draws.rule is not None:
+        rejected = judged & ~accepted
+        rest = residual(p, F.one_hot(guess, p.shape[-1]) if draws.rule == "p" else q)
+        add("recovered", rejected, tokens, rest)
+        add("after", rejected, tokens, rest, q)
+        impossible += _zero(rest, tokens, rejected)
+    return sums, impossible
 
 
 def _acceptance(rule: str | None, guesses: Tensor, stands: Tensor) -> tuple[Floats, int]:
@@ -190,9 +187,9 @@ def _acceptance(rule: str | None, guesses: Tensor, stands: Tensor) -> tuple[Floa
     return sums_of("accepted", stands, mean, torch.tensor(least, dtype=torch.double), last), int(wrong.sum())
 
 
-def _zero(p: Tensor, drawn: Tensor) -> int:
-    """How many of the tokens drawn [k] have probability 0 by p [k, V]."""
-    return int((p.gather(1, drawn[:, None]) == 0).sum())
+def _zero(p: Tensor, drawn: Tensor, where: Tensor) -> int:
+    """How many of the tokens drawn [n] have probability 0 by p [n, V], of those `where` [n] says."""
+    return int((where & (p.gather(1, drawn[:, None])[:, 0] == 0)).sum())
 
 
 def _rows(kept: Sequence[tuple[int, Tensor]], n: int, like: Tensor) -> tuple[Tensor, Tensor]:
