@@ -194,7 +194,7 @@ def judged(claim: Claim, results: Mapping[str, Any], records: Sequence[Record], 
         value = shown(ours)
         answer: Answer = "cannot tell"
         if name == "speedup":
-            value, answer, why = of_speed(claim.numbers, theirs, facts["gamma"], here)
+            value, answer, why = of_speed(claim.numbers, theirs, here)
         elif name in OF_TIMES:
             answer, why = compared(theirs, ours)
             if answer == "inconsistent":  # of another machine, or of one that does other work beside
@@ -211,12 +211,10 @@ def judged(claim: Claim, results: Mapping[str, Any], records: Sequence[Record], 
     return found
 
 
-def of_speed(claimed: Numbers, speedup: Figure, gamma: int | None, here: Numbers) -> tuple[str, Answer, str]:
+def of_speed(claimed: Numbers, speedup: Figure, here: Numbers) -> tuple[str, Answer, str]:
     """The speedup that the claimed tokens per round give at what a round costs here, gamma c + v + o: this prediction,
     the answer and why."""
     own, ours, tokens = here.speedup, here.block_efficiency, claimed.block_efficiency
-    if tokens is None and claimed.alpha is not None and gamma is not None:
-        tokens = Figure(value=theory.expected_tokens(claimed.alpha.value, gamma))
     if not (tokens and own and ours and tokens.value and own.value and speedup.value):
         return "-", "cannot tell", "it has no speed or no tokens per round"
     value = own.value * tokens.value / ours.value

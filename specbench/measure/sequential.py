@@ -56,14 +56,14 @@ def attracted(p: Tensor, mark: Tensor) -> Tensor:
     return 0.95 + 0.05 * mark / p.clamp(min=1e-30)
 
 
-def ids_of(p: Tensor) -> Tensor:
-    """The token ids of p [k, V], [V]."""
-    return torch.arange(p.shape[-1], device=p.device)
+def even(p: Tensor) -> Tensor:
+    """Drawn from even ids."""
+    return 1 - (1 - LEFT) * (torch.arange(p.shape[-1], device=p.device) % 2)
 
 
 def rarely(rest: int) -> Change:
     """Tokens of one rest of ids are drawn half as often: three of the four rests, for at most 20 alternatives."""
-    return lambda p: torch.where(ids_of(p) % 4 == rest, 0.5, 1.0)
+    return lambda p: torch.where(torch.arange(p.shape[-1], device=p.device) % 4 == rest, 0.5, 1.0)
 
 
 # Events of the kind "accepted" depend on m = min(1, p / q), on the least m of the round's guesses before, and on
@@ -81,7 +81,7 @@ ALTERNATIVES = (
     *(Alternative(f"recovered tokens rarely with id % 4 = {r}", "recovered", 1, rarely(r)) for r in (1, 2, 3)),
     Alternative("bonus tokens drawn at 0.8 of the temperature", "bonus", 2, warmer(0.8)),
     Alternative("bonus tokens drawn at 1.2 of the temperature", "bonus", 2, warmer(1.2)),
-    Alternative("bonus tokens drawn from even ids", "bonus", 1, lambda p: 1 - (1 - LEFT) * (ids_of(p) % 2)),
+    Alternative("bonus tokens drawn from even ids", "bonus", 1, even),
     Alternative("bonus tokens drawn from p without the last guess's q", "behind", 2, without),
     Alternative("bonus tokens drawn from p without their own q", "own", 1, without),
     Alternative("guesses drawn at 0.9 of the temperature of q", "guess", 1, warmer(0.9)),

@@ -138,15 +138,9 @@ def read_alpha(
 
     found = estimates(columns, range(len(rows)), means, log=False)
     apart = found["apart"]
-    return TeacherForced(
-        found["alpha"],
-        found["length"],
-        found["shifted"],
-        None if apart.stderr is None else abs(apart.value or 0.0) > CLEAR * apart.stderr,
-        round(columns["positions"].sum()),
-        len(rows),
-        time.perf_counter() - clock,
-    )
+    sound = None if apart.stderr is None else abs(apart.value or 0.0) > CLEAR * apart.stderr
+    positions, seconds = round(columns["positions"].sum()), time.perf_counter() - clock
+    return TeacherForced(found["alpha"], found["length"], found["shifted"], sound, positions, len(rows), seconds)
 
 
 def expected_rounds(accepts: abc.Sequence[float], gamma: int) -> tuple[float, float]:

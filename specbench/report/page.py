@@ -63,16 +63,8 @@ def run_page(run: Run, records: Sequence[Record]) -> str:
     texts = [record for record in records if record.speculative and record.baseline][:PROMPTS_SHOWN]
     title = results["name"] if results["status"] == "complete" else f"{results['name']} ({results['status']})"
     answer = (headline(results), verdict_and_prediction(results))
-    return rendered(
-        drawn,
-        shown,
-        title=title,
-        answer=answer,
-        tiles=tiles(results),
-        notes=results["notes"],
-        texts=texts,
-        facts=facts([run]),
-    )
+    more = {"title": title, "tiles": tiles(results), "texts": texts, "notes": results["notes"]}
+    return rendered(drawn, shown, [run], answer=answer, **more)
 
 
 def tiles(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -102,8 +94,7 @@ def sweep_page(runs: Sequence[Run], title: str) -> str:
     drawn = {"Speedup": figures.speedups(rows), "Speedup by setting": figures.sweep_lines(runs)}
     shown = {"Runs": tables.runs_table(runs), "By category": tables.by_category(runs)}
     notes = ["Jobs of a sweep run at different times: python -m specbench.compare decodes each prompt by all in turn."]
-    return rendered(drawn, shown, title=title, answer=(answer, verdicts(runs)),
-                    notes=notes, facts=facts(runs))  # fmt: skip
+    return rendered(drawn, shown, runs, title=title, answer=(answer, verdicts(runs)), notes=notes)
 
 
 def comparison_page(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], title: str) -> str:
@@ -114,18 +105,19 @@ def comparison_page(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], titl
     ordered = sorted(runs, key=lambda run: places.get(run.label, len(rows)))
     shown = {"Ranking": tables.comparison(rows), "Runs": tables.runs_table(ordered)}
     shown["By category"] = tables.by_category(ordered)
-    answer = (compared_headline(rows), verdicts(runs))
-    return rendered({"Speedup": figures.speedups(bars)}, shown, title=title, answer=answer,
-                    notes=ordered[0].results["notes"], facts=facts(runs))  # fmt: skip
+    answer, notes = (compared_headline(rows), verdicts(runs)), ordered[0].results["notes"]
+    return rendered({"Speedup": figures.speedups(bars)}, shown, runs, title=title, answer=answer, notes=notes)
 
 
-def rendered(drawn: Mapping[str, Figure | None], shown: Mapping[str, Any], **others: Any) -> str:
-    """The template with its figures, its tables, and `others` by the names that it gives them."""
+def rendered(drawn: Mapping[str, Figure | None], shown: Mapping[str, Any], runs: Sequence[Run], **others: Any) -> str:
+    """The template with its figures, its tables, what was run, and `others` by the names that it gives them."""
     pictures = {name: figures.svg(figure) for name, figure in drawn.items() if figure is not None}
     parts = {
         name: (list(frame.columns), frame.astype(str).values.tolist()) for name, frame in shown.items() if len(frame)
     }
-    return template().render(pictures=pictures, tables=parts, text_columns=tables.TEXT_COLUMNS, **others)
+    return template().render(
+        pictures=pictures, tables=parts, text_columns=tables.TEXT_COLUMNS, facts=facts(runs), **others
+    )
 
 
 def interval(ends: Sequence[float] | None) -> str:
