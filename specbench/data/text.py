@@ -15,13 +15,12 @@ ENDINGS = (".txt", ".md", ".text")  # of the files that are read in a folder
 
 
 class TextData(Data):
-    """Windows of a text file, or of all text files in a folder: each of `window` characters, `stride` after the one
-    before. What is left at the end of a file, less than a window, is left out, unless it is the whole file."""
+    """Windows of a text file, or of all text files in a folder: each of `window` characters. What is left at
+    the end of a file, less than a window, is left out, unless it is the whole file."""
 
     class Settings(BaseSettings):
         path: str = Field(description="a text file in UTF-8, or a folder of them")
         window: int = Field(ge=1, le=10**7)
-        stride: int | None = Field(ge=1, le=10**7)
         limit: int | None = Field(ge=1)
 
         def check(self, prefix: str) -> None:
@@ -44,7 +43,7 @@ class TextData(Data):
         files = s.files()
         for path in files:
             text = read_text(str(path), "data.path")
-            for begin in range(0, max(1, len(text) - s.window + 1), s.stride or s.window):
+            for begin in range(0, max(1, len(text) - s.window + 1), s.window):
                 part = text[begin : begin + s.window]
                 if part.strip():
                     yield Prompt(f"{path.name}:{begin}", (part,), path.name if len(files) > 1 else "")

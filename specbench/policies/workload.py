@@ -19,7 +19,6 @@ class Workload(Component):
 
     over_time: bool = False
     rate: float | None = None  # requests per second, if there is such a number
-    segment: int = 0  # requests of a segment at least
 
     def __init__(self, seed: int):
         self.seed = seed
@@ -42,11 +41,10 @@ class Poisson(Workload):
 
     class Settings(BaseSettings):
         rate: float = Field(ge=1e-6, le=1e6)
-        segment: int = Field(ge=0, le=10**9)
 
-    def __init__(self, seed: int, rate: float, segment: int = 0):
+    def __init__(self, seed: int, rate: float):
         super().__init__(seed)
-        self.rate, self.segment = rate, segment
+        self.rate = rate
 
     def refuse(self, prompts: Sequence[Any]) -> None:
         requests = sum(len(prompt.turns) for prompt in prompts)

@@ -32,22 +32,20 @@ def main(words: list[str] | None = None) -> None:
         prog="specbench.alpha", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("words", nargs="*", metavar="RUN or OVERRIDE", help="a run's folder first, if it is of one")
-    parser.add_argument("--json", type=Path, metavar="FILE", help=f"where to write the numbers (in a run: {FILE})")
     parser.add_argument("--reported", type=Decimal, metavar="LENGTH", help="tokens per target call of an engine")
     args = parser.parse_args(words)
     with answering():
         first = Path(args.words[0]) if args.words else None  # a run's folder may have = in its name
         folder = Path(args.words.pop(0)) if first and (first.is_dir() or "=" not in first.name) else None
-        sound = measure(folder, args.words, args.json or (folder / FILE if folder else None), args.reported)
+        sound = measure(folder, args.words, args.reported)
     if sound is False:
         sys.exit(BROKEN)
 
 
-def measure(
-    folder: Path | None, overrides: Sequence[str], file: Path | None, reported: Decimal | None = None
-) -> bool | None:
-    """Reads the texts with both models, prints and writes the numbers. Returns whether the control differs from alpha;
-    None if there are too few texts to say. `reported` is compared with the length. Raises ConfigError."""
+def measure(folder: Path | None, overrides: Sequence[str], reported: Decimal | None = None) -> bool | None:
+    """Reads the texts with both models, prints the numbers, and writes them into a run's folder. Returns whether the
+    control differs from alpha; None if there are too few texts to say. `reported` is compared with the length. Raises
+    ConfigError."""
     from specbench.report import files
 
     run = files.read_run(folder) if folder else None
@@ -78,9 +76,9 @@ def measure(
     named = {"target": parts.target.name, "drafter": parts.drafter.models[0].name, "gamma": parts.root.gamma}
     if reported is not None:
         named |= {"reported": float(reported), "agrees": agreement(found.length, reported)}
-    if file is not None:
-        files.write_text(file, json.dumps(asdict(found) | named, indent=1))
-        print(f"written to {file}")
+    if folder is not None:
+        files.write_text(folder / FILE, json.dumps(asdict(found) | named, indent=1))
+        print(f"written to {folder / FILE}")
     return found.sound
 
 

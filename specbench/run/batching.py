@@ -93,11 +93,10 @@ class Requests:
 
     def _cuts(self, requests: int) -> list[int]:
         """Where the groups of a turn begin, and the end of the last one."""
-        rows, workload = self.parts.root.batch_size, self.parts.workload
-        if not workload.over_time:
+        rows = self.parts.root.batch_size
+        if not self.parts.workload.over_time:
             return [*range(0, requests, group_size(requests, rows)), requests]
-        least = max(FEWEST * rows, workload.segment)
-        count = max(min(GROUPS, requests // least), min(1, requests))
+        count = max(min(GROUPS, requests // (FEWEST * rows)), min(1, requests))
         return [number * requests // count for number in range(count + 1)] if count else []
 
 

@@ -90,10 +90,8 @@ def test_a_local_hub_data_set(tmp_path):
 def test_text_comes_in_windows(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("abcdefghij")
-    found = prompts_of("data=text", f"data.path={path}", "data.window=4", "data.stride=3")
-    assert [(p.id, p.turns[0], p.category) for p in found] == [
-        ("a.txt:0", "abcd", ""), ("a.txt:3", "defg", ""), ("a.txt:6", "ghij", "")]  # fmt: skip
-    assert [p.turns[0] for p in prompts_of("data=text", f"data.path={path}", "data.window=4")] == ["abcd", "efgh"]
+    found = prompts_of("data=text", f"data.path={path}", "data.window=4")
+    assert [(p.id, p.turns[0], p.category) for p in found] == [("a.txt:0", "abcd", ""), ("a.txt:4", "efgh", "")]
     assert [p.turns[0] for p in prompts_of("data=text", f"data.path={path}")] == ["abcdefghij"]  # shorter than one
     (tmp_path / "b.md").write_text("\n\nstory\n\nmore of it\n")  # a blank line ends nothing
     both = prompts_of("data=text", f"data.path={tmp_path}")

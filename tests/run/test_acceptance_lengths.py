@@ -115,10 +115,10 @@ def test_the_length_by_teacher_forcing_is_that_of_the_run(temperature, capsys):
     """Betas of a text that was not drawn from p would give another length, so the run's own text counts."""
     results, _, folder = finished(f"temperature={temperature}", "gamma=3", "max_new_tokens=64", "data.limit=8")
     tau = results.block_efficiency["mean"]
-    assert measure(folder, [], folder / "alpha.json", Decimal(f"{tau:.2f}")) is not False
+    assert measure(folder, [], Decimal(f"{tau:.2f}")) is not False
     said = capsys.readouterr().out.replace("\n", " ")
     assert "tokens per target call at gamma=3" in said and said.count("these agree.") == 1
-    measure(folder, [], folder / "alpha.json", Decimal("1.1"))
+    measure(folder, [], Decimal("1.1"))
     assert "the engine reported 1.1: these do not agree." in capsys.readouterr().out.replace("\n", " ")
 
 

@@ -15,7 +15,7 @@ def test_a_run_is_read_at_its_own_settings_whatever_the_defaults_are(monkeypatch
     assert results["details"]["overrides"] == []
     read = []
     monkeypatch.setattr("specbench.config.build.build", lambda checked, **how: read.append(checked) or build(checked))
-    measure(folder, ["top_k=8"], None)
+    measure(folder, ["top_k=8"])
     [own] = read
     assert (own.root.temperature, own.root.top_k, own.names["executor"]) == (0.7, 8, "eager")
     assert own.resolved["drafter"] == results["config"]["drafter"]
