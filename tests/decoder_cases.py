@@ -13,8 +13,7 @@ from torch import Tensor
 
 from specbench.cache.dynamic import DynamicCache
 from specbench.cache.paged import PagedCache
-from specbench.cache.slots import SlotCache
-from specbench.cache.static import StaticCache
+from specbench.cache.slots import SlotCache, StaticCache
 from specbench.decoding.draft import Draft
 from specbench.decoding.noise import PROPOSAL, node_bits, prompt_key, uniforms
 from specbench.decoding.sampling import Sampling

@@ -20,7 +20,7 @@ import transformers
 from torch import Tensor
 
 from specbench.cache.paged import PagedCache
-from specbench.cache.static import StaticCache
+from specbench.cache.slots import StaticCache
 from specbench.decoding.sampling import Sampling
 from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.executors.eager import EagerExecutor

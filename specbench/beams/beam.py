@@ -99,7 +99,7 @@ class BeamDecoding(Decoding):
         return {"speculative": asdict(ours), "baseline": asdict(plain), "score": score, "tolerance": slack}
 
     def results(self, records: abc.Sequence[Record], facts: Facts, gamma: int, coarse: bool) -> dict[str, Any]:
-        """The verdict, and `beam` for the details of the results."""
+        """The verdict, and `beam` for the details of the results. `coarse`: the target computes in 16 bits."""
         return {"lossless": judge(records, coarse), "beam": cost(records, self.rules, gamma, facts.c_hat or 0.0)}
 
 

@@ -1,4 +1,4 @@
-"""Base class of cache backends: a token's keys and values are stored in the column of its position.
+"""Base class of cache backends, and the static one: a token's keys and values are stored in the column of its position.
 
 The model adapter says before each forward which columns the new tokens take (`place`); the Hugging Face model then
 calls `update` layer by layer as with any other cache. Rollback is `truncate`: everything at and beyond a row's length
@@ -186,3 +186,10 @@ class SlotCache(Component, Cache):
     def column_bytes(self) -> float:
         """Bytes of one column of one row, all layers."""
         return sum(t[:1, :, :1].nbytes for t in self.tensors())
+
+
+class StaticCache(SlotCache):
+    """Allocates all columns in the first forward; each token overwrites the column of its position."""
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Does nothing: columns beyond a row's length are overwritten before they can be seen."""

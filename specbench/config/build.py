@@ -12,7 +12,6 @@ from rich.filesize import decimal
 
 from specbench.config.check import Checked, check_models, memory_needed
 from specbench.config.compose import LOADED, RunConfig
-from specbench.config.decoding import Decoding
 from specbench.data.prompts import Prompt, Request, load, notes_on_prompts, render
 from specbench.decoding import sampling
 from specbench.decoding.sampling import Sampling
@@ -43,7 +42,7 @@ class Parts:
     drafter: Drafter
     policy: GammaPolicy
     verifier: Verifier
-    decoding: Decoding
+    decoding: Any  # a `config.decoding.Decoding`
     prompts: Sequence[Prompt]
     rendered: Mapping[Prompt, Request]  # of prompts of one turn
     peers: Mapping[str, Any]  # by name
@@ -107,7 +106,7 @@ def build(
     drafter: Drafter = choices["drafter"].build(context, target)
     refuse_unfit(target, drafter, policy.largest, root.batch_size)
     refuse_short_context(checked, target, drafter, requests)
-    decoding: Decoding = choices["decoding"].build()
+    decoding = choices["decoding"].build()
     decoding.refuse_models([target, *drafter.models])
     verifier: Verifier = (
         choices["lenience_policy"].build(root.lenience).verifier(partial(choices["verifier"].build, scored.sampling))

@@ -104,11 +104,12 @@ def loader() -> ConfigLoader:
         return ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
 
 
-def compose(overrides: Sequence[str]) -> DictConfig:
-    """The configuration that the command line would compose, with Hydra's own part. Raises ConfigError."""
+def compose(overrides: Sequence[str], mode: RunMode = RunMode.RUN) -> DictConfig:
+    """The configuration that the command line would compose, with Hydra's own part; with MULTIRUN that of a sweep, as
+    of `-m`. Raises ConfigError."""
     refuse_no_overrides(overrides)
     with explained(overrides):
-        return loader().load_configuration("config", list(overrides), RunMode.RUN, from_shell=False)
+        return loader().load_configuration("config", list(overrides), mode, from_shell=False)
 
 
 def compose_as(choices: Mapping[str, str], settings: Mapping[str, Any], words: Sequence[str]) -> DictConfig:
@@ -123,13 +124,6 @@ def compose_as(choices: Mapping[str, str], settings: Mapping[str, Any], words: S
         for key, value in given.items():
             OmegaConf.update(config, key, value, merge=False)
     return config
-
-
-def compose_sweep(overrides: Sequence[str], by: ConfigLoader) -> DictConfig:
-    """The configuration of a sweep, as of `-m`. Raises ConfigError."""
-    refuse_no_overrides(overrides)
-    with explained(overrides):
-        return by.load_configuration("config", list(overrides), RunMode.MULTIRUN)
 
 
 def refuse_no_overrides(words: Sequence[str], options: Iterable[str] = ()) -> None:

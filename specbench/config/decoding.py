@@ -3,13 +3,13 @@
 from collections import abc
 from typing import Any, ClassVar
 
-from specbench.decoding.sequence import Sequence
 from specbench.settings import Component
 
 
 class Decoding(Component):
     """A text that is sampled from the standardized distribution (section 2.2): by Algorithm 1, and plainly by one draw
-    per target call. A subclass that decodes otherwise has `samples` False, and the methods that raise here."""
+    per target call. A subclass that decodes otherwise has `samples` False, and `decode`, `read` and `results` as
+    `beams.beam.BeamDecoding` has them."""
 
     samples: ClassVar[bool] = True
     generate_settings: tuple[str, ...] = ()  # settings of transformers' generation_config that it applies
@@ -26,16 +26,3 @@ class Decoding(Component):
 
     def refuse_models(self, models: abc.Sequence[Any]) -> None:
         """Raises ConfigError if it cannot decode with these models, the target first, which are loaded."""
-
-    def decode(self, parts: Any, jobs: abc.Sequence[Sequence], columns: int, speculative: bool) -> tuple[Any, Any, int]:
-        """The `Text` of each job, what the search found, and bytes of the caches."""
-        raise NotImplementedError
-
-    def read(self, target: Any, request: Any, ours: Any, plain: Any) -> dict[str, Any]:
-        """What the record of a request keeps of the searches of both ways."""
-        raise NotImplementedError
-
-    def results(self, records: abc.Sequence[Any], facts: Any, gamma: int, coarse: bool) -> dict[str, Any]:
-        """`lossless`, and what else belongs into the details of the results. `coarse`: the target computes in 16
-        bits."""
-        raise NotImplementedError

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.utils import configure_log
+from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 
-from specbench.config.compose import compose_sweep, fields, loader
+from specbench.config.compose import compose, fields, loader
 from specbench.errors import CommandError, ConfigError, answering, first_line
 from specbench.report import files
 from specbench.report.files import Run, labels_of
@@ -78,17 +79,16 @@ def jobs_of_comparison(words: Sequence[str], also: Sequence[str]) -> tuple[DictC
     words = [*words]
     keys = {word.partition("=")[0] for word in words}
     words += [] if keys & {"name", "experiment"} else ["name=compare"]
-    by = loader()
     jobs: dict[Path, Job] = {}
     for more in ([], *map(shlex.split, also)):
         replaced = {word.partition("=")[0] for word in more}
         own = [word for word in words if word.partition("=")[0] not in replaced]
-        config = compose_sweep([*own, *more], by)
+        config = compose([*own, *more], RunMode.MULTIRUN)
         if not more:
             first = config
             named = [word for word in (*words, *also) if not word.startswith(("name=", "logger", "force=", "hydra."))]
             folder = Path(config.hydra.sweep.dir) / fields(",".join(named))
-        for job in jobs_of(config, by, folder, "method"):
+        for job in jobs_of(config, loader(), folder, "method"):
             jobs.setdefault(job.folder, job)
     if any(job.checked.root.repeats > 1 for job in jobs.values()):
         raise ConfigError("repeats is not possible in a comparison, whose methods share a process: leave it out")

@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 TOKENS = 16  # of a warm-up
 SHORT = 3  # tokens of a job whose limit cuts its first draft
 CALIBRATION_TOKENS = 32  # per gamma, for policies that choose by cost
+# Stages whose seconds the requests share.
+SHARED = {"prefill_seconds": Stage.PREFILL, "drafter_prefill_seconds": Stage.DRAFTER_PREFILL,
+          "record_seconds": Stage.RECORD}  # fmt: skip
 
 
 @dataclass
@@ -76,13 +79,8 @@ class Session:
         models: list[LanguageModel] = [target, *drafter.models] if speculative else [target]
         scheduler = Scheduler(jobs, models, parts.root.prefill_chunk, parts.spare, arrivals)
         clock = Timer(target.device)
-        recorder = Recorder(
-            verifier,
-            target.executor.compiled(round_numbers),
-            keep=keep,
-            drifts=speculative and verifier.lenience < 1,
-            greedy=target.sampling.greedy,
-        )
+        numbers, drifts = target.executor.compiled(round_numbers), speculative and verifier.lenience < 1
+        recorder = Recorder(verifier, numbers, keep=keep, drifts=drifts, greedy=target.sampling.greedy)
         reader = target.hidden_reader
         target.hidden_reader = reader if speculative else None  # plain decoding keeps no hidden states for a drafter
         target.allocate(parts.root.batch_size, columns)
@@ -119,15 +117,9 @@ def texts_of(scheduler: Scheduler, clock: Timer, recorder: Recorder, tokenizer: 
     """Joins what scheduler, timer and recorder know of each request. Seconds of a call are split evenly among the rows
     that it served; those of reading prompts and of recording evenly among the requests."""
     stages = clock.rounds()
-    rounds = recorder.rounds([own for own in stages if Stage.VERIFY in own], len(scheduler.sequences))
-    shared = {
-        name: sum(own.get(stage, 0.0) for own in stages) / len(scheduler.sequences)
-        for name, stage in (
-            ("prefill_seconds", Stage.PREFILL),
-            ("drafter_prefill_seconds", Stage.DRAFTER_PREFILL),
-            ("record_seconds", Stage.RECORD),
-        )
-    }
+    count = len(scheduler.sequences)
+    rounds = recorder.rounds([own for own in stages if Stage.VERIFY in own], count)
+    shared = {name: sum(own.get(stage, 0.0) for own in stages) / count for name, stage in SHARED.items()}
     texts = []
     for sequence, own in zip(scheduler.sequences, rounds, strict=True):
         calls = zip(own.draft, own.verify, own.accept, own.host, own.rows, strict=True)

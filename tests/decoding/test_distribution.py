@@ -38,7 +38,7 @@ from distribution_cases import (
     worst_excess,
 )
 
-from specbench.cache.static import StaticCache
+from specbench.cache.slots import StaticCache
 from specbench.decoding import speculative
 from specbench.decoding.noise import ACCEPTANCE, PROPOSAL, RESIDUAL, exponentials, uniforms
 from specbench.decoding.sampling import Sampling

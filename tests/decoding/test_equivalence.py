@@ -14,7 +14,7 @@ from decoder_cases import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter, queu
 from graph_memory import SimulatedGraphs
 from small_runs import noisy_drafter, short_prompts
 
-from specbench.cache.static import StaticCache
+from specbench.cache.slots import StaticCache
 from specbench.data.prompts import load, render
 from specbench.data.records import JsonlData
 from specbench.decoding.noise import prompt_key

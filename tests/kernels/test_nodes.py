@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 from without_guard import WithoutGuard
 
-from specbench.cache.static import StaticCache
+from specbench.cache.slots import StaticCache
 from specbench.decoding import sampling, transfers
 from specbench.decoding.draft import Draft
 from specbench.decoding.rows import Rows, last_tokens

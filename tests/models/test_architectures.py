@@ -8,7 +8,7 @@ from checkpoints import config_only
 from decoder_cases import CACHES, VERIFIERS, another, make_drafter, queued, spare_of, verifier_of
 from transformers import CONFIG_MAPPING, GenerationConfig
 
-from specbench.cache.static import StaticCache
+from specbench.cache.slots import StaticCache
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.errors import ConfigError

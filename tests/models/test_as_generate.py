@@ -9,7 +9,7 @@ from decoder_cases import GREEDY, adapted, queued, verifier_of
 from small_runs import parts_of
 from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
-from specbench.cache.static import StaticCache
+from specbench.cache.slots import StaticCache
 from specbench.decoding.sequence import Sequence
 from specbench.drafters.model import ModelDrafter
 from specbench.models import cached_model, sizes

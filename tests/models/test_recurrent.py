@@ -17,7 +17,7 @@ from small_runs import parts_of, run
 from tabular import RecurrentMarkov
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from specbench.cache.static import StaticCache
+from specbench.cache.slots import StaticCache
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
