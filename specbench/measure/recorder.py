@@ -117,9 +117,8 @@ class Recorder:
         """The rounds of each of so many requests; `calls` are the seconds of each by stage."""
         found = [Rounds() for _ in range(requests)]
         for (call, active), seconds in zip(self._rows(), calls, strict=True):
-            shared: dict[str, Any] = {
-                name: seconds.get(Stage(name), 0.0) for name in ("draft", "verify", "accept", "host")
-            }
+            names = ("draft", "verify", "accept", "host")
+            shared: dict[str, Any] = {name: seconds.get(Stage(name), 0.0) for name in names}
             shared |= {"steps": call.steps, "rows": len(active), "width": call.width, "lenience": call.lenience}
             for _, owner, _, counts, steps in active:
                 own = counts.kept == counts.accepted + 1  # the last token is no guess

@@ -115,12 +115,8 @@ def _of_text(text: Text) -> dict[str, float]:
     """The sums of one method."""
     rounds = text.rounds
     share = 1 / np.array(rounds.rows, float)
-    split: dict[str, Floats] = {
-        "calls": np.ones(len(rounds)),
-        "steps": np.array(rounds.steps, float),
-        "draft_seconds": np.array(rounds.draft, float),
-        "verify_seconds": np.array(rounds.verify, float),
-    }
+    split = {"calls": [1.0] * len(rounds), "steps": rounds.steps}
+    split |= {"draft_seconds": rounds.draft, "verify_seconds": rounds.verify}
     whole = ("gamma", "drafted", "tested", "accepted", "recovered", "bonus")
     return {
         "tokens": float(len(text.ids)),
@@ -130,7 +126,7 @@ def _of_text(text: Text) -> dict[str, float]:
         "prefill_seconds": text.prefill_seconds + text.drafter_prefill_seconds,
         "record_seconds": text.record_seconds,
         **{name: float(sum(getattr(rounds, name))) for name in whole},
-        **{name: float((values * share).sum()) for name, values in split.items()},
+        **{name: float((np.array(values, float) * share).sum()) for name, values in split.items()},
     }
 
 

@@ -1,4 +1,4 @@
-"""What follows a run. `none` leaves only the run's files; Weights & Biases has a module of its own."""
+"""What follows a run: `Logger`, the option `none`, leaves only its files; Weights & Biases has a module of its own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,7 +36,3 @@ class Logger(Component):
 
     def abandon(self, status: str) -> None:
         """Called instead of `finish` if the run ends without results: "interrupted" or "failed"."""
-
-
-class NoLogger(Logger):
-    """The logger `none`, for runs that leave only their files."""

@@ -54,10 +54,8 @@ def write_page(folder: Path) -> Path:
 def run_page(run: Run, records: Sequence[Record]) -> str:
     """The page of one run: the answer, figures, tables, and what was decoded."""
     results = run.results
-    drawn = {
-        "Measured beside predicted": figures.over_gamma(run),
-        "Where the difference goes": figures.accounting(run),
-    }
+    drawn = {"Measured beside predicted": figures.over_gamma(run)}
+    drawn["Where the difference goes"] = figures.accounting(run)
     shown = {"By category": tables.by_category([run]), "By method": tables.methods(run)}
     shown["Factors of the speedup"] = tables.costs(run)
     texts = [record for record in records if record.speculative and record.baseline][:PROMPTS_SHOWN]
@@ -69,16 +67,14 @@ def run_page(run: Run, records: Sequence[Record]) -> str:
 
 def tiles(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The numbers that come first: name, value, what it is."""
-    speedup, cost = results["speedup"], results["cost"]
-    lossless = results["lossless"]
+    speedup, cost, lossless, alpha = (results[name] for name in ("speedup", "cost", "lossless", "alpha"))
+    measured, predicted, corrected = (
+        tables.ratio(speedup[name], None) for name in ("measured", "theorem_3_8", "corrected")
+    )
     return [
-        ("speedup", tables.ratio(speedup["measured"], None), interval(speedup["ci95"])),
-        (
-            "Theorem 3.8",
-            tables.ratio(speedup["theorem_3_8"], None),
-            f"by measured costs {tables.ratio(speedup['corrected'], None)}",
-        ),
-        ("alpha", tables.number(results["alpha"]["mean"]), f"{results['alpha']['n']:,} tested guesses"),
+        ("speedup", measured, interval(speedup["ci95"])),
+        ("Theorem 3.8", predicted, f"by measured costs {corrected}"),
+        ("alpha", tables.number(alpha["mean"]), f"{alpha['n']:,} tested guesses"),
         ("block efficiency", tables.number(results["block_efficiency"]["mean"]), "tokens per target call"),
         ("c, v, o", ", ".join(tables.number(cost[name], 2) for name in "cvo"), "in single-token target steps"),
         ("lossless", tables.verdict(lossless), lossless["reason"] or "the output distribution is the target's"),
@@ -115,9 +111,8 @@ def rendered(drawn: Mapping[str, Figure | None], shown: Mapping[str, Any], runs:
     parts = {
         name: (list(frame.columns), frame.astype(str).values.tolist()) for name, frame in shown.items() if len(frame)
     }
-    return template().render(
-        pictures=pictures, tables=parts, text_columns=tables.TEXT_COLUMNS, facts=facts(runs), **others
-    )
+    others |= {"facts": facts(runs), "text_columns": tables.TEXT_COLUMNS}
+    return template().render(pictures=pictures, tables=parts, **others)
 
 
 def interval(ends: Sequence[float] | None) -> str:

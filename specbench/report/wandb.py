@@ -45,12 +45,8 @@ class WandbLogger(Logger):
                 )
 
     def __init__(self, mode: str, project: str, entity: str | None, tags: list[str]):
-        self.settings: dict[str, Any] = {
-            "mode": mode,
-            "project": project,
-            "entity": entity,
-            "tags": tags or None,
-        }  # None: of WANDB_TAGS
+        # Without tags they are those of WANDB_TAGS.
+        self.settings: dict[str, Any] = {"mode": mode, "project": project, "entity": entity, "tags": tags or None}
         self.sums: dict[str, float] = {}  # of all requests so far, by the names of `measure.rounds.sums_of`
         self._run: Any = None
 
