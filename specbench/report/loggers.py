@@ -22,8 +22,8 @@ class Opening:
 
 
 class Logger(Component):
-    """Follows a run and never holds the only copy of anything. An error in `open` stops the run before it decodes; one
-    in any other method loses no results."""
+    """Leaves only the run's files. Other loggers follow a run and never hold the only copy of anything: an error in
+    `open` stops the run before it decodes, one in any other method loses no results."""
 
     def open(self, opening: Opening) -> None:
         """Called before decoding begins."""
