@@ -77,24 +77,6 @@ def claimed(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in kept.items() if key not in NOT_CLAIMED and value != {}}
 
 
-def run_of(claim: "Claim", words: Sequence[str]) -> files.Run:
-    """A run of what a claim says, or the finished one. Raises AbsentError if weights or data are missing."""
-    if claim.needs:
-        raise AbsentError(claim.needs)
-    from specbench.run.jobs import finished, job_of
-
-    label = hashlib.sha256(claim.model_dump_json(exclude={"numbers", "rows"}).encode()).hexdigest()[:8]
-    folder = Path("outputs/claim", fields("-".join([*claim.of.split(), *words, label])))
-    config = compose_as(claim.choices, claimed(claim.settings), [*words, "logger=none", "name=claim"])
-    job = job_of(config, folder, words)
-    from specbench.report import terminal
-    from specbench.run.evaluate import run_logged  # which loads torch, after the hub's check
-
-    run = finished(folder, job.checked.resolved) or run_logged(job, announce=print)
-    terminal.summary(run.results, folder)
-    return run
-
-
 def check_claim(path: Path, words: Sequence[str]) -> bool:
     """Runs the claims of a file, prints the table of answers behind one sentence. Returns whether all that follows from
     models and prompts alone is consistent. Raises ConfigError."""
@@ -127,10 +109,22 @@ def check_claim(path: Path, words: Sequence[str]) -> bool:
 
 
 def answers(claim: "Claim", words: Sequence[str]) -> "list[Judged]":
-    """The answer for each number of a claim by a run of it. Raises AbsentError if weights or data are missing."""
-    from specbench.measure.claim import judged
+    """The answer for each number of a claim by a run of what it says, or by the finished one. Raises AbsentError if
+    weights or data are missing."""
+    if claim.needs:
+        raise AbsentError(claim.needs)
+    from specbench.run.jobs import finished, job_of
 
-    run = run_of(claim, words)
+    label = hashlib.sha256(claim.model_dump_json(exclude={"numbers", "rows"}).encode()).hexdigest()[:8]
+    folder = Path("outputs/claim", fields("-".join([*claim.of.split(), *words, label])))
+    config = compose_as(claim.choices, claimed(claim.settings), [*words, "logger=none", "name=claim"])
+    job = job_of(config, folder, words)
+    from specbench.measure.claim import judged
+    from specbench.report import terminal
+    from specbench.run.evaluate import run_logged  # which loads torch, after the hub's check
+
+    run = finished(folder, job.checked.resolved) or run_logged(job, announce=print)
+    terminal.summary(run.results, folder)
     same = claim.settings == claimed(run.results["config"])
     same = same and claim.choices == claimed(run.results["details"]["choices"])
     return judged(claim, run.results, run.records, same)
