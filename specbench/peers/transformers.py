@@ -37,18 +37,17 @@ class TransformersPeers(Peers):
     def from_settings(
         cls, settings: Any, context: Context, target: LanguageModel, drafter: LanguageModel | None, gamma: int
     ) -> Mapping[str, "Generate"]:
-        settings, none = settings_of(context.sampling, target), Assistant(None, {})
+        settings = settings_of(context.sampling, target)
         strings = StopStrings(context.stop_strings, target.tokenizer) if context.stop_strings else None
-        found = {"generate": none}
+        found: dict[str, dict[str, Any]] = {"generate": {}}
         cuda = target.device.type == "cuda" and target.start_tokens is None
         if cuda:
-            found["generate_static"] = Assistant(None, STATIC)
+            found["generate_static"] = STATIC
         if gamma > 0:
             new = tuple(map(int, transformers.__version__.split(".")[:2])) >= STATIC_ASSISTED
             static = STATIC if cuda and new else {}
-            guided = assistants(target, drafter, gamma)
-            found |= {name: Assistant(own.module, own.settings | static) for name, own in guided.items()}
-        return {name: Generate(target, settings | own.settings, own.module, strings) for name, own in found.items()}
+            found |= {name: own | static for name, own in assistants(target, drafter, gamma).items()}
+        return {name: Generate(target, settings | own, strings) for name, own in found.items()}
 
 
 def settings_of(sampling: Sampling, target: LanguageModel) -> dict[str, Any]:
@@ -69,27 +68,20 @@ def settings_of(sampling: Sampling, target: LanguageModel) -> dict[str, Any]:
     return found
 
 
-class Assistant(NamedTuple):
-    """What guesses for a peer: a module of transformers, None for none, and settings of generate()."""
-
-    module: Any
-    settings: dict[str, Any]
-
-
-def assistants(target: LanguageModel, drafter: LanguageModel | None, gamma: int) -> dict[str, Assistant]:
-    """Transformers' own speculative decoders that these models can take, with a constant gamma and no confidence
-    threshold; a log line says why others not."""
+def assistants(target: LanguageModel, drafter: LanguageModel | None, gamma: int) -> dict[str, dict[str, Any]]:
+    """Transformers' own speculative decoders that these models can take, as arguments of generate() by name, with a
+    constant gamma and no confidence threshold; a log line says why others not."""
     if target.recurrence or (drafter is not None and drafter.recurrence):
         log.warning("left out: assisted generation of transformers refuses models with a recurrent state")
         return {}
-    lookup = {"prompt_lookup": Assistant(None, {"prompt_lookup_num_tokens": gamma})}
+    lookup = {"prompt_lookup": {"prompt_lookup_num_tokens": gamma}}
     if drafter is None:
         return lookup
     if drafter.vocabulary.shared is not None or drafter.own_vocab_size != target.vocab_size:
         log.warning("left out: assisted generation of transformers needs one tokenizer and logits of the same size")
         return lookup
     constant = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0}
-    return {"assisted": Assistant(drafter.stock, constant | {"num_assistant_tokens": gamma})} | lookup
+    return {"assisted": {"assistant_model": drafter.stock, "num_assistant_tokens": gamma} | constant} | lookup
 
 
 class PeerOutput(NamedTuple):
@@ -105,9 +97,10 @@ class Generate:
 
     columns = 0  # tokens of the longest text of the run, from warm-up on: a cache of one size is compiled for once
 
-    def __init__(self, target: LanguageModel, settings: dict[str, Any], assistant: Any, strings: StopStrings | None):
+    def __init__(self, target: LanguageModel, settings: dict[str, Any], strings: StopStrings | None):
         self.module: Any = target.stock
-        self.device, self.settings, self.assistant, self.strings = target.device, settings, assistant, strings
+        self.device, self.settings, self.strings = target.device, settings, strings
+        self.assistant = settings.pop("assistant_model", None)
 
     def decode_all(self, sequences: abc.Sequence[Sequence]) -> list[dict[str, Any]]:
         """What records keep of a batch, whose prompts are decoded one after another: of each the output, or why there
