@@ -178,9 +178,8 @@ class Choice:
         except TypeError as error:
             log.info("%s could not be built", self.name, exc_info=True)
             named = f"{self.kind.__module__}.{self.kind.__qualname__}"
-            raise ConfigError(
-                f"{named} cannot be built from its settings ({first_line(error)}), see run.log"
-            ) from error
+            said = f"{named} cannot be built from its settings ({first_line(error)}), see run.log"
+            raise ConfigError(said) from error
 
 
 def chosen(node: Any, key: str, base: type[Any], name: str | None = None) -> Choice:

@@ -91,7 +91,8 @@ def rounds_in_time(axes: Any, runs: Sequence[Run]) -> None:
     labels: list[str] = []
     for run in runs:
         record = next(record for record in run.records if record.speculative and record.baseline)
-        for text, kind in ((record.speculative, "speculative"), (record.baseline, "plain")):
+        drafter, gamma = run.results["details"]["choices"]["drafter"], run.results["config"]["gamma"]
+        for text, label in ((record.speculative, f"{drafter}, gamma {gamma}"), (record.baseline, "plain")):
             assert text is not None
             y, begin = len(labels), 0.0
             for number in range(min(12, len(text.rounds.tokens))):
@@ -100,9 +101,7 @@ def rounds_in_time(axes: Any, runs: Sequence[Run]) -> None:
                     axes.barh(y, seconds, left=begin, color=colours[stage], label=stage)
                     begin += seconds
                 axes.text(begin, y + 0.42, str(text.rounds.tokens[number]), fontsize=6, ha="right", va="bottom")
-            gamma = run.results["config"]["gamma"]
-            drafter = run.results["details"]["choices"]["drafter"]
-            labels.append(f"{drafter}, gamma {gamma}" if kind == "speculative" else "plain")
+            labels.append(label)
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.set(xlabel="milliseconds of the first rounds; above each the tokens that it kept")
