@@ -60,10 +60,6 @@ class BaseSettings(BaseModel):
         """Bytes of the weights that the component reads from a checkpoint beside `models`; 0 of hub ids."""
         return 0
 
-    def divided(self) -> str:
-        """The setting that divides the model among devices, as "device_map=auto", or ""."""
-        return ""
-
 
 class Component:
     """Base class of every part that a configuration chooses: drafters, verifiers, policies, executors, caches, ..."""

@@ -31,7 +31,7 @@ def tokenizer_of(pretrained_model_name_or_path, *given, **options):
 
 
 def weights_of(settings, config, options, device, key):
-    if not is_shipped(key) or settings.divided():
+    if not is_shipped(key):
         return read_weights(settings, config, options, device, key)
     if (wanted := (settings.path, repr(options), str(device))) not in modules:
         modules[wanted] = read_weights(settings, config, options, device, key)

@@ -113,8 +113,7 @@ class SlotCache(Component, Cache):
 
     def write(self, stored: Tensor, new: Tensor) -> None:
         """Writes new [b, heads, N, head size] into stored [B, heads, T, head size] at the placed columns."""
-        slots = self.slots if self.slots.device == stored.device else self.slots.to(stored.device)  # device_map=auto
-        own = stored[self.span]
+        own, slots = stored[self.span], self.slots
         if own.shape[0] == 1:
             own.index_copy_(2, slots[0], new)
         else:

@@ -183,10 +183,7 @@ def memory_needed(
     if context.device.type == "cpu" and context.dtype == torch.float32:  # linear layers' in 16 bits, beside their own
         weights += sum(model.weights // 2 for model in models[loaded:] if model.halves)
     activations = activation_bytes(checked, context, models, inputs, columns)
-    devices = [context.device]
-    if choices["target"].settings.divided():
-        devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-    free = sum(map(free_bytes, devices))
+    free = free_bytes(context.device)
     sentence = (
         f"memory: weights {decimal(weights)}, keys and values {decimal(kv)} ({rows} rows of {columns:,} tokens), "
         f"activations about {decimal(activations)}; {decimal(free)} free on {context.device}"

