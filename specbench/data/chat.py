@@ -1,13 +1,16 @@
 """Chats: messages with roles and tools in records, and the text that a tokenizer's chat template makes of them."""
 
 import datetime
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specbench.data.prompts import Prompt, template_name
 from specbench.errors import ConfigError, shown
+
+if TYPE_CHECKING:
+    from specbench.data.prompts import Prompt
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 STARTED = datetime.datetime.now()  # what a template that reads the clock is given, so that all prompts have one time
@@ -64,7 +67,7 @@ def text_in(message: Mapping[str, Any]) -> str:
     return "".join(part["text"] for part in parts_of(message))
 
 
-def chat_text(prompt: Prompt, answers: Sequence[str], tokenizer: Any) -> str:
+def chat_text(prompt: "Prompt", answers: Sequence[str], tokenizer: Any) -> str:
     """A turn of a prompt by the tokenizer's chat template, from messages whose content is text or, if it wants them,
     parts. Raises ConfigError if the template fails, or leaves out anything but an answer."""
     messages = [{**message} for message in prompt.before]
@@ -112,3 +115,9 @@ def clock_note(tokenizer: Any) -> list[str]:
     if f"{READING}(" not in str(tokenizer.chat_template):
         return []
     return [f"the {template_name(tokenizer)} reads the clock, which stood at {STARTED:%Y-%m-%d %H:%M:%S} throughout"]
+
+
+def template_name(tokenizer: Any) -> str:
+    """A chat template in words: whose it is, and which."""
+    digest = hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
+    return f"chat template of {tokenizer.name_or_path} (sha256 {digest[:12]})"

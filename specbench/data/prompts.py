@@ -147,9 +147,3 @@ def notes_on_prompts(requests: Sequence[Request], tokenizer: Any, chat: bool) ->
     if tokenizer.eos_token_id is not None and ended:
         notes.append(f"{ended} of {len(requests)} prompts end with {tokenizer.eos_token}, the token that ends a text")
     return notes
-
-
-def template_name(tokenizer: Any) -> str:
-    """A chat template in words: whose it is, and which."""
-    digest = hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()
-    return f"chat template of {tokenizer.name_or_path} (sha256 {digest[:12]})"

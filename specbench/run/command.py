@@ -24,10 +24,9 @@ from omegaconf import DictConfig
 
 from specbench import BEGUN, __version__
 from specbench.config.compose import conf_dir, explain, refuse_no_overrides
-from specbench.errors import CommandError, ConfigError, VerdictError, answering, comes_from, first_line, stop
+from specbench.errors import CommandError, ConfigError, answering, comes_from, first_line, stop
 
 if TYPE_CHECKING:
-    from specbench.report.files import Run
     from specbench.run.jobs import Job
 
 log = logging.getLogger("specbench")
@@ -94,6 +93,8 @@ def job(config: DictConfig) -> None:
         logging.getLogger().error("%s", error)  # in run.log alone
         keys = {override.lstrip("+").partition("=")[0] for override in HydraConfig.get().overrides.hydra}
         if isinstance(error, ConfigError) and not keys & {"hydra.run.dir", "hydra.run"}:  # else the user has named it
+            from specbench.run.jobs import remove_unused
+
             remove_unused(folder)
         if not of_sweep:
             stop(str(error), error.code)
@@ -110,7 +111,7 @@ def job(config: DictConfig) -> None:
 def run_composed(config: DictConfig, folder: Path, of_sweep: bool) -> str:
     """Runs the composed configuration and prints its results; as a job of a sweep only if it is not finished, and one
     line is returned instead. Raises CommandError, or KeyboardInterrupt."""
-    from specbench.run.jobs import finished, job_of
+    from specbench.run.jobs import finished, job_of, refuse_verdict
 
     known, kind = HydraConfig.get(), "job" if of_sweep else "run"
     wanted = job_of(config, folder, known.overrides.task, kind, known.runtime.choices)
@@ -169,28 +170,3 @@ class Sweep(Callback):
             sentence, code = f"the sweep has no summary ({first_line(error)}): its jobs have their results", 1
         if code:
             stop(sentence, code)
-
-
-def refuse_verdict(job: "Job", run: "Run") -> None:
-    """Raises VerdictError if strict=true, unless the distribution is shown to be the target's, or is another one by
-    choice."""
-    from specbench.run.jobs import not_shown_lossless
-
-    lossless = run.results["lossless"]
-    if not_shown_lossless(job, run):
-        word = "failed" if lossless["passed"] is False else "unknown"
-        raise VerdictError(f"strict=true: lossless is {word} ({lossless['reason']}), see {run.folder}")
-
-
-def remove_unused(folder: Path) -> None:
-    """Removes the folder of a refused run, if nothing was decoded in it, and the empty folders above it that are inside
-    outputs/."""
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-    if sizes.keys() - {"run.log", "config.yaml", "prompts.jsonl"} or sizes.get("prompts.jsonl"):
-        return
-    for name in sizes:
-        (folder / name).unlink()
-    for place in (folder, *folder.parents):
-        if "outputs" not in place.absolute().parts or place.absolute() == Path.cwd() or any(place.iterdir()):
-            break
-        place.rmdir()

@@ -57,8 +57,7 @@ def evaluate(*overrides: str | Mapping[str, Any], **settings: Any) -> Evaluation
 
 
 def _evaluate(words: Sequence[str]) -> Evaluation:
-    from specbench.run.command import refuse_verdict
-    from specbench.run.jobs import job_of
+    from specbench.run.jobs import job_of, refuse_verdict
 
     config = compose(words)
     with explained(words):
@@ -75,7 +74,7 @@ def _evaluate(words: Sequence[str]) -> Evaluation:
 
 def run_logged(job: "Job", **how: Any) -> "Run":
     """The run of a job, with the options of `execute_one`, and its run.log; a refused one leaves no folder."""
-    from specbench.run.command import remove_unused
+    from specbench.run.jobs import remove_unused
     from specbench.run.run import execute_one
 
     known = job.folder.exists()

@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from specbench.config.compose import DRAFTING, LABELS
-from specbench.errors import ConfigError
+from specbench.errors import ConfigError, VerdictError
 from specbench.measure.record import Record, read
 from specbench.report import files
 from specbench.report.files import Run
@@ -99,6 +99,29 @@ def not_shown_lossless(job: Job, run: Run) -> bool:
     """Whether a run with strict=true should have the target's distribution, and is not shown to have it."""
     lossless = run.results["lossless"]
     return job.checked.root.strict and lossless["expected"] and lossless["passed"] is not True
+
+
+def refuse_verdict(job: Job, run: Run) -> None:
+    """Raises VerdictError if strict=true, unless the distribution is shown to be the target's, or is another one by
+    choice."""
+    lossless = run.results["lossless"]
+    if not_shown_lossless(job, run):
+        word = "failed" if lossless["passed"] is False else "unknown"
+        raise VerdictError(f"strict=true: lossless is {word} ({lossless['reason']}), see {run.folder}")
+
+
+def remove_unused(folder: Path) -> None:
+    """Removes the folder of a refused run, if nothing was decoded in it, and the empty folders above it that are inside
+    outputs/."""
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    if sizes.keys() - {"run.log", "config.yaml", "prompts.jsonl"} or sizes.get("prompts.jsonl"):
+        return
+    for name in sizes:
+        (folder / name).unlink()
+    for place in (folder, *folder.parents):
+        if "outputs" not in place.absolute().parts or place.absolute() == Path.cwd() or any(place.iterdir()):
+            break
+        place.rmdir()
 
 
 @contextmanager

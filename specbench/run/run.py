@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from specbench.config.build import Parts, build
 from specbench.config.compose import DRAFTING
-from specbench.data.prompts import Request, content_hash, template_name
+from specbench.data.prompts import Request, content_hash
 from specbench.errors import CommandError, ConfigError, causes, first_line
 from specbench.executors import waiting
 from specbench.measure.record import Facts, Record, Status, append, read
@@ -308,7 +308,11 @@ def facts_of(method: Method, status: Status, known: Mapping[str, Any], seconds: 
     models = [target, *drafter.models]
     if not method.kv_bytes:  # all requests were decoded by an earlier process
         target.allocate(parts.root.batch_size, parts.spare + 2)
-    lossless = verifier.lossless and verifier.lenience == 1
+    lossless, template = verifier.lossless and verifier.lenience == 1, ""
+    if target.chat_template:
+        from specbench.data.chat import template_name
+
+        template = template_name(target.tokenizer)
     return Facts(
         name=parts.root.name,
         config=parts.checked.resolved,
@@ -335,7 +339,7 @@ def facts_of(method: Method, status: Status, known: Mapping[str, Any], seconds: 
         notes=[*parts.notes, *method.notes, *waiting.notes, *target.executor.notes()],
         data=content_hash(parts.prompts),
         dtype=str(target.dtype).removeprefix("torch."),
-        template=template_name(target.tokenizer) if target.chat_template else "",
+        template=template,
         acceptance_rule=parts.acceptance_rule,
         choices=parts.checked.names,
         overrides=list(method.job.overrides),

@@ -8,8 +8,9 @@ from small_runs import composed
 from transformers import AutoTokenizer
 
 from specbench.config.check import check
+from specbench.data.chat import template_name
 from specbench.data.files import SHIPPED
-from specbench.data.prompts import Prompt, Request, load, notes_on_prompts, render, template_name
+from specbench.data.prompts import Prompt, Request, load, notes_on_prompts, render
 from specbench.errors import ConfigError
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}<answer>"
