@@ -85,12 +85,12 @@ class CompiledFunction:
             return self.compiled[key](*given)
         except Exception as error:  # of a compiler that is not there, or of a function that it cannot compile
             self.failure = causes(error)
-            log.warning("%s runs as it is written: %s", name_of(self.function), self.failure)
+            log.warning("%s runs as it is written: %s", self.function.__qualname__, self.failure)
             log.info("the errors in full", exc_info=error)
             return self.function(*arguments)
 
     def notes(self) -> list[str]:
-        return [] if self.failure is None else [f"{name_of(self.function)} was not compiled: {self.failure}"]
+        return [] if self.failure is None else [f"{self.function.__qualname__} was not compiled: {self.failure}"]
 
 
 def compiled_for(function: Callable[..., Any], spec: Any) -> Callable[..., Any]:
@@ -109,8 +109,3 @@ def compiled_for(function: Callable[..., Any], spec: Any) -> Callable[..., Any]:
 def no_guards(entries: Sequence[Any]) -> list[bool]:
     """Which of the conditions that PyTorch would check before each call it checks: none."""
     return [False] * len(entries)
-
-
-def name_of(function: Any) -> str:
-    """The name of a function, or of the one that was compiled."""
-    return str((function.function if isinstance(function, CompiledFunction) else function).__qualname__)

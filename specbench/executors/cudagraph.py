@@ -24,7 +24,6 @@ from torch import Tensor
 from specbench.decoding.rows import Rows
 from specbench.errors import causes
 from specbench.executors.base import Executor, HasCache
-from specbench.executors.compiled import name_of
 from specbench.executors.pytree import bucket, flatten_arguments, rebuild
 
 log = logging.getLogger(__name__)
@@ -165,7 +164,7 @@ class Captured:
 
     def __init__(self, function: Callable[..., Any], model: HasCache | None, executor: CudaGraphExecutor):
         self.function, self.model, self.executor = function, model, executor
-        self.name = name_of(function) if model is None else f"{name_of(function)} of {model.name}"
+        self.name = function.__qualname__ if model is None else f"{function.__qualname__} of {model.name}"
         self.given_up = False  # since it could not be captured, or memory for more graphs is lacking
         self.graphs: dict[Any, Graph] = {}
         self.buffers: dict[int, list[Tensor]] = {}  # by number of the result's tensor, bytes for it
