@@ -9,6 +9,7 @@ n running hypotheses, N new nodes, M entries of a tree in the cache, V vocabular
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -136,7 +137,6 @@ class TreeReader:
         self.begin, self.trunk = len(prompt) - 1, 0
         self.columns: list[Node | None] = []
         self.place: dict[Node, int] = {}
-        self.paths: dict[Node, Sees] = {}  # rows of `_sees`, up to the node's own entry: a child's begins with it
         self.tokens = 0  # that were read, the prompt's not counted
 
     def unread(self, nodes: Iterable[Node]) -> list[Node]:
@@ -171,36 +171,23 @@ class TreeReader:
         sees = np.zeros((len(nodes), len(self.columns) - self.trunk), bool)
         for row, end in zip(sees, nodes, strict=True):
             for node in end.path():
-                if (known := self.paths.get(node)) is not None:
-                    row[: len(known)] |= known
-                    break
                 if (entry := self.place[node] - self.trunk) < 0:
                     break
                 row[entry] = True
-            self.paths[end] = row[: self.place[end] - self.trunk + 1]  # ancestors are before it
         return sees
 
     def keep(self, running: Sequence[Node]) -> None:
         """Gives up all nodes but those on the paths to the running ones."""
-        alive = {node for end in running for node in self._behind_trunk(end)}
+        alive: set[Node] = set()
+        for end in running:
+            alive.update(takewhile(lambda node: node not in alive, end.path()))
         entries = [node if node in alive else None for node in self.columns[self.trunk :]]
         while entries and entries[-1] is None:
             entries.pop()
-        left = self.columns[: self.trunk] + entries
-        self.place = {node: column for column, node in enumerate(left) if node is not None}
-        self.paths = {node: self.paths[node] for node in entries if node is not None and node in self.paths}
-        self.columns = left
+        self.columns[self.trunk :] = entries
+        self.place = {node: column for column, node in enumerate(self.columns) if node is not None}
         if entries.count(None) > MOST_UNUSED:
             self._move_together()
-
-    def _behind_trunk(self, end: Node) -> Iterable[Node]:
-        """The nodes of a path that are in the cache behind the trunk."""
-        for node in end.path():
-            column = self.place.get(node)
-            if column is not None and column < self.trunk:
-                return
-            if column is not None:
-                yield node
 
     def _move_together(self) -> None:
         """Moves the columns of the nodes that are left together, by depth, and finds the trunk again."""
@@ -209,7 +196,6 @@ class TreeReader:
         path = torch.tensor([[self.place[node] - self.trunk for node in entries]], device=self.model.device)
         self.model.commit_path(path, torch.tensor([self.begin + self.trunk], device=self.model.device))
         self.columns[self.trunk :] = entries
-        self.paths = {}
         self.place = {node: column for column, node in enumerate(self.columns) if node is not None}
         depths = [node.depth for node in entries]
         while self.trunk < len(self.columns) and depths.count(self.trunk) == 1:
