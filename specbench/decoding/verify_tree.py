@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.sampling import draw
-from specbench.decoding.token_tree import ROOT, level_slices
+from specbench.decoding.token_tree import ROOT, depth_of_nodes, level_slices
+from specbench.decoding.transfers import constant
 from specbench.decoding.verify import at_row
 
 
@@ -48,6 +49,16 @@ class Walk:
         self.path.append(self.node)
         self.n = self.n + found
 
+    def descend(self, kept: Tensor) -> None:
+        """Moves each row down to a node that is kept [B, N + 1], 0 or 1: always to the first child that is kept or has
+        one under it."""
+        levels = level_slices(self.draft.levels)
+        for level in reversed(levels):
+            kept = kept.scatter_reduce(1, self.parent[:, level], kept[:, 1:][:, level], "amax")
+        for level in levels:
+            hits = self.children(level) & (kept[:, 1:][:, level] > 0)
+            self.move(level, hits & (hits.cumsum(1) == 1))
+
     def skip(self) -> None:
         """Passes a level at which no row has a child to try."""
         self.path.append(self.node)
@@ -61,6 +72,11 @@ class Walk:
     def verdict(self, tokens: Tensor) -> Verdict:
         """The verdict of the finished walk; tokens [B, D + 1] are x_1 .. x_n, t of each row."""
         return Verdict(tokens, self.n, torch.stack(self.path, 1))
+
+    def verdict_with(self, t: Tensor) -> Verdict:
+        """The same of the path's own tokens and t [B]."""
+        x = F.pad(self.draft.tokens, (1, 1)).gather(1, torch.stack([*self.path[1:], self.node], 1))
+        return self.verdict(x.scatter(1, self.n[:, None], t[:, None]))
 
 
 def accepted_path(draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
@@ -160,17 +176,8 @@ def traversal_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
     distribution that it was drawn from given its earlier siblings, drawn with or without replacement."""
     h, left = traversal_weights(p, draft)
     walk = Walk(draft)
-    kept = F.pad((r < h) & walk.exists, (1, 0), value=True).int()  # [B, N + 1], whether something under the node is
-    levels = level_slices(draft.levels)
-    for level in reversed(levels):
-        kept = kept.scatter_reduce(1, walk.parent[:, level], kept[:, 1:][:, level], "amax")
-    for level in levels:
-        hits = walk.children(level) & (kept[:, 1:][:, level] > 0)
-        walk.move(level, hits & (hits.cumsum(1) == 1))
-    t = _draw_left(at_row(left, walk.node), p, walk, bits)
-    x = F.pad(draft.tokens, (1, 0)).gather(1, torch.stack(walk.path, 1))[:, 1:]
-    x = torch.cat([x, t[:, None]], 1)
-    return walk.verdict(x.scatter(1, walk.n[:, None], t[:, None]))
+    walk.descend(F.pad((r < h) & walk.exists, (1, 0)).int())
+    return walk.verdict_with(_draw_left(at_row(left, walk.node), p, walk, bits))
 
 
 def traversal_weights(p: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
@@ -240,21 +247,10 @@ def match_beta(p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
 def longest_path(p: Tensor, draft: Draft, passes: Tensor, choose: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
     """The longest path of guesses that all pass, passes [B, N] bool; of equally long paths the first (Medusa's rule).
     The token after n accepted guesses is choose(p [B, V], n [B]) -> [B]. p [B, N + 1, V]."""
-    walk, levels = Walk(draft), level_slices(draft.levels)
+    walk = Walk(draft)
     good = F.pad(passes & walk.exists, (1, 0), value=True)  # [B, N + 1], then: all nodes on the path to it pass
-    n = torch.zeros_like(draft.count)
-    for level in levels:
+    for level in level_slices(draft.levels):
         good[:, 1:][:, level] &= good.gather(1, walk.parent[:, level])
-        n = n + good[:, 1:][:, level].any(1)
-    above = F.pad(walk.parent, (1, 0))
-    node = torch.zeros_like(n)
-    path = []  # upwards from the first good node of depth n
-    for depth, level in reversed([*enumerate(levels, 1)]):
-        deepest = walk.guesses[level][good[:, 1:][:, level].int().argmax(1)]
-        node = torch.where(n == depth, deepest, node)
-        path.append(node)
-        node = torch.where(n >= depth, above.gather(1, node[:, None])[:, 0], node)
-    nodes = torch.stack([node, *reversed(path)], 1)
-    t = choose(at_row(p, nodes.gather(1, n[:, None])[:, 0]), n)
-    x = F.pad(F.pad(draft.tokens, (1, 0)).gather(1, nodes)[:, 1:], (0, 1))
-    return Verdict(x.scatter(1, n[:, None], t[:, None]), n, nodes)
+    deepest = (good * constant(depth_of_nodes)(draft.levels, p.device)).argmax(1)  # the first of them
+    walk.descend(F.one_hot(deepest, good.shape[1]))
+    return walk.verdict_with(choose(at_row(p, walk.node), walk.n))
