@@ -46,10 +46,9 @@ class BlockwiseDrafter(ParallelDrafter):
     def __init__(self, target: LanguageModel, heads: Heads | MedusaHeads, sampling: Sampling):
         self.target, self.heads, self.sampling = target, heads, sampling
         self.vocab_size, self.longest = target.vocab_size, heads.config.heads
-        weights = stored(heads)
-        self.own_bytes = weights.bytes
+        weights, self.own_bytes = stored(heads)
         borrowed = 0 if heads.own_outputs else heads.config.hidden_size * target.vocab_size
-        self.operations_per_token = weights.numbers / self.longest + borrowed
+        self.operations_per_token = weights / self.longest + borrowed
 
     @classmethod
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "BlockwiseDrafter":

@@ -44,8 +44,8 @@ class DFlashModel:
         theirs = (stock.get_input_embeddings(), stock.get_output_embeddings())
         own = {name: stored(part) for name, part in module.named_children()
                if not any(part is other for other in theirs)}  # fmt: skip
-        self.weight_bytes = sum(weights.bytes for weights in own.values())
-        self.weights = sum(weights.numbers for name, weights in own.items() if name not in ("embed_tokens", "lm_head"))
+        self.weight_bytes = sum(size for _, size in own.values())
+        self.weights = sum(count for name, (count, _) in own.items() if name not in ("embed_tokens", "lm_head"))
         self.context = torch.empty(0)
         self.unread: list[tuple[int | None, int, Tensor]] = []
         target.hidden_reader = self

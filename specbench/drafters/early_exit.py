@@ -3,12 +3,13 @@
 from typing import Any, ClassVar
 
 from pydantic import Field
+from torch import nn
 
 from specbench.drafters.base import OwnSampling
 from specbench.drafters.model import ModelDrafter
 from specbench.errors import ConfigError
 from specbench.models.context import Context
-from specbench.models.heads import ExitHead, Heads, PartSettings, load_part
+from specbench.models.heads import Heads, PartSettings, load_part
 from specbench.models.language_model import BorrowedCache, LanguageModel
 from specbench.models.layers import first_layers
 
@@ -39,7 +40,7 @@ class EarlyExitDrafter(ModelDrafter):
                 )
             output: Any = module.get_output_embeddings()  # the target's matrix, which stays as it is
             own = next(name for name, child in module.named_children() if child is output)
-            module._modules[own] = ExitHead(head, output)
+            module._modules[own] = nn.Sequential(head, nn.Flatten(-2), output)  # of one head
         name = f"the first {settings.layers} layers"
         model = BorrowedCache(module, target, name, settings.own(context).sampling)
         return cls(model, target.vocab_size, context.gamma)

@@ -5,7 +5,7 @@ Inductor keeps what it compiled in its own cache on the disk, which later proces
 
 import logging
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -100,12 +100,7 @@ def compiled_for(function: Callable[..., Any], spec: Any) -> Callable[..., Any]:
     def call(*tensors: Tensor) -> Any:
         return function(*rebuild(spec, tensors))
 
-    own = types.FunctionType(
-        call.__code__.replace(), globals(), "call", None, call.__closure__
-    )  # PyTorch caches by code
-    return torch.compile(own, fullgraph=True, dynamic=False, options=OPTIONS | {"guard_filter_fn": no_guards})
-
-
-def no_guards(entries: Sequence[Any]) -> list[bool]:
-    """Which of the conditions that PyTorch would check before each call it checks: none."""
-    return [False] * len(entries)
+    # PyTorch caches by code.
+    own = types.FunctionType(call.__code__.replace(), globals(), "call", None, call.__closure__)
+    options = OPTIONS | {"guard_filter_fn": lambda guards: [False] * len(guards)}
+    return torch.compile(own, fullgraph=True, dynamic=False, options=options)

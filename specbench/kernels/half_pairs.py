@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -23,15 +24,13 @@ FLAGS = ("-std=c++20", "-O3", "-march=native", "-shared", "-fPIC", f"-DTORCH_TAR
          f"-I{TORCH / 'include'}", f"-L{TORCH / 'lib'}", "-ltorch_cpu")  # fmt: skip
 COMPILERS = ("g++", "c++", "clang++")
 PAIR, LINE = 2, 16  # rows and numbers that the source reads in turn
-_loaded: dict[Path, bool] = {}
 
 
+@cache
 def load_operator(folder: Path) -> bool:
     """Makes the operator known to PyTorch: from a library in the folder, compiled there if it is missing. Returns
-    whether that was possible. A process asks for one folder."""
-    if folder not in _loaded:
-        _loaded[folder] = any(_load_by(compiler, folder) for compiler in compilers())
-    return _loaded[folder]
+    whether that was possible."""
+    return any(_load_by(compiler, folder) for compiler in compilers())
 
 
 def _load_by(compiler: Sequence[str], folder: Path) -> bool:

@@ -97,7 +97,7 @@ class CachedModel(Component):
         self.attention = attention
         if attention == "triton" or (attention == "auto" and self.device.type == "cuda" and not executor.traces):
             self._use_kernels()
-        self.weight_bytes = stored(self.module).bytes
+        _, self.weight_bytes = stored(self.module)
         self.operations_per_token, self.step_bytes = per_token(self.module)
         self.cached: list[int] = []
         self.feature_layers: tuple[int, ...] = ()  # whose hidden states a drafter reads; see `hidden_states`

@@ -30,18 +30,12 @@ class PartSettings(BaseSettings):
 
     def check(self, prefix: str) -> None:
         super().check(prefix)
-        if self.path_of_part is not None:
-            checkpoint.check_path(f"{prefix}{self.part}", self.path_of_part, must=self.must)
-
-    @property
-    def path_of_part(self) -> str | None:
-        """The folder or hub id."""
-        path: str | None = vars(self)[self.part]
-        return path
+        if (path := vars(self)[self.part]) is not None:
+            checkpoint.check_path(f"{prefix}{self.part}", path, must=self.must)
 
     def own_bytes(self) -> int:
         """Bytes of the part's files in a local folder; 0 of a hub id."""
-        path = self.path_of_part
+        path = vars(self)[self.part]
         if path is None or not checkpoint.local_path(path).is_dir():
             return 0
         with checkpoint.reading(f"drafter.{self.part}", path, "weights"):
@@ -90,19 +84,6 @@ class Heads(PreTrainedModel):
     def logits(self, hidden: Tensor, steps: int, output: nn.Module) -> Tensor:
         """Logits [B, steps, V] of the first heads on hidden [B, H], by the target's output matrix."""
         logits: Tensor = output(self(hidden)[:, :steps])
-        return logits
-
-
-class ExitHead(nn.Module):
-    """One head in front of an output matrix: the logits of a model that stops early."""
-
-    def __init__(self, head: Heads, output: nn.Module):
-        super().__init__()
-        self.head, self.output = head, output
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Hidden states [..., H] to logits [..., V]."""
-        logits: Tensor = self.output(self.head(hidden).squeeze(-2))
         return logits
 
 

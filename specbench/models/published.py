@@ -31,10 +31,8 @@ PARTS = ("embedding_norm", "hidden_norm", "projection", "norm")
 NAMES = {
     "enorm": "embedding_norm", "hnorm": "hidden_norm", "eh_proj": "projection", "shared_head.norm": "norm",
     "token_layernorm": "embedding_norm", "hidden_layernorm": "hidden_norm", "input_proj": "projection",
-    "final_layernorm": "norm",
-}  # fmt: skip
-NAMES_IN_MTP = {
-    "pre_fc_norm_embedding": "embedding_norm", "pre_fc_norm_hidden": "hidden_norm", "fc": "projection", "norm": "norm",
+    "final_layernorm": "norm", "mtp.pre_fc_norm_embedding": "embedding_norm", "mtp.pre_fc_norm_hidden": "hidden_norm",
+    "mtp.fc": "projection", "mtp.norm": "norm",
 }  # fmt: skip
 SHARED = ("shared_head.head", "embed_tokens")  # copies of the target's matrices
 
@@ -127,23 +125,17 @@ def mtp_place(name: str, layers: int) -> tuple[int, str] | None:
     """The number of the module that a tensor of a checkpoint with so many `layers` belongs to, and its place there:
     "PART.weight" for one of PARTS, "layer.REST", or "" for a copy of the target's matrices. None if it belongs to the
     model itself."""
-    if found := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name):
-        number = int(found[1]) - layers
-        return None if number < 0 else (number, _within(NAMES, found[2]))
-    if found := re.fullmatch(r"mtp\.layers\.(\d+)\.(.+)", name):
-        return int(found[1]), f"layer.{found[2]}"
-    if found := re.fullmatch(r"mtp\.(.+)", name):
-        return 0, _within(NAMES_IN_MTP, found[1])
-    if found := re.fullmatch(r"model\.mtp_layers\.(\d+)\.(.+)", name):
-        return int(found[1]), _within(NAMES, found[2])
-    return None
-
-
-def _within(names: Mapping[str, str], rest: str) -> str:
+    number, rest = 0, name
+    if found := re.fullmatch(r"(model\.layers|model\.mtp_layers|mtp\.layers)\.(\d+)\.(.+)", name):
+        number, rest = int(found[2]) - (layers if found[1] == "model.layers" else 0), found[3]
+    elif not name.startswith("mtp."):
+        return None
+    if number < 0:
+        return None
     part, _, kind = rest.rpartition(".")
-    if part in SHARED:
-        return ""
-    return f"{names[part]}.{kind}" if part in names else f"layer.{rest}"
+    if part.removeprefix("mtp.") in SHARED:
+        return number, ""
+    return number, f"{NAMES[part]}.{kind}" if part in NAMES else f"layer.{rest.removeprefix('mtp.')}"
 
 
 def without_modules(names: Iterable[str], layers: int) -> list[str]:

@@ -7,7 +7,7 @@ stock module on each text alone. T tokens, V vocabulary.
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -20,9 +20,9 @@ from specbench.decoding.sequence import EncoderInput
 from specbench.decoding.sequence import Sequence as TextSequence
 from specbench.decoding.token_tree import static_tree
 from specbench.errors import ConfigError, first_line
+from specbench.models.float_logits import float_logits
 from specbench.models.generation import never_drawn
 from specbench.models.language_model import LanguageModel
-from specbench.models.sizes import HALVES
 
 log = logging.getLogger(__name__)
 Known = dict[tuple[int, int], Tensor]  # logits of one text, by model and number of tokens
@@ -75,7 +75,7 @@ def stock_logits(
     attention. With `suppressing` tokens that generate() never draws are impossible."""
     module = model.stock
     eager = text.shape[1] <= LONGEST_EAGER or not module._supports_sdpa
-    with own_attention(module, "eager" if eager else "sdpa"), _unrounded(module):
+    with own_attention(module, "eager" if eager else "sdpa"), float_logits(module):
         kept = {"logits_to_keep": text.shape[1] - begin} if model.decoder.skips_logits else {}
         logits = plain_logits(module, text[:, :-1], encoder_input, **kept)[0, begin - text.shape[1] :]
     never = never_drawn(module) if suppressing else []
@@ -91,15 +91,6 @@ def plain_logits(module: Any, texts: Tensor, encoder_input: EncoderInput | None,
         return encoder_decoder.plain_logits(module, texts, encoder_input)
     found: Tensor = module(input_ids=texts, use_cache=False, **options).logits
     return found
-
-
-def _unrounded(module: PreTrainedModel) -> AbstractContextManager[None]:
-    """A context in which the module's logits are float32."""
-    if next(module.parameters()).dtype not in HALVES:
-        return nullcontext()
-    from specbench.models.float_logits import float_logits
-
-    return float_logits(module)
 
 
 @contextmanager

@@ -3,7 +3,7 @@ loaded one reads and multiplies per token, for the ratio c_hat of Definition 3.1
 
 import copy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
@@ -106,17 +106,10 @@ def without_memory(config: PretrainedConfig, dtype: torch.dtype, trust_remote_co
         return loader_of(config).from_config(copy.copy(config), dtype=dtype, trust_remote_code=trust_remote_code)
 
 
-class Stored(NamedTuple):
-    """The weights of a module: how many, each once, and their bytes."""
-
-    numbers: int
-    bytes: int
-
-
-def stored(module: nn.Module) -> Stored:
-    """The weights of a module as it runs."""
+def stored(module: nn.Module) -> tuple[int, int]:
+    """The numbers in all weights of a module as it runs, each weight once, and their bytes."""
     weights = list(module.parameters())
-    return Stored(sum(weight.numel() for weight in weights), sum(map(bytes_of, weights)))
+    return sum(weight.numel() for weight in weights), sum(map(bytes_of, weights))
 
 
 def bytes_of(weight: Tensor) -> int:

@@ -103,29 +103,19 @@ class LookAheadStudent(Student):
         cuts = torch.arange(0, width - count, self.settings.stride, device=tokens.device)  # last token of each context
         steps = torch.arange(1, count + 1, device=tokens.device)
         ahead = self.lookahead.embeddings.repeat(len(cuts), 1).expand(len(tokens), -1, -1)
-        places = torch.cat([torch.arange(width, device=tokens.device), (cuts[:, None] + steps).flatten()])
+        # Of text and look-ahead tokens [N]: the last text token that each sees, and its number in its group, 0 of text.
+        last = torch.cat([torch.arange(width, device=tokens.device), cuts.repeat_interleave(count)])
+        number = torch.cat([last.new_zeros(width), steps.repeat(len(cuts))])
+        own = (last == last[:, None]) & (number <= number[:, None])
         logits = self.target(
             inputs_embeds=torch.cat([self.target.get_input_embeddings()(tokens), ahead], 1),
-            position_ids=places.expand(len(tokens), -1),
-            attention_mask=self._mask(cuts, width, count).expand(len(tokens), 1, -1, -1),
+            position_ids=(last + number).expand(len(tokens), -1),
+            attention_mask=torch.where(number == 0, last <= last[:, None], own).expand(len(tokens), 1, -1, -1),
         ).logits
         q = logits[:, width:].unflatten(1, (len(cuts), count))
         with torch.no_grad():
             p = self.target(input_ids=tokens).logits[:, cuts[:, None] + steps]
         return p.flatten(0, 1), q.flatten(0, 1)
-
-    @staticmethod
-    def _mask(cuts: Tensor, width: int, count: int) -> Tensor:
-        """[N, N] bool, for `width` text tokens and `count` look-ahead tokens after each of cuts [n]: text sees the text
-        before it; a look-ahead token sees the text up to its cut and the tokens of its group before it."""
-        text = torch.arange(width, device=cuts.device)
-        owner = cuts.repeat_interleave(count)
-        number = torch.arange(count, device=cuts.device).repeat(len(cuts))
-        blind = torch.zeros(width, len(owner), dtype=torch.bool, device=cuts.device)
-        own = (owner[:, None] == owner) & (number[:, None] >= number)
-        above = torch.cat([text[:, None] >= text, blind], 1)
-        below = torch.cat([text <= owner[:, None], own], 1)
-        return torch.cat([above, below])
 
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
         self.lookahead.half().save_pretrained(folder)
