@@ -12,6 +12,7 @@ import copy
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -40,9 +41,6 @@ EMBEDDING, HEAD, MAPS = "embed_tokens.weight", "lm_head.weight", ("d2t", "t2d")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 OTHER_NAMES = {"midlayer.": "layers.0.", "aux_norm_low.": "fc_norm.0.", "aux_norm_mid.": "fc_norm.1.",
                "aux_norm_high.": "fc_norm.2."}  # fmt: skip
-
-
-# -- config.json ---------------------------------------------------------------------------------------
 
 
 class Options(BaseSettings):
@@ -92,16 +90,10 @@ def parse_config(config: Mapping[str, Any], wanted: list[int] | None, named: str
     behind = {IDS: config["target_layer_ids"]} if "target_layer_ids" in config else {}  # of DeepSpec
     ids = wanted or options.eagle_aux_hidden_state_layer_ids
     ids = ids or _of_optimizer(config.get("eagle_config") or behind, named)
-    vocab_size, hidden = made.vocab_size, made.hidden_size
+    V, d = made.vocab_size, made.hidden_size
+    sizes = (V, options.draft_vocab_size or V, options.target_hidden_size or d)
     made.vocab_size, made.pad_token_id, made.tie_word_embeddings = 1, None, False  # others embed its tokens
-    return Eagle3Config(
-        made,
-        options,
-        vocab_size,
-        options.draft_vocab_size or vocab_size,
-        options.target_hidden_size or hidden,
-        None if ids is None else tuple(ids),
-    )
+    return Eagle3Config(made, options, *sizes, None if ids is None else tuple(ids))
 
 
 def _of_optimizer(more: Mapping[str, Any], named: str) -> list[int] | None:
@@ -112,9 +104,6 @@ def _of_optimizer(more: Mapping[str, Any], named: str) -> list[int] | None:
     ids = checked(Options, {name: value for name, value in more.items() if name == IDS}, named)
     found = ids.eagle_aux_hidden_state_layer_ids
     return None if found is None else [layer + 1 for layer in found]  # it numbers the layers behind which it reads
-
-
-# -- The module ----------------------------------------------------------------------------------------
 
 
 class FirstLayer(nn.Module):
@@ -167,21 +156,14 @@ def skeleton(config: Eagle3Config, bias: bool) -> Any:
     """A module of this shape, with a `pair_input` and `features`; `bias` is whether the projection has one."""
     module: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config.layers), attn_implementation="sdpa")
     base, d = module.model, config.layers.hidden_size
-    kind, eps = type(base.norm), config.layers.rms_norm_eps
-
-    def norm(width: int) -> nn.Module:
-        made: nn.Module = kind(width, eps=eps)
-        return made
-
+    kind: Any = type(base.norm)
+    norm = partial(kind, eps=config.layers.rms_norm_eps)
     base.layers[0] = FirstLayer(base.layers[0], norm, config)
     module.features = FeatureProjection(len(config.ids or (0, 0, 0)), norm, config, bias)
     module.pair_input = PairInput(nn.Identity(), nn.Identity(), nn.Identity())
     module.set_input_embeddings(nn.Embedding(config.vocab_size, d))
     module.set_output_embeddings(nn.Linear(d, config.draft_vocab_size, bias=False))
     return module
-
-
-# -- Tensors -------------------------------------------------------------------------------------------
 
 
 def known_name(name: str) -> str:

@@ -12,16 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.drafters.pair_model import PairInput
 from specbench.errors import ConfigError
-from specbench.models.checkpoint import (
-    WHOLE,
-    local_path,
-    read_json,
-    reading,
-    refuse_incomplete,
-    refuse_not_finite,
-    source_of,
-    weight_files,
-)
+from specbench.models import checkpoint
 from specbench.models.language_model import LanguageModel
 from specbench.models.published import PARTS, mtp_place
 
@@ -34,9 +25,9 @@ def missing_in(path: str, key: str) -> str | None:
     """Why no module can be read from a local folder, None for hub ids, and for folders that cannot be
     read, which another check refuses."""
     try:
-        config = read_json(local_path(path) / "config.json")
+        config = checkpoint.read_json(checkpoint.local_path(path) / "config.json")
         config = config.get("text_config") or config
-        parts = _read(source_of(path), config["num_hidden_layers"])
+        parts = _read(checkpoint.source_of(path), config["num_hidden_layers"])
     except Exception:
         return None
     return None if parts else f"with {key}={path}, which holds no {MODULE}: {ADVICE}"
@@ -47,8 +38,8 @@ def load_mtp(path: str, key: str, target: LanguageModel) -> PreTrainedModel:
     output matrix, and a `pair_input`. Raises ConfigError if there is none for this target."""
     stock: Any = target.module
     named = f"{key}={path}"
-    with reading(key, path, MODULE):
-        source = source_of(path)
+    with checkpoint.reading(key, path, MODULE):
+        source = checkpoint.source_of(path)
         config = type(stock.config).from_pretrained(source).get_text_config()
         parts = _read(source, config.num_hidden_layers)
         if not parts:
@@ -59,7 +50,7 @@ def load_mtp(path: str, key: str, target: LanguageModel) -> PreTrainedModel:
         if not all(tensor.is_floating_point() and tensor.element_size() > 1 for tensor in parts.values()):
             raise ConfigError(f"{named} holds its {MODULE} in 8 bits or less: only 16 and 32 bits can be read")
         module: Any = _built(parts, config, target, named)
-    refuse_not_finite(module, named, target.dtype)
+    checkpoint.refuse_not_finite(module, named, target.dtype)
     module.set_input_embeddings(stock.get_input_embeddings())
     module.set_output_embeddings(stock.get_output_embeddings())
     return cast(PreTrainedModel, module)
@@ -68,7 +59,7 @@ def load_mtp(path: str, key: str, target: LanguageModel) -> PreTrainedModel:
 def _read(source: str, layers: int) -> dict[str, Tensor]:
     """The tensors of the first module by their places, the projection's for the embedding first."""
     found: dict[str, Tensor] = {}
-    for file in weight_files(source):
+    for file in checkpoint.weight_files(source):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118
                 number, place = mtp_place(name, layers) or (None, "")
@@ -106,14 +97,15 @@ def _built(parts: Mapping[str, Tensor], config: PretrainedConfig, target: Langua
     state |= {f"model.{place}": tensor for place, tensor in parts.items() if place.startswith("norm.")}
     own = one_layer(config, experts=any(".experts." in name for name in layer))
     options: Any = {"config": own, "state_dict": state, "dtype": target.dtype, "attn_implementation": "sdpa"}
-    module, info = kind.from_pretrained(None, **options, **WHOLE)
+    module, info = kind.from_pretrained(None, **options, **checkpoint.WHOLE)
     H = config.hidden_size
     sizes = {f"{part}.weight": [H, 2 * H] if part == "projection" else [H] for part in PARTS}
     shared = {"model.embed_tokens.weight", "lm_head.weight"}
     missing = (set(info["missing_keys"]) - shared) | (sizes.keys() - parts.keys())
     shapes = {name: list(parts[name].shape) for name in sizes if name in parts}
-    others = [(name, shape, sizes[name]) for name, shape in shapes.items() if shape != sizes[name]]
-    refuse_incomplete(info | {"missing_keys": missing, "mismatched_keys": [*info["mismatched_keys"], *others]}, named)
+    info["missing_keys"] = missing
+    info["mismatched_keys"] += [(name, shape, sizes[name]) for name, shape in shapes.items() if shape != sizes[name]]
+    checkpoint.refuse_incomplete(info, named)
     module.config.vocab_size = config.vocab_size
     module.pair_input = _pair_input(parts, module)
     loaded: PreTrainedModel = module.to(target.device).eval()

@@ -12,22 +12,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from specbench.decoding import token_tree
 from specbench.decoding.draft import Draft
 from specbench.decoding.noise import PROPOSAL, exponentials, node_bits
 from specbench.decoding.rows import Rows
 from specbench.decoding.sampling import Sampling, draw
-from specbench.decoding.token_tree import (
-    MISSING,
-    ROOT,
-    Tree,
-    branching_tree,
-    depth_of_nodes,
-    level_slices,
-    levels_of,
-    newest,
-    static_parent,
-    tree_of,
-)
+from specbench.decoding.token_tree import MISSING, ROOT, Tree, level_slices, levels_of
 from specbench.decoding.transfers import constant, counts
 from specbench.errors import ConfigError, shown
 from specbench.models.language_model import LanguageModel
@@ -62,7 +52,7 @@ class FixedTree:
 
     def parent(self, depth: int) -> tuple[int, ...]:
         """The parent of each guess of a draft."""
-        return branching_tree(widths(self.branching, depth))
+        return token_tree.branching_tree(widths(self.branching, depth))
 
     def reads(self, depth: int) -> int:
         """How many guesses the drafter itself reads: all but those of the last level."""
@@ -96,8 +86,8 @@ class FixedTree:
             guesses.append(tokens)
             qs += [] if q is None else [q]
             first = parent[level.start]  # node of the level above
-            up = constant(static_parent)(tuple(node - first for node in parent[level]), device)
-            nodes = Nodes(tokens, up, newest(parent[: level.stop], level.stop - level.start, device))
+            up = constant(token_tree.static_parent)(tuple(node - first for node in parent[level]), device)
+            nodes = Nodes(tokens, up, token_tree.newest(parent[: level.stop], level.stop - level.start, device))
         return torch.cat(guesses, 1), torch.cat(qs, 1) if qs else None
 
     def draft(self, grown: Any, gamma: list[int], depth: int) -> tuple[Draft, None]:
@@ -117,10 +107,7 @@ class DynamicTree:
 
     def __init__(self, nodes: int, width: int):
         self.nodes, self.width = nodes, width
-
-    def start(self) -> float:
-        """The value of the end of the text."""
-        return 0.0
+        self.start = 0.0  # the value of the end of the text
 
     def reads(self, depth: int) -> int:
         """See `FixedTree.reads`."""
@@ -149,7 +136,7 @@ class DynamicTree:
         draft among those that were read, and q [B, P, V] of guesses that are drawn, or None."""
         K, levels, root = self.width, pool(self.width, depth), torch.full_like(rows.length[:, None], ROOT)
         bits = None if self.point_masses else node_bits(rows.noise[PROPOSAL], rows.length, levels)
-        last, value = root, torch.full_like(root, self.start(), dtype=torch.float)  # of the nodes that are read next
+        last, value = root, torch.full_like(root, self.start, dtype=torch.float)  # of the nodes that are read next
         number = parents = root[:, :0]  # of all nodes that are read: which they are, and their tree
         guess_nodes = torch.arange(1, sum(levels) + 1, device=root.device)
         guesses: list[Tensor] = []
@@ -172,7 +159,7 @@ class DynamicTree:
             number = torch.cat([number, last], 1)
             first = max(ROOT, 1 + K * (level - 1))  # node that was read at the level above
             parents = torch.cat([parents, up + first], 1)
-            whole = tree_of((K,) * (level + 1), parents)
+            whole = token_tree.tree_of((K,) * (level + 1), parents)
             nodes = Nodes(found.gather(1, best), up, Tree(whole.depth[:, -K:], whole.sees[:, -K:]))
         tokens = torch.cat(guesses, 1)
         read = torch.arange(1, number.shape[1] + 1, device=tokens.device).expand_as(number)
@@ -184,7 +171,8 @@ class DynamicTree:
         """See `FixedTree.draft`; returns the places of `grown` too."""
         tokens, parent, value, place, q = grown
         levels = self.levels(depth)
-        deep = constant(depth_of_nodes)(levels, tokens.device)[1:] > counts(tuple(gamma), tokens.device)[:, None]
+        depths = constant(token_tree.depth_of_nodes)(levels, tokens.device)[1:]
+        deep = depths > counts(tuple(gamma), tokens.device)[:, None]
         kept = best_nodes(value.masked_fill(deep, -torch.inf), self.nodes)
         count = torch.full_like(tokens[:, 0], tokens.shape[1])
         return Draft(tokens, levels, torch.where(kept, parent, MISSING), q, count, most=self.nodes), place
@@ -229,8 +217,9 @@ class SampledTree(DynamicTree):
 
     point_masses = False
 
-    def start(self) -> float:
-        return self.nodes + 1.0
+    def __init__(self, nodes: int, width: int):
+        super().__init__(nodes, width)
+        self.start = nodes + 1.0
 
     def children(
         self, sampling: Sampling, logits: Tensor, bits: Tensor | None, seen: Tensor | None

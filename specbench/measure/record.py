@@ -8,16 +8,10 @@ import math
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import (
-    IO,
-    Annotated,
-    Any,
-    Literal,
-    NotRequired,  # those of Python 3.11 are not read by pydantic
-)
+from typing import IO, Annotated, Any, Literal, NotRequired
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict  # that of Python 3.11 is not read by pydantic
 
 from specbench.errors import ConfigError, first_line, shown
 from specbench.settings import LARGEST, LARGEST_GAMMA

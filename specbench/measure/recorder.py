@@ -79,21 +79,16 @@ class Recorder:
     output distribution is that of A.5."""
 
     def __init__(
-        self,
-        verifier: Verifier,
-        reduce: Callable[..., Tensor] | None = None,
-        keep: bool = False,
-        drifts: bool = False,
-        greedy: bool = False,
+        self, verifier: Verifier, reduce: Callable[..., Tensor] | None = None, keep: bool = False, drifts: bool = False
     ):
-        self.verifier, self.reduce, self.greedy = verifier, reduce or round_numbers, greedy
+        self.verifier, self.reduce = verifier, reduce or round_numbers
         self.drifts, self._room = drifts, ROOM if keep else 0.0
         self._calls: list[_Call] = []
 
     def __call__(self, state: State, scores: Scores, draft: Draft, verdict: Verdict, kept: Tensor) -> None:
         """Stores the numbers of a round; kept [B] is the number of tokens that each row kept."""
         judge = self.verifier.under(state)
-        drift = (judge.lenience, self.greedy) if self.drifts else None
+        drift = (judge.lenience, judge.greedy) if self.drifts else None
         numbers = self.reduce(scores.p, draft, verdict, kept, judge.beta, drift)
         p, q = self._kept(scores, draft, verdict, kept)
         # A CUDA graph overwrites its outputs in the next round.
@@ -181,12 +176,7 @@ class Recorder:
 
 
 def round_numbers(
-    p: Tensor,
-    draft: Draft,
-    verdict: Verdict,
-    kept: Tensor,
-    beta_of: Callable[[Tensor, Draft, Verdict], Tensor],
-    drift: tuple[float, bool] | None = None,
+    p: Tensor, draft: Draft, verdict: Verdict, kept: Tensor, beta_of: Callable[..., Tensor], drift: Any = None
 ) -> Tensor:
     """A round as float64 numbers by row [B, len(Counts) + len(STEPS) D]: `Counts`, then each of STEPS for all steps;
     those of the drift only with `drift`, lenience and whether the temperature is 0. p [B, N + 1, V], kept [B]."""

@@ -80,7 +80,7 @@ class Session:
         scheduler = Scheduler(jobs, models, parts.root.prefill_chunk, parts.spare, arrivals)
         clock = Timer(target.device)
         numbers, drifts = target.executor.compiled(round_numbers), speculative and verifier.lenience < 1
-        recorder = Recorder(verifier, numbers, keep=keep, drifts=drifts, greedy=target.sampling.greedy)
+        recorder = Recorder(verifier, numbers, keep=keep, drifts=drifts)
         reader = target.hidden_reader
         target.hidden_reader = reader if speculative else None  # plain decoding keeps no hidden states for a drafter
         target.allocate(parts.root.batch_size, columns)

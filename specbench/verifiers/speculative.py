@@ -5,17 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
+from specbench.decoding import verify
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.verify import (
-    acceptance_probability,
-    block_verification,
-    greedy_matching,
-    rejection_rate,
-    rejection_sampling,
-    speculative_sampling,
-)
 from specbench.verifiers.base import Verifier
 
 
@@ -37,11 +30,11 @@ class SpeculativeVerifier(Verifier):
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         if self.greedy:
-            return greedy_matching(p, draft, self.lenience)
-        return speculative_sampling(p, draft, noise.r, noise.bits, self.lenience)
+            return verify.greedy_matching(p, draft, self.lenience)
+        return verify.speculative_sampling(p, draft, noise.r, noise.bits, self.lenience)
 
     def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
-        return acceptance_probability(p[:, :-1], draft, self.lenience, self.greedy)
+        return verify.acceptance_probability(p[:, :-1], draft, self.lenience, self.greedy)
 
 
 class BlockVerifier(Verifier):
@@ -52,12 +45,12 @@ class BlockVerifier(Verifier):
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         if self.greedy:
-            return greedy_matching(p, draft)
-        return block_verification(p, draft, noise.r, noise.bits)
+            return verify.greedy_matching(p, draft)
+        return verify.block_verification(p, draft, noise.r, noise.bits)
 
     def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
         """sum_x min(p, q) [B, N] as for speculative sampling (Theorem 3.5), although blocks are accepted more often."""
-        return acceptance_probability(p[:, :-1], draft, 1.0, self.greedy)
+        return verify.acceptance_probability(p[:, :-1], draft, 1.0, self.greedy)
 
 
 class RejectionVerifier(Verifier):
@@ -69,10 +62,10 @@ class RejectionVerifier(Verifier):
 
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         if self.greedy:
-            return greedy_matching(p, draft)
-        return rejection_sampling(p, draft, noise.r, noise.bits)
+            return verify.greedy_matching(p, draft)
+        return verify.rejection_sampling(p, draft, noise.r, noise.bits)
 
     def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
         if self.greedy or draft.probs is None:
-            return acceptance_probability(p[:, :-1], draft, 1.0, self.greedy)
-        return rejection_rate(p[:, :-1], draft.probs)
+            return verify.acceptance_probability(p[:, :-1], draft, 1.0, self.greedy)
+        return verify.rejection_rate(p[:, :-1], draft.probs)
