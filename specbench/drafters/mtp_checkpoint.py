@@ -103,8 +103,8 @@ def _built(parts: Mapping[str, Tensor], config: PretrainedConfig, target: Langua
     shared = {"model.embed_tokens.weight", "lm_head.weight"}
     missing = (set(info["missing_keys"]) - shared) | (sizes.keys() - parts.keys())
     shapes = {name: list(parts[name].shape) for name in sizes if name in parts}
-    info["missing_keys"] = missing
-    info["mismatched_keys"] += [(name, shape, sizes[name]) for name, shape in shapes.items() if shape != sizes[name]]
+    others = [(name, shape, sizes[name]) for name, shape in shapes.items() if shape != sizes[name]]
+    info |= {"missing_keys": missing, "mismatched_keys": [*info["mismatched_keys"], *others]}
     checkpoint.refuse_incomplete(info, named)
     module.config.vocab_size = config.vocab_size
     module.pair_input = _pair_input(parts, module)

@@ -19,41 +19,32 @@ from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.decoding.verify import dense, output_distribution
 from specbench.measure.intervals import Estimate, Sums, estimates
-from specbench.models.reference_forward import Known, stock_scores
+from specbench.models.reference_forward import FinishedText
 
 CHUNK = 64  # positions that are standardised at a time
 CLEAR = 3.0  # standard errors by which the control must differ from alpha
 
 
 def read_target_text(
-    target: Any,
-    drafter: Any,
-    prompt: abc.Sequence[int],
-    ids: abc.Sequence[int],
-    encoder_input: abc.Sequence[int] | None = None,
-    kept: abc.Sequence[tuple[int, Tensor]] = (),
-    lenience: float = 1.0,
-    known: Known | None = None,
+    target: Any, drafter: Any, text: FinishedText, kept: abc.Sequence[tuple[int, Tensor]] = (), lenience: float = 1.0
 ) -> dict[str, float]:
-    """What goes to `Record.target_text`, of plain decoding's new tokens `ids` after a prompt: the sum of beta = sum_x
-    min(p / l, q) over the positions at which the drafter has a guess, and their number. `kept` is the decoder's p
-    [m, V] from positions on: if it was kept everywhere, the target reads nothing. `known` takes the logits that are
-    read. Raises MemoryError or RuntimeError if there is no room."""
-    begin = len(prompt)
-    text = torch.tensor([[*prompt, *ids][: drafter.context]], device=target.device)
-    if text.shape[1] <= begin:
+    """What goes to `Record.target_text`, of plain decoding's text: the sum of beta = sum_x min(p / l, q) over the
+    positions at which the drafter has a guess, and their number. `kept` is the decoder's p [m, V] from positions on: if
+    it was kept everywhere, the target reads nothing. Raises MemoryError or RuntimeError if there is no room."""
+    begin, own = len(text.prompt), target.sampling
+    tokens = [*text.prompt, *text.ids][: drafter.context]
+    if len(tokens) <= begin:
         return {"beta": 0.0, "positions": 0.0}
-    n, own = text.shape[1] - begin, target.sampling
     if lenience < 1:
         own = dataclasses.replace(own, before_argmax=True)
-    p = None if own.greedy else _whole(kept, n)
+    p = None if own.greedy else _whole(kept, len(tokens) - begin)
     if p is None:
-        p = distribution(stock_scores(target, text, begin, encoder_input, known=known), own)
+        p = distribution(text.scores(target, end=drafter.context), own)
     if drafter.models:
-        logits = stock_scores(drafter.models[0], text, begin, encoder_input, known=known)
+        logits = text.scores(drafter.models[0], end=drafter.context)
         betas = _betas(p, distribution(logits, drafter.models[0].sampling), lenience, own.greedy)
     else:
-        q, guessed = asked(drafter, text, begin, p.shape[-1], encoder_input)
+        q, guessed = asked(drafter, tokens, begin, p.shape[-1], text.encoder_input, p.device)
         betas = _betas(p[guessed], q[guessed], lenience, own.greedy)
     return {"beta": float(betas.sum()), "positions": float(len(betas))}
 
@@ -75,21 +66,22 @@ def _betas(p: Tensor, q: Tensor, lenience: float, greedy: bool) -> Tensor:
     return output_distribution(p, q, lenience, greedy)[1].sum(-1)
 
 
-def asked(drafter: Any, text: Tensor, begin: int, vocab_size: int, encoder_input: Any) -> tuple[Tensor, Tensor]:
-    """What a drafter without models says of the tokens from `begin` on of a text [1, T]: q [n, V], and at which of the
+def asked(
+    drafter: Any, tokens: list[int], begin: int, vocab_size: int, encoder_input: Any, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """What a drafter without models says of the tokens of a text from `begin` on: q [n, V], and at which of the
     positions it has a guess [n]."""
-    tokens = text[0].tolist()
-    state = State.start([Sequence(tokens, text.shape[1] + 1, 0, encoder_input)], [], 2, text.device)
+    state = State.start([Sequence(tokens, len(tokens) + 1, 0, encoder_input)], [], 2, device)
     drafter.begin(state)
-    found, guessed = torch.zeros(text.shape[1] - begin, vocab_size, device=text.device), []
-    for row, position in enumerate(range(begin, text.shape[1])):
+    found, guessed = torch.zeros(len(tokens) - begin, vocab_size, device=device), []
+    for row, position in enumerate(range(begin, len(tokens))):
         state.rows.length.fill_(position)
         state.at(0).tokens = tokens[:position]
         draft = drafter.propose(state, [1])
         guessed.append(draft.tokens.shape[1] > 0)
         if guessed[-1]:
             found[row] = dense(draft, vocab_size)[0, 0]
-    return found.double(), torch.tensor(guessed, device=text.device)
+    return found.double(), torch.tensor(guessed, device=device)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,12 +111,12 @@ def read_alpha(
     with torch.inference_mode():
         for tokens, begin in texts:
             read = tokens[: min(target.context, drafter.context)]
-            text = torch.tensor([[*read]], device=target.device)
-            if text.shape[1] - begin < 2:  # the control needs a next position
+            text = FinishedText(read[:begin], read[begin:])
+            if len(text.ids) < 2:  # the control needs a next position
                 continue
-            p, q = (distribution(stock_scores(model, text, begin), model.sampling) for model in (target, drafter))
+            p, q = (distribution(text.scores(model), model.sampling) for model in (target, drafter))
             alpha, shifted = (float(torch.minimum(of, q).sum()) for of in (p, p.roll(-1, 0)))
-            p_x, q_x = (of.gather(1, text[0, begin:, None])[:, 0] for of in (p, q))
+            p_x, q_x = (of[torch.arange(len(of)), text.ids] for of in (p, q))
             accepts = (q_x / p_x.clamp(min=1e-300)).clamp(max=1) if own else torch.minimum(p, q).sum(-1)
             rounds, kept = expected_rounds(accepts.tolist(), gamma)
             rows.append((float(len(p)), rounds, kept, alpha, shifted))

@@ -24,7 +24,7 @@ from specbench.measure.recorder import Draws, Guess
 from specbench.measure.rounds import finished
 from specbench.measure.sequential import MARGIN, SURE, residual, sums_of
 from specbench.measure.stock import distance, tie
-from specbench.models.reference_forward import Known, stock_scores
+from specbench.models.reference_forward import FinishedText
 
 MEAN_SHARE = 0.25  # of what rounding explains at most, the mean total variation may reach this
 HARMLESS = 1e-3  # nats by which accepting a guess surely differs: below it the drafter is the target
@@ -37,34 +37,23 @@ def unread(reason: str, error: bool = False) -> Reading:
 
 
 def read_text(
-    target: Any,
-    drafter: Any,
-    sampling: Sampling,
-    prompt: Sequence[int],
-    ids: Sequence[int],
-    plain: Sequence[int],
-    draws: Draws,
-    encoder_input: Sequence[int] | None = None,
-    known: Known | None = None,
+    target: Any, drafter: Any, sampling: Sampling, text: FinishedText, plain: Sequence[int], draws: Draws,
     beside: Sequence[int] = (),
-) -> Any:
-    """The `Reading` that goes to `Record.verdict`: the new tokens `ids` after a prompt under the stock modules of
-    target and drafter, beside `plain` decoding's. `sampling` is the configuration's, by which the target's own is
-    judged. `known` has logits of the text that were read before, `beside` is what other texts have at the positions of
-    `ids`, -1 for nothing."""
+) -> Any:  # fmt: skip
+    """The `Reading` that goes to `Record.verdict`: a text under the stock modules of target and drafter, beside `plain`
+    decoding's new tokens. `sampling` is the configuration's, by which the target's own is judged; `beside` is what
+    other texts have at the positions of its new tokens, -1 for nothing."""
     try:
-        text = torch.tensor([[*prompt, *ids]], device=target.device)
-        logits = stock_scores(target, text, len(prompt), encoder_input, sampling, known)
+        logits = text.scores(target, sampling)
         found: dict[str, Any] = {"tokens": len(logits), "tested": len(draws.guesses), "rule": draws.rule}
         found |= {"p": compared(logits, draws.target, target.dtype, sampling)}
         own = None
-        if reads_q(drafter, target) and len(prompt) < drafter.context:
-            model, read = drafter.models[0], text[:, : drafter.context]
-            own = stock_scores(model, read, len(prompt), encoder_input, known=known)
-            found["q"] = _drafter(own, draws, model)
+        if reads_q(drafter, target) and len(text.prompt) < drafter.context:
+            own = text.scores(drafter.models[0], end=drafter.context)
+            found["q"] = _drafter(own, draws, drafter.models[0])
         if sampling.greedy:
-            return found | _equality(logits, ids, plain, target.dtype, sampling)
-        sums, impossible = draw_sums(draws, text[0, len(prompt) :], own, beside)
+            return found | _equality(logits, text.ids, plain, target.dtype, sampling)
+        sums, impossible = draw_sums(draws, torch.tensor(text.ids, dtype=torch.long, device=target.device), own, beside)
         return found | {"sums": sums.tolist(), "impossible": impossible}
     except (MemoryError, RuntimeError) as error:  # the run goes on
         return unread(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", error=True)

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,7 +26,6 @@ from specbench.models.generation import never_drawn
 from specbench.models.language_model import LanguageModel
 
 log = logging.getLogger(__name__)
-Known = dict[tuple[int, int], Tensor]  # logits of one text, by model and number of tokens
 LONGEST_EAGER = 4096  # tokens of a text that eager attention reads, which holds their square: SDPA reads longer ones
 TEXT = 8  # tokens, within the shortest context that decodes anything
 STARTS = (1, 2)  # where each of two rows goes on
@@ -37,25 +37,25 @@ ROUNDING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  #
 PLACED, PLACED_16_BIT = 1e-3, 0.1  # of the largest logit: what rounding may explain
 
 
-def stock_scores(
-    model: LanguageModel,
-    text: Tensor,
-    begin: int,
-    encoder_input: Sequence[int] | None = None,
-    sampling: Sampling | None = None,
-    known: Known | None = None,
-) -> Tensor:
-    """Logits [T - begin, V] of the target's tokens from `begin` on of a text [1, T], by the stock module of target or
-    drafter, after the repetition penalty of `sampling`, by default the model's own. `known` has what was read of the
-    text before, and takes what is read now."""
-    read = encoder_input if model.encoder is not None else None
-    key = (id(model), text.shape[1])
-    own = known.get(key) if known is not None else None
-    if own is None:
-        own = stock_logits(model, model.vocabulary.read(text), begin, read)
-    if known is not None:
-        known[key] = own
-    return penalised(model.vocabulary.fit(own.float()), text, begin, sampling or model.sampling)
+@dataclass
+class FinishedText:
+    """New tokens `ids` after a prompt, and the logits that stock modules gave for them, by model and number of tokens,
+    so that each reads the text once."""
+
+    prompt: Sequence[int]
+    ids: Sequence[int]
+    encoder_input: Sequence[int] | None = None
+    known: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def scores(self, model: LanguageModel, sampling: Sampling | None = None, end: int | None = None) -> Tensor:
+        """Logits [n, V] of the new tokens among the first `end` of the text, by the stock module of target or drafter,
+        after the repetition penalty of `sampling`, by default the model's own."""
+        begin, text = len(self.prompt), torch.tensor([[*self.prompt, *self.ids][:end]], device=model.device)
+        key = (id(model), text.shape[1])
+        if key not in self.known:
+            read = self.encoder_input if model.encoder is not None else None
+            self.known[key] = stock_logits(model, model.vocabulary.read(text), begin, read)
+        return penalised(model.vocabulary.fit(self.known[key].float()), text, begin, sampling or model.sampling)
 
 
 def penalised(logits: Tensor, text: Tensor, begin: int, sampling: Sampling) -> Tensor:

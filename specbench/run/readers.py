@@ -12,7 +12,7 @@ from specbench.errors import first_line
 from specbench.measure.record import Record
 from specbench.measure.target_text import read_target_text
 from specbench.measure.verdict import read_text, unread
-from specbench.models.reference_forward import Known
+from specbench.models.reference_forward import FinishedText
 from specbench.run.session import Decoded
 
 if TYPE_CHECKING:
@@ -33,16 +33,16 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
         return
     record.drift = ours.drift[row]
     new, baseline = record.speculative.ids, record.baseline.ids
-    known: Known | None = {} if new == baseline else None  # as at temperature 0: one text, which is read once
+    text = FinishedText(request.tokens, baseline, request.encoder_input)
     readable = parts.verifier.judges_by_position and parts.drafter.reads_text
     if readable and method.tokens_read["target_text"] < TARGET_TEXT_TOKENS:
         kept, lenience = plain.draws[row].target if plain.draws else (), parts.verifier.lenience
         try:
-            record.target_text = read_target_text(
-                parts.target, parts.drafter, request.tokens, baseline, request.encoder_input, kept, lenience, known
-            )
+            record.target_text = read_target_text(parts.target, parts.drafter, text, kept, lenience)
         except (RuntimeError, MemoryError) as error:
             log.warning("no betas along the text of %s: %s", request.id, first_line(error))
+    if new != baseline:  # else, as at temperature 0, it is one text, which is read once
+        text = FinishedText(request.tokens, new, request.encoder_input)
     root = parts.root
     sampling = Sampling(root.temperature, root.top_k, root.top_p, root.repetition_penalty)  # the configuration's own
     if not parts.verifier.judged:
@@ -50,18 +50,8 @@ def read_texts(method: Any, request: Request, record: Record, ours: Decoded, pla
     elif method.tokens_read["verdict"] >= root.verdict_tokens and (not sampling.greedy or new == baseline):
         record.verdict = unread(f"more than verdict_tokens={root.verdict_tokens} tokens")
     else:
-        found = read_text(
-            parts.target,
-            parts.drafter,
-            sampling,
-            request.tokens,
-            new,
-            baseline,
-            ours.draws[row],
-            request.encoder_input,
-            known=known,
-            beside=beside(request, len(new), [*islice(reversed(method.records.values()), BESIDE)][::-1]),
-        )
+        others = beside(request, len(new), [*islice(reversed(method.records.values()), BESIDE)][::-1])
+        found = read_text(parts.target, parts.drafter, sampling, text, baseline, ours.draws[row], others)
         ended = ends_where_it_should(new, record.limit, parts.target.stop_tokens, parts.stop_strings)
         record.verdict = found | {"ended": ended}
 

@@ -9,6 +9,7 @@ from decoder_cases import V, make_drafter, tabular_model
 from specbench.decoding.sampling import Sampling
 from specbench.measure import target_text
 from specbench.measure.target_text import read_alpha, read_target_text
+from specbench.models.reference_forward import FinishedText
 
 PROMPT, NEW = [3, 7, 1, 4], [2, 9, 5, 5, 1, 0, 8]
 
@@ -31,7 +32,7 @@ def recomputed(target: Any, drafter: Any, lenience: float = 1.0) -> float:
 def test_betas_are_recomputed_from_the_tables(lenience: float, tables: Any, number_text: str) -> None:
     target, helper = tabular_model(tables.target, Sampling()), tabular_model(tables.similar, Sampling())
     drafter = make_drafter("model", target, number_text, helper)
-    found = read_target_text(target, drafter, PROMPT, NEW, lenience=lenience)
+    found = read_target_text(target, drafter, FinishedText(PROMPT, NEW), lenience=lenience)
     assert found["positions"] == len(NEW)
     assert found["beta"] == pytest.approx(recomputed(tables.target, tables.similar, lenience), abs=1e-5)
     assert found["beta"] != pytest.approx(recomputed(tables.similar, tables.target, 0.8 * lenience), abs=1e-3)
@@ -40,7 +41,7 @@ def test_betas_are_recomputed_from_the_tables(lenience: float, tables: Any, numb
 def test_at_temperature_0_beta_is_whether_both_agree(tables: Any, number_text: str) -> None:
     greedy = Sampling(temperature=0)
     target, helper = tabular_model(tables.target, greedy), tabular_model(tables.similar, greedy)
-    found = read_target_text(target, make_drafter("model", target, number_text, helper), PROMPT, NEW)
+    found = read_target_text(target, make_drafter("model", target, number_text, helper), FinishedText(PROMPT, NEW))
     text = [*PROMPT, *NEW]
     pairs = [(text[t - 2], text[t - 1]) for t in range(len(PROMPT), len(text))]
     assert found["beta"] == sum(int(tables.target[a, b].argmax() == tables.similar[a, b].argmax()) for a, b in pairs)
@@ -48,9 +49,9 @@ def test_at_temperature_0_beta_is_whether_both_agree(tables: Any, number_text: s
 
 def test_a_drafter_without_models_is_asked_where_it_guesses(tables: Any, number_text: str) -> None:
     target = tabular_model(tables.target, Sampling())
-    found = read_target_text(target, make_drafter("bigram", target, number_text, None), PROMPT, NEW)
+    found = read_target_text(target, make_drafter("bigram", target, number_text, None), FinishedText(PROMPT, NEW))
     assert 0 < found["positions"] <= len(NEW) and 0 < found["beta"] < found["positions"]
-    silent = read_target_text(target, make_drafter("ngram", target, number_text, None), [0, 1], [2, 3])
+    silent = read_target_text(target, make_drafter("ngram", target, number_text, None), FinishedText([0, 1], [2, 3]))
     assert silent["positions"] <= 2
 
 

@@ -32,6 +32,7 @@ from specbench.measure.sequential import (
     token_ratios,
 )
 from specbench.measure.verdict import draw_sums, judge, read_text, unread
+from specbench.models.reference_forward import FinishedText
 from specbench.policies.fixed import FixedGamma
 from specbench.verifiers.iterative import IterativeVerifier, MatchVerifier
 from specbench.verifiers.speculative import BlockVerifier, RejectionVerifier, SpeculativeVerifier
@@ -70,7 +71,7 @@ def read_as(
     made = record("p", 4, 2, 0.5, np.random.default_rng(0))
     assert made.speculative and made.baseline
     made.speculative.ids, made.baseline.ids = list(new), list(plain)
-    made.verdict = read_text(target, drafter, asked, prompt, new, plain, draws, beside=before) | {"ended": True}
+    made.verdict = read_text(target, drafter, asked, FinishedText(prompt, new), plain, draws, before) | {"ended": True}
     return made
 
 

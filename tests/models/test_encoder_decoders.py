@@ -18,7 +18,7 @@ from specbench.errors import ConfigError
 from specbench.models.encoder_decoder import EncoderInputs
 from specbench.models.language_model import LanguageModel
 from specbench.models.positions import Positions
-from specbench.models.reference_forward import stock_logits, stock_scores
+from specbench.models.reference_forward import FinishedText, stock_logits
 
 
 @cache
@@ -112,7 +112,7 @@ def test_a_forced_token_and_suppressed_ones_are_those_of_generate():
     [expected] = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False).tolist()
     [found] = decoded_by([target, None], rows=1, which=INPUTS[:1], new=len(expected) - 2)
     assert [2, 4, *found] == expected
-    logits = stock_scores(target, torch.tensor([expected]), 2, INPUTS[0])
+    logits = FinishedText(expected[:2], expected[2:], INPUTS[0]).scores(target)
     assert logits.argmax(-1).tolist() == found and not {free[0], free[1]} & set(found)
 
 
