@@ -22,7 +22,6 @@ from specbench.decoding.token_tree import Tree
 from specbench.models.language_model import LanguageModel
 
 MOST_UNUSED = 64  # columns of a cache
-Sees = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,7 @@ class TreeReader:
         self.tokens += len(nodes)
         return self.model.allowed(logits[0].float().log_softmax(-1))
 
-    def _sees(self, nodes: Sequence[Node]) -> Sees:
+    def _sees(self, nodes: Sequence[Node]) -> npt.NDArray[np.bool_]:
         """[N, M]: of the entries behind the trunk, those on the path to each node."""
         sees = np.zeros((len(nodes), len(self.columns) - self.trunk), bool)
         for row, end in zip(sees, nodes, strict=True):

@@ -54,7 +54,8 @@ class CompiledExecutor(EagerExecutor):
         return bucket(needed) if capacity is None else Columns(min(capacity, -(-needed // STEP) * STEP))
 
     def notes(self) -> list[str]:
-        return [note for function in self.functions.values() for note in function.notes()]
+        failed = {function: own.failure for function, own in self.functions.items() if own.failure is not None}
+        return [f"{function.__qualname__} was not compiled: {why}" for function, why in failed.items()]
 
 
 class CompiledFunction:
@@ -88,9 +89,6 @@ class CompiledFunction:
             log.warning("%s runs as it is written: %s", self.function.__qualname__, self.failure)
             log.info("the errors in full", exc_info=error)
             return self.function(*arguments)
-
-    def notes(self) -> list[str]:
-        return [] if self.failure is None else [f"{self.function.__qualname__} was not compiled: {self.failure}"]
 
 
 def compiled_for(function: Callable[..., Any], spec: Any) -> Callable[..., Any]:

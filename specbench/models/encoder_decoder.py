@@ -127,9 +127,8 @@ class Encoder(CausalCall):
     def read(self, row: int, given: Sequence[int]) -> None:
         """Runs the encoder on an input, and stores the keys and values of its outputs for a row. The decoder makes them
         when it reads its first token, which is done here with a cache of its own."""
-        words = encoder_words(self.module, given)
-        words["attention_mask"] = torch.ones_like(words["input_ids"])
-        states = self.encoder(**words).last_hidden_state
+        ids = torch.tensor([list(given)], device=self.module.device)
+        states = self.encoder(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
         first = torch.tensor([self.start_tokens[:1]], device=self.module.device)
         made = EncoderDecoderCache(DynamicCache(), DynamicCache())
         kept = {cache_argument(self.decoder.forward): made}
@@ -156,23 +155,18 @@ class Encoder(CausalCall):
         return found
 
 
-def encoder_words(module: PreTrainedModel, read: Sequence[int], rows: int = 1) -> dict[str, Tensor]:
-    """What an encoder is called with to read an input in `rows` rows: ids [rows, S]."""
-    return {"input_ids": torch.tensor([list(read)], device=module.device).expand(rows, -1)}
-
-
 def plain_logits(module: Any, texts: Tensor, read: Sequence[int]) -> Tensor:
     """Logits [n, T, V] of texts [n, T] after an input, from one forward without a cache. Where padding has no position,
     transformers counts the tokens behind it otherwise than generate() does, unless they are read in a forward of their
     own: a single text is cut there."""
-    words = encoder_words(module, read, len(texts))
+    ids = torch.tensor([list(read)], device=texts.device).expand(len(texts), -1)
     none = Positions(module.get_decoder()).no_position
     ends = [place + 1 for place, token in enumerate(texts[0].tolist()) if token == none]
     if not ends:
-        found: Tensor = module(**words, decoder_input_ids=texts, use_cache=False).logits
+        found: Tensor = module(input_ids=ids, decoder_input_ids=texts, use_cache=False).logits
         return found
     kept = {cache_argument(module.forward): EncoderDecoderCache(DynamicCache(), DynamicCache())}
-    states = module.get_encoder()(**words)
+    states = module.get_encoder()(input_ids=ids)
     pieces = (piece for piece in texts.tensor_split(ends, 1) if piece.shape[1])
     return torch.cat(
         [module(decoder_input_ids=piece, encoder_outputs=states, use_cache=True, **kept).logits for piece in pieces], 1

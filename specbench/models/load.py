@@ -169,7 +169,11 @@ def load_module(
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": settings.trust_remote_code}
     with _reading(settings, role, "weights"):
         if settings.weights == "random":
-            module: Any = _random_module(config, seed, device, options)
+            torch.manual_seed(seed)
+            with torch.device(device):
+                module: Any = loader_of(config).from_config(copy.copy(config), **options)
+            for weight in module.parameters() if config.dtype in HALVES else ():
+                weight.data.copy_(weight.data.to(config.dtype))
         else:
             module = _read_weights(settings, config, options, device, key)
         loaded: PreTrainedModel = module.to(device).eval()
@@ -177,17 +181,6 @@ def load_module(
             loaded.set_attn_implementation(ATTENTION[0] if loaded._supports_sdpa else ATTENTION[1])
         checkpoint.refuse_not_finite(loaded, key, dtype)
     return loaded
-
-
-def _random_module(config: PretrainedConfig, seed: int, device: torch.device, options: dict[str, Any]) -> Any:
-    """A module of the shape with the weights that transformers begins to train with, which follow from `seed`, and
-    which have values of the shape's dtype."""
-    torch.manual_seed(seed)
-    with torch.device(device):
-        module: PreTrainedModel = loader_of(config).from_config(copy.copy(config), **options)
-    for weight in module.parameters() if config.dtype in HALVES else ():
-        weight.data.copy_(weight.data.to(config.dtype))
-    return module
 
 
 def _read_weights(

@@ -4,7 +4,6 @@ With every loaded model it is tried once whether the adapter's logits on ragged 
 stock module on each text alone. T tokens, V vocabulary.
 """
 
-import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,7 +24,6 @@ from specbench.models.float_logits import float_logits
 from specbench.models.generation import never_drawn
 from specbench.models.language_model import LanguageModel
 
-log = logging.getLogger(__name__)
 LONGEST_EAGER = 4096  # tokens of a text that eager attention reads, which holds their square: SDPA reads longer ones
 TEXT = 8  # tokens, within the shortest context that decodes anything
 STARTS = (1, 2)  # where each of two rows goes on

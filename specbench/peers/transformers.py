@@ -20,7 +20,6 @@ from specbench.decoding.sequence import Sequence
 from specbench.decoding.stops import StopStrings
 from specbench.errors import causes
 from specbench.models.context import Context
-from specbench.models.encoder_decoder import encoder_words
 from specbench.models.language_model import LanguageModel
 from specbench.peers.base import Peers
 
@@ -118,9 +117,10 @@ class Generate:
         """Decodes one prompt; may raise any exception."""
         begin = len(sequence.tokens)
         start = torch.tensor([list(sequence.tokens)], device=self.device)
-        read, more = start, {}
+        read, more = start, dict[str, Any]()
         if sequence.encoder_input is not None:
-            (read,), more = encoder_words(self.module, sequence.encoder_input).values(), {"decoder_input_ids": start}
+            read = torch.tensor([list(sequence.encoder_input)], device=self.device)
+            more["decoder_input_ids"] = start
         if self.assistant is not None:
             more["assistant_model"] = self.assistant
         fixed = {"max_cache_len": max(self.columns, sequence.limit)} if STATIC.items() <= self.settings.items() else {}

@@ -28,24 +28,20 @@ class HeadsStudent(Student):
 
     def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
         super().__init__(target, loss, settings)
-        self.heads = Heads(HeadsConfig(hidden_size=hidden_size(target), heads=settings.heads, inner=settings.inner))
+        self.part = Heads(HeadsConfig(hidden_size=hidden_size(target), heads=settings.heads, inner=settings.inner))
 
     @classmethod
     def use(cls, settings: Any, folder: Path) -> list[str]:
         return [f"drafter={settings.drafter}", quoted("drafter.path", folder)]
 
     def distributions(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        count, output = self.heads.config.heads, self.target.get_output_embeddings()
+        count, output = self.part.config.heads, self.target.get_output_embeddings()
         with torch.no_grad():
             hidden = head_input(self.target, tokens)  # [B, T, H]
             ahead = hidden.unfold(1, count + 1, 1)[..., 1:]  # [B, T - K, H, K], the K positions after each
             p = output(ahead.transpose(2, 3))
-        q = output(self.heads(hidden[:, :-count]))
+        q = output(self.part(hidden[:, :-count]))
         return p.flatten(0, 1), q.flatten(0, 1)
-
-    def save(self, folder: Path, accuracy: list[list[float]]) -> None:
-        self.heads.config.accuracy = accuracy
-        self.heads.half().save_pretrained(folder)
 
 
 class EarlyExitStudent(Student):
@@ -60,7 +56,7 @@ class EarlyExitStudent(Student):
     def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
         super().__init__(target, loss, settings)
         object.__setattr__(self, "short", first_layers(target, settings.layers))  # the target's own layers
-        self.head = Heads(HeadsConfig(hidden_size=hidden_size(target), inner=settings.inner, layers=settings.layers))
+        self.part = Heads(HeadsConfig(hidden_size=hidden_size(target), inner=settings.inner, layers=settings.layers))
 
     @classmethod
     def use(cls, settings: Any, folder: Path) -> list[str]:
@@ -71,11 +67,7 @@ class EarlyExitStudent(Student):
         with torch.no_grad():
             hidden = head_input(self.short, tokens)
             p = self.target(input_ids=tokens).logits
-        return p.flatten(0, 1)[:, None], output(self.head(hidden)).flatten(0, 1)
-
-    def save(self, folder: Path, accuracy: list[list[float]]) -> None:
-        self.head.config.accuracy = accuracy
-        self.head.half().save_pretrained(folder)
+        return p.flatten(0, 1)[:, None], output(self.part(hidden)).flatten(0, 1)
 
 
 class LookAheadStudent(Student):
@@ -92,17 +84,17 @@ class LookAheadStudent(Student):
 
     def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
         super().__init__(target, loss, settings)
-        self.lookahead = LookAhead(LookAheadConfig(hidden_size=hidden_size(target), count=settings.count))
+        self.part = LookAhead(LookAheadConfig(hidden_size=hidden_size(target), count=settings.count))
 
     @classmethod
     def use(cls, settings: Any, folder: Path) -> list[str]:
         return ["drafter=pass_lookahead", quoted("drafter.lookahead", folder)]
 
     def distributions(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        count, width = self.lookahead.config.count, tokens.shape[1]
+        count, width = self.part.config.count, tokens.shape[1]
         cuts = torch.arange(0, width - count, self.settings.stride, device=tokens.device)  # last token of each context
         steps = torch.arange(1, count + 1, device=tokens.device)
-        ahead = self.lookahead.embeddings.repeat(len(cuts), 1).expand(len(tokens), -1, -1)
+        ahead = self.part.embeddings.repeat(len(cuts), 1).expand(len(tokens), -1, -1)
         # Of text and look-ahead tokens [N]: the last text token that each sees, and its number in its group, 0 of text.
         last = torch.cat([torch.arange(width, device=tokens.device), cuts.repeat_interleave(count)])
         number = torch.cat([last.new_zeros(width), steps.repeat(len(cuts))])
@@ -116,9 +108,6 @@ class LookAheadStudent(Student):
         with torch.no_grad():
             p = self.target(input_ids=tokens).logits[:, cuts[:, None] + steps]
         return p.flatten(0, 1), q.flatten(0, 1)
-
-    def save(self, folder: Path, accuracy: list[list[float]]) -> None:
-        self.lookahead.half().save_pretrained(folder)
 
 
 def hidden_size(target: Any) -> int:

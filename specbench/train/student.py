@@ -37,6 +37,7 @@ class Student(Component, nn.Module, ABC):
     """The trained module beside the frozen target. Subclasses compute logits of p and q."""
 
     target: Any
+    part: Any  # what is trained, unless `save` is another
 
     def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
         """`model` is the loaded checkpoint `settings.own_model`, or None."""
@@ -54,10 +55,11 @@ class Student(Component, nn.Module, ABC):
     def distributions(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of p and of q, both [n, K, V], at the positions of rows of text [B, T]."""
 
-    @abstractmethod
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
         """Writes what was trained, as a Hugging Face checkpoint. `accuracy[k][i]` is how often the i-th best token of
         guess k was the target's argmax."""
+        self.part.config.accuracy = accuracy
+        self.part.half().save_pretrained(folder)
 
     def models_in(self, folder: Path) -> list[Path]:
         """The folders of the complete models that `save` writes, which get the tokenizer too."""

@@ -15,14 +15,13 @@ from torch import Tensor
 from specbench.data.files import read_text
 from specbench.data.stdlib import read_modules
 from specbench.errors import ConfigError, first_line, installing
-from specbench.models.context import pick_device
+from specbench.models.context import pick_device, pick_dtype
 from specbench.models.load import PretrainedModel, load_config, load_module, load_tokenizer
 from specbench.settings import LARGEST_SEED, BaseSettings, chosen, validate
 from specbench.train.student import Student
 
 HELD_OUT_ROWS = 64
 HELD_OUT_SHARE = 0.1  # of a text file
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Training(BaseSettings):
@@ -108,7 +107,7 @@ def model_settings(path: str) -> PretrainedModel.Settings:
 def loaded_student(scalars: Training, target_settings: Any, kind: type[Student], settings: Any) -> Student:
     """The student with its target and its own model, on the device. Raises ConfigError."""
     device = pick_device(scalars.device)
-    target = load_module(target_settings, "target", device, PRECISIONS[scalars.precision], scalars.seed)
+    target = load_module(target_settings, "target", device, pick_dtype(scalars.precision, device), scalars.seed)
     model = None
     if settings.own_model is not None:
         model = load_module(model_settings(settings.own_model), "method", device, torch.float32, scalars.seed)

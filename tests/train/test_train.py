@@ -75,12 +75,12 @@ def test_look_ahead_training_sees_what_decoding_will_see():
     """The masked pass over a whole row gives, at each cut, the logits of a pass over that context alone."""
     target = shipped("target")
     student = LookAheadStudent(target, "kl", LookAheadStudent.Settings(learning_rate=1e-3, count=3, stride=5))
-    student.lookahead.embeddings.data.normal_(std=0.5)
+    student.part.embeddings.data.normal_(std=0.5)
     row = torch.randint(4096, (1, 24), generator=torch.Generator().manual_seed(0))
     p, q = student.distributions(row)
     embed = target.get_input_embeddings()
     for group, cut in enumerate(range(0, 21, 5)):
-        x = torch.cat([embed(row[:, : cut + 1]), student.lookahead.embeddings[None]], 1)
+        x = torch.cat([embed(row[:, : cut + 1]), student.part.embeddings[None]], 1)
         alone = target(inputs_embeds=x).logits[0, cut + 1 :]
         assert torch.allclose(q[group], alone, atol=2e-3)
         assert torch.allclose(p[group], target(row).logits[0, cut + 1 : cut + 4], atol=2e-3)
