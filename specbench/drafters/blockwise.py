@@ -28,7 +28,6 @@ HEADS = "heads of python -m specbench.train or of others, which must be a hub id
 class HeadsSettings(PartSettings, OwnSampling):
     """Heads, and how their logits become q."""
 
-    part: ClassVar[str] = "path"
     must: ClassVar[str] = HEADS
     path: str = Field(description="a folder of heads")
 

@@ -50,9 +50,8 @@ class DFlashModel:
         self.unread: list[tuple[int | None, int, Tensor]] = []
         target.hidden_reader = self
 
-    # -- What executors ask of a model with a cache ----------------------------------------------
-
     def cache_tensors(self) -> list[Tensor]:
+        """As `on_cache`, what executors ask of a model with a cache."""
         return [self.context] if self.context.numel() else []
 
     @contextmanager
@@ -63,8 +62,6 @@ class DFlashModel:
             yield
         finally:
             self.context = own
-
-    # -- The target's hidden states ---------------------------------------------------------------
 
     def take_hidden(self, row: int | None, begin: int, hidden: Tensor) -> None:
         """Keeps the hidden states [b, n, F] of prompt tokens from position `begin` on until the next draft."""
@@ -101,8 +98,6 @@ class DFlashModel:
         columns = columns.clamp(max=self.context.shape[4] - 1)
         self.context.scatter_(4, columns[None, None, :, None, :, None].expand_as(made), made)
 
-    # -- A draft ------------------------------------------------------------------------------------
-
     def read(self, state: State) -> tuple[Tensor, Tensor]:
         """Logits [B, guesses, V'] of all guesses of a block behind the committed tokens of each row, and the states
         [B, guesses, H] that they follow from."""
@@ -133,7 +128,6 @@ class DFlashDrafter(ParallelDrafter):
     stop: GammaPolicy | None = None
 
     class Settings(PartSettings, OwnSampling, BlockTreeSettings):
-        part: ClassVar[str] = "path"
         must: ClassVar[str] = MODEL
         path: str = Field(description="a folder or hub id of a DFlash checkpoint")
 

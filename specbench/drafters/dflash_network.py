@@ -126,9 +126,6 @@ class DFlashNetwork(nn.Module):
         return torch.cat([seen.expand(b, block, columns), rows.expand(b, block, block)], 2)[:, None]
 
 
-# -- A checkpoint's tensors ----------------------------------------------------------------------------
-
-
 def load_network(
     path: str, key: str, config: DFlashConfig, target: LanguageModel
 ) -> tuple[DFlashNetwork, Tensor | None]:

@@ -52,7 +52,6 @@ class Eagle3Drafter(PairDrafter):
     """Guesses follow from pairs of the target's hidden states and tokens, as by multi-token prediction."""
 
     class Settings(PartSettings, OwnSampling, TreeSettings):
-        part: ClassVar[str] = "path"
         must: ClassVar[str] = MODEL
         path: str = Field(description="a folder or hub id of an EAGLE-3 checkpoint")
         feature_layers: Literal["auto"] | LayerIds = "auto"

@@ -139,8 +139,6 @@ class ModelDrafter(Drafter):
         logits = self.model.forward(x, first, visible, tree=tree, keep_logits=0 if tree else 1)
         return logits if tree else logits[:, -1:], ()  # behind an encoder there are those of all tokens
 
-    # -- A chain of guesses -----------------------------------------------------------------------
-
     def _draft(
         self, rows: Rows, steps: int, x: Tensor, first: Tensor, memory: Memory, visible: int,
         signal: Signal | None = None, goes_on: Callable[[Tensor], bool] | None = None,

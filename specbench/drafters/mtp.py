@@ -78,7 +78,6 @@ class MtpDrafter(PairDrafter):
     """The module of the target's own checkpoint, or of another one."""
 
     class Settings(PartSettings, OwnSampling, TreeSettings):
-        part: ClassVar[str] = "path"
         must: ClassVar[str] = MODEL
         path: str | None
 

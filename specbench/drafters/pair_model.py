@@ -75,8 +75,6 @@ class PairModel(LanguageModel):
         """The target's hidden states [b, N, H] as those of pairs."""
         return hidden
 
-    # -- Prompts --------------------------------------------------------------------------------
-
     def admit(self, row: int, sequence: Sequence, columns: int) -> None:
         super().admit(row, sequence, columns)
         self.behind[row] = 0  # what a draft reads of a row that waits stands behind its prompt
@@ -121,8 +119,6 @@ class PairModel(LanguageModel):
         first = torch.full((len(hidden),), begin, device=self.device)
         x = self.join(text[:, begin + 1 : end + 1], self.project(hidden))
         self.forward(x, first, visible, row=row, keep_logits=1)
-
-    # -- Rounds ---------------------------------------------------------------------------------
 
     def make_room_for(self, state: State, steps: int) -> int:
         """Rolls back to the first pending pairs, makes room for them and `steps` guesses; returns the columns seen."""

@@ -97,19 +97,16 @@ SHARES: Floats = np.array([one.share for one in ALTERNATIVES]) / sum(one.share f
 LIMITS: Floats = -np.log(LEVEL * SHARES)  # of the log ratio of each alternative alone
 
 
-def token_ratios(change: Change, p: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
+def log_ratios(change: Change, p: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
     """log(alternative / p) [k, V] of every token, 0 where p is 0, and the alternative [k, V], from p [k, V] and what
-    else it depends on [k, V]."""
+    else it depends on [k, V]. For events, which happen with probability p [k], those of "no" and "yes" [k, 2]."""
+    if p.dim() == 1:
+        changed = p + (1 - LEFT) * (change(p, *more).clamp(max=1) - p)
+        p, other = (torch.stack([1 - x, x], -1) for x in (p, changed))
+        return torch.where(p > 0, (other / p).log(), 0.0), other
     weights = change(p, *more)
     weights = weights / (p * weights).sum(-1, keepdim=True)
     return torch.where(p > 0, weights.log(), 0.0), p * weights
-
-
-def event_ratios(change: Change, mean: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of events that do not and do happen [k, 2], from their probabilities in exact runs, mean [k]."""
-    changed = mean + (1 - LEFT) * (change(mean, *more).clamp(max=1) - mean)
-    p, other = (torch.stack([1 - x, x], -1) for x in (mean, changed))
-    return torch.where(p > 0, (other / p).log(), 0.0), other
 
 
 def no_sums() -> Floats:
@@ -120,11 +117,11 @@ def no_sums() -> Floats:
 def sums_of(kind: str, drawn: Tensor, p: Tensor, *more: Tensor) -> Floats:
     """The sums of draws of a kind: tokens drawn [k] from p [k, V], or events that happened [k] bool, which they do with
     probability p [k]; `more` is what else the alternatives depend on."""
-    found, ratios = no_sums(), token_ratios if p.dim() == 2 else event_ratios
+    found = no_sums()
     for i, one in enumerate(ALTERNATIVES):
         if one.kind != kind or not len(drawn):
             continue
-        logs, other = ratios(one.change, p, *more)
+        logs, other = log_ratios(one.change, p, *more)
         first, second = (other * logs).sum(-1), (other * logs**2).sum(-1)
         parts = (logs.gather(1, drawn[:, None].long()), first, second - first**2)
         found[i] = [float(part.double().sum()) for part in parts]

@@ -29,6 +29,8 @@ from specbench.models.reference_forward import FinishedText
 MEAN_SHARE = 0.25  # of what rounding explains at most, the mean total variation may reach this
 HARMLESS = 1e-3  # nats by which accepting a guess surely differs: below it the drafter is the target
 OTHER_Q = "q in decoding is not the stock module's: alpha is not the drafter's own"
+Readings = Sequence[dict[str, Any]]
+Passed = tuple[bool | None, str]  # and why
 
 
 def unread(reason: str, error: bool = False) -> Reading:
@@ -224,7 +226,7 @@ def judge(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
     return verdict | {"details": details, "notes": notes}
 
 
-def _pooled(readings: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | None:
+def _pooled(readings: Readings, name: str) -> dict[str, Any] | None:
     """The comparison of one model's distributions over all texts, "tv" and "limit" as means; None if none was kept."""
     own = [reading[name] for reading in readings if reading.get(name, {}).get("positions")]
     if not own:
@@ -235,9 +237,7 @@ def _pooled(readings: Sequence[dict[str, Any]], name: str) -> dict[str, Any] | N
     return found | {key: mean if math.isfinite(mean) else None for key, mean in means.items()}
 
 
-def _judge_equality(
-    records: Sequence[Record], readings: Sequence[dict[str, Any]], details: dict[str, Any], invariant: bool
-) -> tuple[bool | None, str]:
+def _judge_equality(records: Sequence[Record], readings: Readings, details: dict[str, Any], invariant: bool) -> Passed:
     """The verdict at temperature 0. With an `invariant` p every text must be plain decoding's, ties included."""
     different = [r for r in records if r.speculative and r.baseline and r.speculative.ids != r.baseline.ids]
     kinds = [(record.verdict or {}).get("divergence") or "unknown" for record in different]
@@ -253,9 +253,7 @@ def _judge_equality(
     return True, ""
 
 
-def _judge_draws(
-    readings: Sequence[dict[str, Any]], sums: Floats, detectable: Sequence[str], details: dict[str, Any]
-) -> tuple[bool | None, str]:
+def _judge_draws(readings: Readings, sums: Floats, detectable: Sequence[str], details: dict[str, Any]) -> Passed:
     """The verdict above temperature 0. Its statistic bounds the probability that an exact run gives such evidence."""
     statistic, fault = sequential.p_value(sums)
     impossible = sum(reading["impossible"] for reading in readings)

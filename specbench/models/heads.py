@@ -25,7 +25,7 @@ _Part = TypeVar("_Part", bound=PreTrainedModel)
 class PartSettings(BaseSettings):
     """Settings of which one, `part`, names a folder or a hub id, or null for none."""
 
-    part: ClassVar[str]
+    part: ClassVar[str] = "path"
     must: ClassVar[str] = checkpoint.TRAINED  # what it must be
 
     def check(self, prefix: str) -> None:

@@ -25,11 +25,10 @@ from specbench.measure.sequential import (
     EVERY,
     FAVOURED,
     LEVEL,
-    event_ratios,
+    log_ratios,
     no_sums,
     p_value,
     sums_of,
-    token_ratios,
 )
 from specbench.measure.verdict import draw_sums, judge, read_text, unread
 from specbench.models.reference_forward import FinishedText
@@ -298,12 +297,12 @@ def test_every_alternative_has_mean_one_and_there_are_at_most_twenty() -> None:
                 if one.kind == "accepted"
                 else ()
             )
-            logs, _ = event_ratios(one.change, mean, *more)
+            logs, _ = log_ratios(one.change, mean, *more)
             total = (torch.stack([1 - mean, mean], -1) * logs.exp()).sum(-1)
         else:
             others = {"after": (q,), "behind": (q,), "own": (q,)}
             others["beside"] = (torch.nn.functional.one_hot(torch.full((30,), 7), 50),)
-            logs, _ = token_ratios(one.change, p, *others.get(one.kind, ()))
+            logs, _ = log_ratios(one.change, p, *others.get(one.kind, ()))
             total = (p * logs.exp()).sum(-1)
             assert logs.abs().max() > 0.01, one.name
         assert torch.allclose(total, torch.ones_like(total), atol=1e-9), one.name
