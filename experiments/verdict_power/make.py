@@ -26,11 +26,10 @@ from specbench.measure.sequential import (
     LEVEL,
     MARGIN,
     SURE,
-    event_ratios,
+    log_ratios,
     no_sums,
     p_value,
     residual,
-    token_ratios,
 )
 
 GAMMA, CHUNK = 4, 128
@@ -243,7 +242,7 @@ def judge(found: Draws, p: Tensor, q: Tensor) -> Array:
             ("after", R, own.token, lost, (Q,)),
         ):
             for i in of_kind(kind):
-                logs[i] += (token_ratios(ALTERNATIVES[i].change, base, *more)[0].gather(1, drawn) * where).sum(0)
+                logs[i] += (log_ratios(ALTERNATIVES[i].change, base, *more)[0].gather(1, drawn) * where).sum(0)
         favoured = (q[here] > MARGIN * p[here]).double()
         mean = (p[here] * favoured).sum(-1, keepdim=True).clamp(max=1).expand(own.tested.shape)
         add(logs, "favoured", mean, favoured.gather(1, own.token) > 0, own.tested)
@@ -259,7 +258,7 @@ def judge(found: Draws, p: Tensor, q: Tensor) -> Array:
 def add(logs: Tensor, kind: str, mean: Tensor, happened: Tensor, where: Tensor, *more: Tensor) -> None:
     """Adds the log ratios of events [n, runs] to logs [K, runs]."""
     for i in of_kind(kind):
-        ratios, _ = event_ratios(ALTERNATIVES[i].change, mean, *more)
+        ratios, _ = log_ratios(ALTERNATIVES[i].change, mean, *more)
         logs[i] += torch.where(where, ratios.gather(-1, happened[..., None].long())[..., 0], 0.0).sum(0)
 
 

@@ -59,10 +59,6 @@ class Walk:
             hits = self.children(level) & (kept[:, 1:][:, level] > 0)
             self.move(level, hits & (hits.cumsum(1) == 1))
 
-    def skip(self) -> None:
-        """Passes a level at which no row has a child to try."""
-        self.path.append(self.node)
-
     def along(self, verdict: Verdict) -> Iterator[tuple[int, slice]]:
         """Each depth and level of the tree, on the way down the accepted path."""
         for depth, level in enumerate(level_slices(self.draft.levels)):
@@ -131,7 +127,7 @@ def iterative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
     for level in level_slices(draft.levels):
         can_try = walk.children(level)
         if nobody(can_try):
-            walk.skip()
+            walk.path.append(walk.node)
             tokens.append(torch.zeros_like(draft.tokens[:, 0]))
             continue
         token, found = torch.full_like(draft.tokens[:, 0], -1), torch.zeros_like(can_try[:, 0])

@@ -50,9 +50,7 @@ def acceptance(sample: Sample) -> dict[str, Any]:
     over the rounds that tested it."""
     total = sample.total
     lengths, places = (numbers_behind(total, prefix) for prefix in (ACCEPTED_OF, TESTED_AT))
-    means = sample.of_tokens(
-        lambda s: {str(place): s[f"{BETA_AT}{place}"] / s[f"{TESTED_AT}{place}"] for place in places}
-    )
+    means = sample.of_tokens(lambda s: {str(n): s[f"{BETA_AT}{n}"] / s[f"{TESTED_AT}{n}"] for n in places})
     return {
         "lengths": [round(total.get(f"{ACCEPTED_OF}{n}", 0)) for n in range(max(lengths, default=-1) + 1)],
         "by_place": [

@@ -45,9 +45,7 @@ def shared(runs: Mapping[str, Sequence[Record]]) -> dict[str, pd.DataFrame]:
     """The sums of the requests that all runs finished, by processes of the same number, in one order. Raises
     ValueError if there are none."""
     frames = {label: prompts_frame(records) for label, records in runs.items()}
-    keys = {
-        label: [*zip(frame.get("process", ()), frame.get("id", ()), strict=True)] for label, frame in frames.items()
-    }
+    keys = {label: [*zip(own.get("process", ()), own.get("id", ()), strict=True)] for label, own in frames.items()}
     known = set.intersection(*({*own} for own in keys.values()))
     if not known:
         raise ValueError(f"{' and '.join(runs)} share no request: runs are compared on the same prompts")

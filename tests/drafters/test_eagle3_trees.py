@@ -10,13 +10,14 @@ from small_runs import composed, small
 from test_eagle3 import expected_laws, overrides, parts
 
 from specbench.config.check import check
+from specbench.decoding import token_tree
 from specbench.decoding.draft import Scores
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.token_tree import MISSING, Tree
 from specbench.decoding.verify_tree import match
-from specbench.drafters import tree, tree_shapes
+from specbench.drafters import tree
 from specbench.errors import ConfigError
 from specbench.policies.fixed import FixedGamma
 from specbench.verifiers.iterative import IterativeVerifier
@@ -117,8 +118,8 @@ def one_further(own):
 
 
 CONTROLS = {
-    "keys of siblings": (tree_shapes, "newest", seeing_siblings),
-    "positions": (tree_shapes, "newest", one_further),
+    "keys of siblings": (token_tree, "newest", seeing_siblings),
+    "positions": (token_tree, "newest", one_further),
     "states of another node": (tree, "take_rows", lambda own: lambda values, up: own(values, up * 0)),
     "states of the target that are not the path's": (
         Scores, "hidden_along", lambda own: lambda self, verdict: self.hidden[:, : GAMMA + 1]
