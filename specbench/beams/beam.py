@@ -104,11 +104,7 @@ class BeamDecoding(Decoding):
 
 
 def stock_score(
-    model: LanguageModel,
-    prompt: abc.Sequence[int],
-    new: abc.Sequence[int],
-    rules: BeamRules,
-    read: EncoderInput | None,
+    model: LanguageModel, prompt: abc.Sequence[int], new: abc.Sequence[int], rules: BeamRules, read: EncoderInput | None
 ) -> tuple[float, float]:
     """The score of new tokens behind a prompt, and an encoder's input if there is one, by one plain forward of the
     stock module, and how far rounding may move it. Raises RuntimeError if the device has no room for it."""

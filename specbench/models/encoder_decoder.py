@@ -22,8 +22,6 @@ from specbench.models.causal_call import CausalCall
 from specbench.models.positions import Positions
 from specbench.models.sizes import context_of
 
-KINDS = "such as t5, bart, pegasus, marian or m2m_100"
-
 
 class InputLayer(NamedTuple):
     """What one layer's cross-attention reads, [b, heads, visible, head size]."""
@@ -185,7 +183,9 @@ def refuse_decoder(module: Any, name: str) -> None:
     elif not Positions(module.get_decoder()).known:
         why = "a decoder whose positions cannot be set for each row"
     if why is not None:
-        raise ConfigError(f"{name} has {why}, give another encoder-decoder, {KINDS}")
+        raise ConfigError(
+            f"{name} has {why}, give another encoder-decoder, such as t5, bart, pegasus, marian or m2m_100"
+        )
 
 
 def start_of(module: Any, name: str) -> list[int]:

@@ -36,18 +36,16 @@ def forbidden_tokens(module: Any) -> Tensor:
 
 def never_drawn(module: Any) -> list[int]:
     """The tokens that a generation_config forbids everywhere. generate() lets bad words end a text all the same."""
-    options = generation_config(module)
-    if options is None:
-        return []
+    options = (
+        vars(module).get("generation_config") or GenerationConfig()
+    )  # None if transformers cannot generate with it
     alone = [words[0] for words in options.bad_words_ids or [] if len(words) == 1]
     return [*(options.suppress_tokens or []), *(token for token in alone if token not in stops_of(options))]
 
 
 def not_applied(module: Any, repetition_penalty: float) -> list[str]:
     """Settings of generation_config that ask for what a run with this penalty does not do, as "min_length=56"."""
-    options = generation_config(module)
-    if options is None:
-        return []
+    options = vars(module).get("generation_config") or GenerationConfig()
     settings = {key: vars(options).get(key) for key in vars(GenerationConfig()) if key[0] != "_" and key not in DECIDED}
     asked = {key: value for key, value in settings.items() if value not in NEUTRAL.get(key, (None, False, 0, [], {}))}
     found = [f"{key}={shown(value)}" for key, value in asked.items()]
@@ -56,8 +54,3 @@ def not_applied(module: Any, repetition_penalty: float) -> list[str]:
     if longer := [words for words in options.bad_words_ids or [] if len(words) > 1]:
         found.append(f"bad_words_ids={shown(longer)}")
     return found
-
-
-def generation_config(module: Any) -> Any:
-    """The generation_config of a module; None if transformers cannot generate with it."""
-    return vars(module).get("generation_config")

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from specbench.models.load import PretrainedModel
 from specbench.train.student import Student, StudentSettings, distances, quoted
 
 
@@ -18,8 +19,8 @@ class DistilledStudent(Student):
         model: str = Field(description="a local folder or a hub id")
 
         @property
-        def own_model(self) -> str | None:
-            return self.model
+        def own_model(self) -> PretrainedModel.Settings:
+            return PretrainedModel.Settings(path=self.model, weights="pretrained", chat_template="never")
 
     def __init__(self, target: Any, loss: str, settings: Any, model: Any = None):
         super().__init__(target, loss, settings)

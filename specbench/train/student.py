@@ -28,8 +28,8 @@ class StudentSettings(BaseSettings):
         return 0
 
     @property
-    def own_model(self) -> str | None:
-        """The checkpoint of the student's own model; None if it has none."""
+    def own_model(self) -> Any:
+        """Settings of the checkpoint of the student's own model; None if it has none."""
         return None
 
 

@@ -95,13 +95,8 @@ def checked_settings(config: DictConfig) -> tuple[Training, Any, Any, Any]:
     if longest is not None and scalars.row > longest:
         raise ConfigError(f"row={scalars.row} is not possible: the context of {target.path} is {longest} tokens")
     if settings.own_model is not None:
-        model_settings(settings.own_model).check("method.")
+        settings.own_model.check("method.")
     return scalars, target, kind, settings
-
-
-def model_settings(path: str) -> PretrainedModel.Settings:
-    """Settings of the checkpoint of the student's own model."""
-    return PretrainedModel.Settings(path=path, weights="pretrained", chat_template="never")
 
 
 def loaded_student(scalars: Training, target_settings: Any, kind: type[Student], settings: Any) -> Student:
@@ -110,7 +105,7 @@ def loaded_student(scalars: Training, target_settings: Any, kind: type[Student],
     target = load_module(target_settings, "target", device, pick_dtype(scalars.precision, device), scalars.seed)
     model = None
     if settings.own_model is not None:
-        model = load_module(model_settings(settings.own_model), "method", device, torch.float32, scalars.seed)
+        model = load_module(settings.own_model, "method", device, torch.float32, scalars.seed)
     transformers.set_seed(scalars.seed)
     return kind(target, scalars.loss, settings, model).to(device)
 
@@ -154,7 +149,6 @@ def fit(student: Student, rows: Tensor, scalars: Training, learning_rate: float,
             learning_rate=learning_rate,
             warmup_steps=scalars.warmup,
             lr_scheduler_type="cosine",
-            max_grad_norm=1.0,
             bf16=scalars.precision == "bfloat16",
             seed=scalars.seed,
             logging_steps=25,
