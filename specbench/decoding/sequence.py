@@ -31,6 +31,5 @@ class Sequence:
 
     def fresh(self, request_id: int) -> "Sequence":
         """The same request before anything was decoded, under another number."""
-        return replace(
-            self, tokens=list(self.tokens[: self.prompt_length]), request_id=request_id, active=False, times={}
-        )
+        prompt = self.tokens[: self.prompt_length]
+        return replace(self, tokens=prompt, request_id=request_id, active=False, times={})

@@ -65,14 +65,10 @@ class Walk:
             yield depth, level
             self.step(level, torch.where(depth < verdict.accepted, verdict.tokens[:, depth], -1))
 
-    def verdict(self, tokens: Tensor) -> Verdict:
-        """The verdict of the finished walk; tokens [B, D + 1] are x_1 .. x_n, t of each row."""
-        return Verdict(tokens, self.n, torch.stack(self.path, 1))
-
-    def verdict_with(self, t: Tensor) -> Verdict:
-        """The same of the path's own tokens and t [B]."""
+    def verdict(self, t: Tensor) -> Verdict:
+        """The verdict of the finished walk, with the token t [B] after the accepted guesses."""
         x = F.pad(self.draft.tokens, (1, 1)).gather(1, torch.stack([*self.path[1:], self.node], 1))
-        return self.verdict(x.scatter(1, self.n[:, None], t[:, None]))
+        return Verdict(x.scatter(1, self.n[:, None], t[:, None]), self.n, torch.stack(self.path, 1))
 
 
 def accepted_path(draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,7 +97,7 @@ def follow(draft: Draft, choose: Callable[[Tensor, int], Tensor]) -> Verdict:
         tokens.append(choose(walk.node, depth))
         walk.step(level, tokens[-1])
     tokens.append(choose(walk.node, len(tokens)))
-    return walk.verdict(torch.stack(tokens, 1))
+    return Verdict(torch.stack(tokens, 1), walk.n, torch.stack(walk.path, 1))
 
 
 def match(p: Tensor, draft: Draft, bits: Tensor | None) -> Verdict:
@@ -121,14 +117,12 @@ def iterative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
     V]; r [B, N] uniforms; bits [B, D+1] of a stream of their own. A token that was drafted twice is tried twice,
     because the residual is correct only then."""
     walk = Walk(draft)
-    tokens: list[Tensor] = []
     left, mass = p[:, ROOT], torch.ones(len(p), dtype=r.dtype, device=r.device)  # p unnormalised, and its sum
     q_x = None if draft.probs is None else draft.probs.gather(-1, draft.tokens[..., None])[..., 0]
     for level in level_slices(draft.levels):
         can_try = walk.children(level)
         if nobody(can_try):
             walk.path.append(walk.node)
-            tokens.append(torch.zeros_like(draft.tokens[:, 0]))
             continue
         token, found = torch.full_like(draft.tokens[:, 0], -1), torch.zeros_like(can_try[:, 0])
         for i, there in enumerate(can_try.T, level.start):
@@ -140,11 +134,9 @@ def iterative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
             token, found = torch.where(accepted, x, token), found | accepted
             left, mass = _subtract_q(left, mass, draft, i, tried & ~accepted)
         walk.step(level, token)
-        tokens.append(token.clamp(min=0))
         left = torch.where(found[:, None], at_row(p, walk.node), left)
         mass = torch.where(found, 1.0, mass)
-    x = torch.stack([*tokens, _draw_left(left, p, walk, bits)], 1)
-    return walk.verdict(x.scatter(1, walk.n[:, None], x[:, -1:]))
+    return walk.verdict(_draw_left(left, p, walk, bits))
 
 
 def _subtract_q(left: Tensor, mass: Tensor, draft: Draft, i: int, rejected: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,7 +165,7 @@ def traversal_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verd
     h, left = traversal_weights(p, draft)
     walk = Walk(draft)
     walk.descend(F.pad((r < h) & walk.exists, (1, 0)).int())
-    return walk.verdict_with(_draw_left(at_row(left, walk.node), p, walk, bits))
+    return walk.verdict(_draw_left(at_row(left, walk.node), p, walk, bits))
 
 
 def traversal_weights(p: Tensor, draft: Draft) -> tuple[Tensor, Tensor]:
@@ -249,4 +241,4 @@ def longest_path(p: Tensor, draft: Draft, passes: Tensor, choose: Callable[[Tens
         good[:, 1:][:, level] &= good.gather(1, walk.parent[:, level])
     deepest = (good * constant(depth_of_nodes)(draft.levels, p.device)).argmax(1)  # the first of them
     walk.descend(F.one_hot(deepest, good.shape[1]))
-    return walk.verdict_with(choose(at_row(p, walk.node), walk.n))
+    return walk.verdict(choose(at_row(p, walk.node), walk.n))

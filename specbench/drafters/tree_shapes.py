@@ -124,7 +124,7 @@ class DynamicTree:
 
     def levels(self, depth: int) -> tuple[int, ...]:
         """The number of guesses by depth that the draft is chosen from."""
-        return pool(self.width, depth)
+        return (self.width, *[self.width**2] * (depth - 1)) if depth else ()
 
     def values(self, above: Tensor, guesses: Tensor, q: Tensor) -> Tensor:
         """[B, m * K]: the values of guesses whose m parents have the values above [B, m], -inf for none; q is what
@@ -134,7 +134,7 @@ class DynamicTree:
     def grow(self, step: Step, rows: Rows, depth: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """All P guesses [B, P], their parents [B, P], their values [B, P], the node [B, P + 1] of each node of the
         draft among those that were read, and q [B, P, V] of guesses that are drawn, or None."""
-        K, levels, root = self.width, pool(self.width, depth), torch.full_like(rows.length[:, None], ROOT)
+        K, levels, root = self.width, self.levels(depth), torch.full_like(rows.length[:, None], ROOT)
         bits = None if self.point_masses else node_bits(rows.noise[PROPOSAL], rows.length, levels)
         last, value = root, torch.full_like(root, self.start, dtype=torch.float)  # of the nodes that are read next
         number = parents = root[:, :0]  # of all nodes that are read: which they are, and their tree
@@ -312,11 +312,6 @@ class BlockTreeSettings(BaseSettings):
 def widths(branching: list[int], gamma: int) -> list[int]:
     """The number of children of each node by depth, for a tree of depth gamma."""
     return [*branching, *[1] * gamma][:gamma]
-
-
-def pool(width: int, gamma: int) -> tuple[int, ...]:
-    """The number of guesses by depth that a dynamic tree of depth gamma is chosen from."""
-    return (width, *[width * width] * (gamma - 1)) if gamma else ()
 
 
 def best_nodes(score: Tensor, most: int) -> Tensor:

@@ -25,7 +25,6 @@ SMALLEST = math.exp(-10)  # probabilities below it are tilted as this one is
 LEFT = 0.02  # of the distribution stays in every alternative: no single draw decides against one
 MARGIN = 1.05  # q / p above which the drafter favours a token
 SURE = 1 + 1e-6  # p / q from which a guess is accepted whatever rounding does
-SUMS = ("log", "mean", "variance")  # of the log ratio: its value, and its mean and variance under the alternative
 Change = Callable[..., Tensor]
 
 
@@ -110,8 +109,8 @@ def log_ratios(change: Change, p: Tensor, *more: Tensor) -> tuple[Tensor, Tensor
 
 
 def no_sums() -> Floats:
-    """[K, len(SUMS)] of no draws."""
-    return np.zeros((len(ALTERNATIVES), len(SUMS)))
+    """[K, 3] of no draws: log ratios, and their means and variances under the alternatives."""
+    return np.zeros((len(ALTERNATIVES), 3))
 
 
 def sums_of(kind: str, drawn: Tensor, p: Tensor, *more: Tensor) -> Floats:

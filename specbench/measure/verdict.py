@@ -29,6 +29,7 @@ from specbench.models.reference_forward import FinishedText
 MEAN_SHARE = 0.25  # of what rounding explains at most, the mean total variation may reach this
 HARMLESS = 1e-3  # nats by which accepting a guess surely differs: below it the drafter is the target
 OTHER_Q = "q in decoding is not the stock module's: alpha is not the drafter's own"
+Kept = Sequence[tuple[int, Tensor]]  # distributions [m, V] from positions on
 Readings = Sequence[dict[str, Any]]
 Passed = tuple[bool | None, str]  # and why
 
@@ -61,9 +62,7 @@ def read_text(
         return unread(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", error=True)
 
 
-def compared(
-    logits: Tensor, kept: Sequence[tuple[int, Tensor]], dtype: torch.dtype, sampling: Sampling
-) -> dict[str, Any]:
+def compared(logits: Tensor, kept: Kept, dtype: torch.dtype, sampling: Sampling) -> dict[str, Any]:
     """Of the positions whose distribution was kept: the sums of its total variation from the stock module's, by
     penalised logits [n, V], and of what rounding explains; and how many go beyond that."""
     sums = {"positions": 0, "tv": 0.0, "limit": 0.0, "beyond": 0}
@@ -183,7 +182,7 @@ def _zero(p: Tensor, drawn: Tensor, where: Tensor) -> int:
     return int((where & (p.gather(1, drawn[:, None])[:, 0] == 0)).sum())
 
 
-def _rows(kept: Sequence[tuple[int, Tensor]], n: int, like: Tensor) -> tuple[Tensor, Tensor]:
+def _rows(kept: Kept, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """The distributions of the first n positions [n, V] in float64, 0 where they were not kept, and where they were
     [n]; V and the device are those of `like` [.., V]."""
     found = torch.zeros(n, like.shape[-1], dtype=torch.double, device=like.device)

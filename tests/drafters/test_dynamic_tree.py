@@ -12,7 +12,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import MISSING
-from specbench.drafters.tree_shapes import best_nodes, pool
+from specbench.drafters.tree_shapes import DynamicTree, best_nodes
 
 NODES, WIDTH = 7, 3  # of make_drafter
 
@@ -59,7 +59,7 @@ def test_the_tree_is_that_of_a_search(temperature):
     target.prefill(state)
     scores = target.score(state, draft)
     assert scores.width == NODES + 1  # what the target reads
-    stored = sum(pool(WIDTH, 4)) + 1
+    stored = sum(DynamicTree(1, WIDTH).levels(4)) + 1
     assert scores.p.nbytes == 4 * len(texts) * stored * V and (scores.logits is None) == (temperature > 0)
 
 
