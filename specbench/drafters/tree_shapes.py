@@ -280,11 +280,9 @@ class TreeSettings(BaseSettings):
         if the model has too few tokens."""
         if self.branching is None and self.nodes is None:
             return None
-        key, widest = ("branching", max(self.branching, default=0)) if self.branching else ("width", self.width)
-        if widest > model.vocab_size:
-            raise ConfigError(
-                f"drafter.{key}={getattr(self, key)} is not possible: {model.name} has {model.vocab_size} tokens"
-            )
+        if max(self.branching or [self.width]) > model.vocab_size:
+            given = f"branching={self.branching}" if self.branching else f"width={self.width}"
+            raise ConfigError(f"drafter.{given} is not possible: {model.name} has {model.vocab_size} tokens")
         best = greedy or model.sampling.greedy or self.children == "best"
         if self.nodes is not None:
             kind = DynamicTree if best else SampledTree

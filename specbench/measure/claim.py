@@ -114,11 +114,11 @@ class Claim(Row):
 
     def each(self) -> "list[Claim]":
         """The claims of the rows."""
-        return [self.model_copy(update=self._changed_by(row)) for row in self.rows] or [self]
-
-    def _changed_by(self, row: Row) -> dict[str, Any]:
-        both = {"choices": self.choices | row.choices, "settings": self.settings | row.settings}
-        return {"of": row.of, "numbers": row.numbers, **both}
+        found = []
+        for row in self.rows:
+            both = {"choices": self.choices | row.choices, "settings": self.settings | row.settings}
+            found.append(self.model_copy(update={"of": row.of, "numbers": row.numbers, **both}))
+        return found or [self]
 
 
 def read_claim(path: Path) -> Claim:
