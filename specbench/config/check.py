@@ -102,7 +102,8 @@ def check_combinations(root: RunConfig, choices: Mapping[str, Choice], device: "
     if verifier.kind.only_greedy and root.temperature > 0:
         refuse(verifier, f"with temperature={root.temperature:g}: it must be 0, or use verifier=iterative")
     if lenience < 1 and not verifier.kind.takes_lenience:
-        refuse(verifier, "with lenience below 1: use verifier=speculative")
+        chains = "verifier=speculative and a drafter of chains, as drafter=model" if trees else "verifier=speculative"
+        refuse(verifier, f"with lenience below 1: use {chains}")
     if policy.kind.watches and (trees or not drafter.kind.ends_early):
         refuse(policy, f"with drafter={drafter.name}: it needs a drafter that is a model, and chains, drafter=model")
     if policy.kind.asks and not drafter.kind.estimates(drafter.settings):
@@ -119,11 +120,11 @@ def check_combinations(root: RunConfig, choices: Mapping[str, Choice], device: "
     for key, only in OF_BEAMS.items():
         if getattr(root, key) != only:
             refuse(decoding, f"with {key}={getattr(root, key)}: it must be {only}, or use decoding=sampling")
+    if not vars(drafter.kind).get("searches", False):
+        refuse(decoding, f"with drafter={drafter.name}, which has no beams: use a drafter that is one model")
     for group, option in WITH_BEAMS.items():
         if choices[group].name != option:
             refuse(decoding, f"with {group}={choices[group].name}: use {group}={option}")
-    if not vars(drafter.kind).get("searches", False):
-        refuse(decoding, f"with drafter={drafter.name}, which has no beams: use a drafter that is one model")
     if executor.kind.fixed_shapes:
         refuse(decoding, f"with executor={executor.name}, whose calls have few shapes: use executor=auto or eager")
 

@@ -167,7 +167,8 @@ def explain(error: BaseException, overrides: Sequence[str] = (), keys: Iterable[
     if found := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
         key = found[1] or found[2]
         group, _, name = key.rpartition(".")
-        what = f"setting of the chosen {group}" if group else "setting"
+        own = dict(override.partition("=")[::2] for override in overrides).get(group)
+        what = (f"setting of {group}={own}" if own else f"setting of the chosen {group}") if group else "setting"
         every = [*(known_keys(overrides) if keys is None else keys)]
         elsewhere = [known for known in every if known == name or known.endswith(f".{key}")]
         return str(unknown(key, (known for known in every if known.rpartition(".")[0] == group), what, elsewhere))

@@ -15,7 +15,7 @@ from specbench.measure.record import Record
 from specbench.measure.rounds import rounds_frame
 from specbench.report import figures, files, tables
 from specbench.report.files import Run
-from specbench.report.terminal import compared_headline, headline, verdict_and_prediction
+from specbench.report.terminal import compared_headline, fastest, headline, verdict_and_prediction
 
 PROMPTS_SHOWN = 8  # on the page of a run
 
@@ -71,22 +71,21 @@ def tiles(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     measured, predicted, corrected = (
         tables.ratio(speedup[name], None) for name in ("measured", "theorem_3_8", "corrected")
     )
+    costs = ", ".join("-" if cost[name] is None else f"{cost[name]:.2f}" for name in "cvo")
     return [
         ("speedup", measured, interval(speedup["ci95"])),
         ("Theorem 3.8", predicted, f"by measured costs {corrected}"),
         ("alpha", tables.number(alpha["mean"]), f"{alpha['n']:,} tested guesses"),
         ("block efficiency", tables.number(results["block_efficiency"]["mean"]), "tokens per target call"),
-        ("c, v, o", ", ".join(tables.number(cost[name], 2) for name in "cvo"), "in single-token target steps"),
+        ("c, v, o", costs, "in single-token target steps"),
         ("lossless", tables.verdict(lossless), lossless["reason"] or "the output distribution is the target's"),
     ]
 
 
 def sweep_page(runs: Sequence[Run], title: str) -> str:
     """The page of several runs."""
-    best = max(runs, key=lambda run: run.results["speedup"]["measured"] or 0)
-    speedup = best.results["speedup"]
-    answer = f"Fastest of {len(runs)} runs: {best.label}, {tables.ratio(speedup['measured'], speedup['ci95'])}"
     rows = [(run.label, s["measured"], s["ci95"], s["theorem_3_8"]) for run in runs if (s := run.results["speedup"])]
+    answer = fastest([row[:3] for row in rows], "runs")
     drawn = {"Speedup": figures.speedups(rows), "Speedup by setting": figures.sweep_lines(runs)}
     shown = {"Runs": tables.runs_table(runs), "By category": tables.by_category(runs)}
     notes = ["Jobs of a sweep run at different times: python -m specbench.compare decodes each prompt by all in turn."]

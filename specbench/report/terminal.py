@@ -16,30 +16,34 @@ from specbench.errors import visible
 from specbench.report.tables import TEXT_COLUMNS, bandwidth_share, mean, number, ratio, verdict
 
 WIDTH = 140  # characters, where the output is not a terminal
+WIDEST_TEXT = 24  # characters of a text in a table, beyond which it is wrapped
+ALWAYS = ("speedup", "claimed", "here", "mean")  # columns of numbers that no terminal is too narrow for
 
 
 def show(content: Table | str, style: str = "") -> None:
     """Prints a table or a text, which reaches the terminal without control characters."""
+    console().print(visible(content) if isinstance(content, str) else content, style=style)
+
+
+def console() -> Console:
+    """The terminal, or what its output goes to."""
     wide = None if "COLUMNS" in os.environ or Console().is_terminal else WIDTH
-    console = Console(markup=False, emoji=False, highlight=False, width=wide)
-    console.print(visible(content) if isinstance(content, str) else content, style=style)
+    return Console(markup=False, emoji=False, highlight=False, width=wide)
 
 
 def headline(results: Mapping[str, Any]) -> str:
-    """One sentence: whether speculative decoding was faster, with the interval, and how good plain decoding was."""
-    speedup = results["speedup"]
+    """One sentence: whether speculative decoding was faster, with the interval, whether the text is another one by
+    choice, and how good plain decoding was."""
+    speedup, share = results["speedup"], bandwidth_share(results)
     measured, interval = speedup["measured"], speedup["ci95"]
     if measured is None:
         return "No speedup was measured"
-    share = bandwidth_share(results)
-    plain = "plain decoding" + (f" at {share} of the measured bandwidth" if share else "")
+    lossy = "" if results["lossless"]["expected"] else ", lossy by choice"
+    plain = f"; plain decoding at {share} of bandwidth" if share else ""
     if interval is None:
-        return f"{ratio(measured, None)} the speed of {plain}, from too few prompts for an interval"
-    if interval[0] > 1:
-        return f"Faster than {plain}: {ratio(measured, interval)}"
-    if interval[1] < 1:
-        return f"Slower than {plain}: {ratio(measured, interval)}"
-    return f"Not shown to be faster or slower than {plain}: {ratio(measured, interval)}"
+        return f"{ratio(measured, None)} the speed of plain decoding, too few prompts for an interval{lossy}{plain}"
+    what = "Faster than" if interval[0] > 1 else "Slower than" if interval[1] < 1 else "Not shown to differ from"
+    return f"{what} plain decoding: {ratio(measured, interval)}{lossy}{plain}"
 
 
 def verdict_and_prediction(results: Mapping[str, Any]) -> str:
@@ -88,13 +92,20 @@ def one_line(results: Mapping[str, Any]) -> str:
 
 
 def table(frame: Any) -> Table:
-    """A DataFrame for the terminal."""
+    """A DataFrame for the terminal. On a narrow one the last columns of numbers are left out, which the page has."""
+    cells = frame.map(lambda cell: visible(str(cell)))
+    widths = {head: max([*map(len, str(head).split()), *map(len, cells[head])]) for head in frame.columns}
+    widths |= {head: min(widths[head], WIDEST_TEXT) for head in widths if head in TEXT_COLUMNS}
+    while sum(widths.values()) + len(widths) > console().width and widths.keys() - {*TEXT_COLUMNS, *ALWAYS}:
+        del widths[next(head for head in reversed(widths) if head not in TEXT_COLUMNS and head not in ALWAYS)]
     found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    for head in frame.columns:
-        side: JustifyMethod = "left" if head in TEXT_COLUMNS else "right"
-        found.add_column(Text(visible(str(head)).replace(" ", "\n")), justify=side, no_wrap=head not in TEXT_COLUMNS)
-    for row in frame.itertuples(index=False):
-        found.add_row(*(Text(visible(str(cell))) for cell in row))
+    for head, width in widths.items():
+        text = head in TEXT_COLUMNS
+        side: JustifyMethod = "left" if text else "right"
+        heading = Text(visible(str(head)).replace(" ", "\n"))
+        found.add_column(heading, justify=side, no_wrap=not text, min_width=width)
+    for row in cells[[*widths]].itertuples(index=False):
+        found.add_row(*map(Text, row))
     return found
 
 
@@ -106,14 +117,20 @@ def answer(sentence: str, frame: Any, folder: Path) -> None:
 
 
 def compared_headline(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The fastest method, whether it gains on plain decoding, and from which methods it is not distinguished."""
-    first = rows[0]
-    alike = [row["method"] for row in rows[1:] if row["rank"] == 1]
-    gain = f"{ratio(first['speedup'], first['speedup_ci95'])} over plain decoding"
-    sentence = f"{first['method']} is the fastest of {len(rows)}: {gain}"
-    if first["speedup_ci95"] is None or first["speedup_ci95"][0] <= 1:
-        sentence = f"No method is shown to gain; the fastest of {len(rows)} is {first['method']}: {gain}"
-    return sentence + (f"; not distinguished from {', '.join(alike)}" if alike else "")
+    """The fastest method, whether it gains on plain decoding, and how many methods it is not distinguished from."""
+    sentence = fastest([(row["method"], row["speedup"], row["speedup_ci95"]) for row in rows], "methods")
+    alike = sum(row["rank"] == 1 for row in rows) - 1
+    return sentence + (f"; not distinguished from {alike} of the others" if alike else "")
+
+
+def fastest(rows: Sequence[tuple[str, float | None, Sequence[float] | None]], what: str) -> str:
+    """Which of several measured speedups of `what`, given with their names and intervals, is the largest that is shown
+    to be a gain; the largest of all if none is."""
+    gains = [row for row in rows if row[2] is not None and row[2][0] > 1]
+    name, *speedup = max(gains or rows, key=lambda row: row[1] or 0.0)
+    if not gains:
+        return f"None of {len(rows)} {what} is shown to gain on plain decoding; largest: {name}, {ratio(*speedup)}"
+    return f"Largest gain on plain decoding of {len(rows)} {what}: {name}, {ratio(*speedup)}"
 
 
 @contextmanager

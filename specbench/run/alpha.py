@@ -26,13 +26,20 @@ FILE = "alpha.json"
 BROKEN = 3  # exit code if the control does not differ from alpha
 
 
+def a_length(text: str) -> Decimal:
+    """A number of at least 1 in decimal digits. Raises ArithmeticError or ValueError."""
+    if not 1 <= (length := Decimal(text)) < 10**6:
+        raise ValueError(text)
+    return length
+
+
 def main(words: list[str] | None = None) -> None:
     """Runs the command; a mistake of the user's becomes one sentence and exit code 2."""
     parser = argparse.ArgumentParser(
         prog="specbench.alpha", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("words", nargs="*", metavar="RUN or OVERRIDE", help="a run's folder first, if it is of one")
-    parser.add_argument("--reported", type=Decimal, metavar="LENGTH", help="tokens per target call of an engine")
+    parser.add_argument("--reported", type=a_length, metavar="LENGTH", help="tokens per target call of an engine")
     args = parser.parse_args(words)
     with answering():
         first = Path(args.words[0]) if args.words else None  # a run's folder may have = in its name
@@ -121,8 +128,8 @@ def agreement(length: "Estimate", reported: Decimal) -> bool | None:
     rounding = 10.0**digit / 2 if isinstance(digit, int) else 0.0
     agrees = low - rounding <= reported <= high + rounding
     terminal.show(
-        f"The head gives {length.value:.2f} +- {(high - low) / 2:.2f} tokens per target call on these prompts, the "
-        f"engine reported {reported}: these {'agree' if agrees else 'do not agree'}."
+        f"The drafter gives {length.value:.2f} tokens per target call on these prompts (95 % interval {low:.2f} to "
+        f"{high:.2f}), the engine reported {reported}: these {'agree' if agrees else 'do not agree'}."
     )
     return agrees
 

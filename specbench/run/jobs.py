@@ -177,7 +177,9 @@ def summarise(jobs: Sequence[Job], folder: Path) -> tuple[str, int]:
     labels = files.labels_of([job.overrides for job in jobs])
     runs = [replace(run, label=label) for run, label in zip(found, labels, strict=True) if run is not None]
     if runs:
-        terminal.answer(f"{len(runs)} runs", tables.runs_table(runs), folder)
+        speedups = [(run.label, run.results["speedup"]) for run in runs]
+        answer = terminal.fastest([(label, own["measured"], own["ci95"]) for label, own in speedups], "runs")
+        terminal.answer(answer, tables.runs_table(runs), folder)
         files.write_text(folder / "summary.csv", tables.sweep_csv(runs).to_csv(index=False))
         files.write_text(folder / files.PAGE, page.sweep_page(runs, folder.name))
     if len(runs) < len(jobs):

@@ -63,7 +63,7 @@ def test_a_comparison_names_the_fastest_first(run, capsys):
     rows = compare({"fast": run.records, "same": run.records})
     terminal.answer(terminal.compared_headline(rows), tables.comparison(rows), run.folder)
     out = capsys.readouterr().out
-    assert rows[0]["method"] in out.splitlines()[0] and rows[1]["method"] in out.splitlines()[0]  # equally fast
+    assert rows[0]["method"] in out.splitlines()[0] and "from 1 of" in out.splitlines()[0]  # equally fast
     assert all(f"{row['speedup']:.2f}" in out for row in rows)
 
 
@@ -71,8 +71,18 @@ def test_nothing_is_claimed_of_a_comparison_without_a_gain(run):
     rows = compare({"fast": run.records, "same": run.records})
     slow = [row | {"speedup": 0.9, "speedup_ci95": [0.8, 1.05]} for row in rows]
     unknown = [row | {"speedup_ci95": None} for row in rows]
-    claims = {terminal.compared_headline(found).partition("fast")[0] for found in (slow, unknown)}
-    assert len(claims) == 1 and terminal.compared_headline(rows).partition("fast")[0] not in claims
+    assert all(terminal.compared_headline(found).startswith("None of 2") for found in (slow, unknown))
+    behind = [slow[0], rows[1] | {"speedup": 0.85, "speedup_ci95": [1.01, 1.3]}]
+    assert f": {rows[1]['method']}, 0.85x" in terminal.compared_headline(behind)
+
+
+def test_a_narrow_terminal_keeps_names_and_speedups(run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    label = "gamma=1, temperature=0"
+    terminal.show(terminal.table(tables.runs_table([Run(run.folder, run.results, label)])))
+    out = capsys.readouterr().out
+    assert label in out and tables.ratio(*(run.results["speedup"][name] for name in ("measured", "ci95"))) in out
+    assert "…" not in out and max(map(len, out.splitlines())) <= 80
 
 
 def test_a_users_strings_send_no_commands(tmp_path, capsys):

@@ -128,7 +128,7 @@ def test_a_head_is_compared_by_its_run_and_rounding_counts(tmp_path, capsys):
     named.symlink_to(folder)
     main([str(named), "--reported", "1.9"])
     found = length_of(read_run(folder))
-    assert f"The head gives {found.value:.2f}" in capsys.readouterr().out
+    assert f"The drafter gives {found.value:.2f}" in capsys.readouterr().out
     length = Estimate(2.83, 0.005, (2.82, 2.84))
     assert agreement(length, Decimal("2.8")) and not agreement(length, Decimal("2.80"))
     assert agreement(Estimate(2.8), Decimal("2.8")) is None
