@@ -127,10 +127,11 @@ def fastest(rows: Sequence[tuple[str, float | None, Sequence[float] | None]], wh
     """Which of several measured speedups of `what`, given with their names and intervals, is the largest that is shown
     to be a gain; the largest of all if none is."""
     gains = [row for row in rows if row[2] is not None and row[2][0] > 1]
-    name, *speedup = max(gains or rows, key=lambda row: row[1] or 0.0)
+    name, speedup, interval = max(gains or rows, key=lambda row: row[1] or 0.0)
+    said = f"Largest gain on plain decoding of {len(rows)} {what}"
     if not gains:
-        return f"None of {len(rows)} {what} is shown to gain on plain decoding; largest: {name}, {ratio(*speedup)}"
-    return f"Largest gain on plain decoding of {len(rows)} {what}: {name}, {ratio(*speedup)}"
+        said = f"None of {len(rows)} {what} is shown to gain on plain decoding; largest"
+    return f"{said}: {name}, {ratio(speedup, interval)}"
 
 
 @contextmanager
