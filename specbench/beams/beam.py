@@ -154,17 +154,14 @@ def judge(records: abc.Sequence[Record], coarse: bool) -> dict[str, Any]:
 def cost(records: abc.Sequence[Record], rules: BeamRules, gamma: int, c_hat: float) -> dict[str, Any]:
     """Widths, counts and cost of a run by beam search, for details["beam"]."""
     searches = [record.search for record in records if record.search is not None]
-
-    def total(kind: str, name: str) -> int:
-        return sum(search[kind][name] for search in searches)
-
-    read, drafted = total("speculative", "target_tokens"), total("speculative", "drafter_tokens")
-    plain, calls = total("baseline", "target_tokens"), total("speculative", "calls")
+    names = ("levels", "calls", "target_tokens", "drafter_tokens")
+    levels, calls, read, drafted = (sum(search["speculative"][name] for search in searches) for name in names)
+    plain = sum(search["baseline"]["target_tokens"] for search in searches)
     return {
         "beams": rules.width,
         "drafter_beams": rules.drafter_width,
         "length_penalty": rules.length_penalty,
-        "levels": total("speculative", "levels"),
+        "levels": levels,
         "calls": calls,
         "target_runs": read,
         "plain_target_runs": plain,

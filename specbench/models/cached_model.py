@@ -107,11 +107,11 @@ class CachedModel(Component):
         if find_spec("triton") is None:
             self.without_kernels("the package triton is not installed")
             return
-        from specbench.models.fused_step import FusedStep, UnlikeLlamaError
+        from specbench.models.fused_step import FusedStep
 
         try:
             self.fused = FusedStep(self.module, self.mask)
-        except (AttributeError, ValueError, UnlikeLlamaError) as error:  # it lacks a part, or has another
+        except (AttributeError, ValueError) as error:  # it lacks a part, or has another
             self.without_kernels(first_line(error))
 
     def without_kernels(self, reason: str) -> None:
@@ -154,8 +154,7 @@ class CachedModel(Component):
     def limits(self) -> list[str]:
         """Why its context is shorter than its configuration says."""
         switch = rotary_switch(self.config)
-        why = f"its longrope turns all keys otherwise beyond {switch:,} tokens"
-        return [] if switch == UNLIMITED_CONTEXT else [why]
+        return [f"its longrope turns all keys otherwise beyond {switch:,} tokens"] if switch < UNLIMITED_CONTEXT else []
 
     @property
     def start_tokens(self) -> list[int] | None:

@@ -29,14 +29,10 @@ TEXT = 8  # tokens
 MOVING = ("dynamic", "longrope")  # rotations that change with the length of the text
 
 
-class UnlikeLlamaError(Exception):
-    """A module has another part than a Llama-like one."""
-
-
 def need(condition: bool, what: str) -> None:
-    """Raises UnlikeLlamaError unless the condition holds: the module has `what` instead."""
+    """Raises ValueError unless the condition holds: the module has `what` instead."""
     if not condition:
-        raise UnlikeLlamaError(f"it has {what}")
+        raise ValueError(f"it has {what}")
 
 
 class Norm(NamedTuple):
@@ -69,7 +65,7 @@ class Layer(NamedTuple):
 
 
 class Reader:
-    """Reads the parts of a module, and notes which of its parameters these are. Raises UnlikeLlamaError."""
+    """Reads the parts of a module, and notes which of its parameters these are. Raises ValueError."""
 
     def __init__(self) -> None:
         self.read: set[int] = set()  # ids of parameters
@@ -85,7 +81,7 @@ class Reader:
         for gain in (weight, 1 + weight.float()):
             if torch.allclose(part(x).detach().float(), plain * gain, rtol=1e-4, atol=1e-5):
                 return Norm(gain, eps)
-        raise UnlikeLlamaError(f"it has the norm {type(part).__name__}")
+        raise ValueError(f"it has the norm {type(part).__name__}")
 
     def product(self, part: Any) -> Product:
         """A linear layer whose calls nothing else changes."""
@@ -125,7 +121,7 @@ class Reader:
 
 
 def activation_of(function: Any) -> int:
-    """The number that the kernels have for an activation, which is tried. Raises UnlikeLlamaError."""
+    """The number that the kernels have for an activation, which is tried. Raises ValueError."""
     x = torch.linspace(-6, 6, 100)
     if torch.allclose(function(x), F.silu(x), atol=1e-6):
         return fused.SILU
@@ -139,7 +135,7 @@ class FusedStep:
     most_rows = 64  # new tokens of all rows; beyond it weights would be read too often
 
     def __init__(self, module: Any, mask: AttentionMask):
-        """Raises UnlikeLlamaError if the module has other parts."""
+        """Raises ValueError if the module has other parts."""
         need(module.device.type == "cuda" or knobs.runtime.interpret, "no CUDA device")
         need({*mask.layers} <= PLAIN and not module.config.is_encoder_decoder, "an encoder, or other kinds of layers")
         decoder, embedding = module.get_decoder(), module.get_input_embeddings()

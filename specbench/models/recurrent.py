@@ -99,16 +99,13 @@ class RowStates:
 
 def recurrence_of(module: PreTrainedModel, mask: AttentionMask, name: str) -> "Recurrence":
     """What runs a module whose layers have a state. Raises ConfigError if that cannot be followed."""
+    kind = f"{name} is a {type(module).__name__}"
     if not has_state(module.config) or "state" in inspect.signature(module.forward).parameters:
-        raise ConfigError(
-            f"{name} is a {type(module).__name__}, whose recurrent state is kept in a way that is not known: give "
-            "another model"
-        )
+        raise ConfigError(f"{kind}, whose recurrent state is kept in a way that is not known: give another model")
     try:
         return Recurrence(module, mask)
     except (TypeError, ValueError, AttributeError, KeyError) as error:  # of a module with a cache of its own
-        why = f"which takes no cache ({first_line(error)})"
-        raise ConfigError(f"{name} is a {type(module).__name__}, {why}") from error
+        raise ConfigError(f"{kind}, which takes no cache ({first_line(error)})") from error
 
 
 class Recurrence(CausalCall):

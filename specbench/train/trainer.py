@@ -128,8 +128,7 @@ def text_rows(texts: list[str], tokenizer: Any, row: int, tokens: int, seed: int
     all, from random places if there is a seed. Raises ConfigError if the text is shorter than one row."""
     end = tokenizer.eos_token_id
     ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    ending = [] if end is None else [end]
-    stream = torch.tensor([token for text in ids for token in (*text, *ending)])
+    stream = torch.tensor([token for text in ids for token in (*text, end) if token is not None])
     if len(stream) < row:
         raise ConfigError(f"row={row} is not possible: a text has only {len(stream)} tokens")
     rows = stream[: len(stream) // row * row].view(-1, row)
