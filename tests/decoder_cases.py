@@ -288,7 +288,7 @@ def as_tree(drafter: ParallelDrafter, kind: str) -> ParallelDrafter:
     """The drafter, with trees of 7 guesses if the kind ends with how they are chosen."""
     nodes, children = 7 if kind.endswith(BLOCK_TREES) else None, "best" if kind.endswith("_best") else "distinct"
     settings = BlockTreeSettings(nodes=nodes, children=children, width=3)
-    drafter.draft_as(settings.block_shape(drafter.sampling, drafter.vocab_size))
+    drafter.draft_as(settings.block_shape(drafter.sampling, drafter.sampling.greedy, drafter.vocab_size))
     return drafter
 
 

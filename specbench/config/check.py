@@ -203,8 +203,8 @@ def activation_bytes(
 ) -> int:
     """Bytes of the largest of reading prompts, encoding `inputs` tokens and scoring a draft."""
     root, drafter, decoding = checked.root, checked.choices["drafter"], checked.choices["decoding"]
-    nodes = drafter.kind.nodes(drafter.settings, context.gamma)
-    tokens = decoding.kind.target_tokens(decoding.settings, nodes, context.gamma)
+    guesses = drafter.kind.candidates(drafter.settings, context)
+    tokens = decoding.kind.target_tokens(decoding.settings, guesses, context.gamma)
     chunk = min(root.prefill_chunk, root.batch_size * columns)
     reading = max(chunk * (model.widest * context.dtype.itemsize + columns) for model in models)
     encoding = max(inputs * (model.widest + model.heads * inputs) * context.dtype.itemsize for model in models)

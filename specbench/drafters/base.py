@@ -72,6 +72,11 @@ class Drafter(Component, ABC):
         """The largest number of guesses (nodes) in a draft of depth gamma with these settings."""
         return gamma
 
+    @classmethod
+    def candidates(cls, settings: Any, context: Context) -> int:
+        """How many guesses those are chosen from; p is stored for each of them."""
+        return cls.nodes(settings, context.gamma)
+
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:
         """Prepares for a new batch of rows and forgets the last one. `stop` may end drafts early, if given."""
 

@@ -53,7 +53,7 @@ class BlockwiseDrafter(ParallelDrafter):
     def from_settings(cls, settings: Any, context: Context, target: LanguageModel) -> "BlockwiseDrafter":
         heads = load_heads(settings.path, "drafter.path", target)
         drafter = cls(target, heads, settings.own(context).sampling)
-        drafter.draft_as(settings.block_shape(drafter.sampling, drafter.vocab_size))
+        drafter.draft_as(settings.block_shape(drafter.sampling, target.sampling.greedy, drafter.vocab_size))
         return drafter
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:

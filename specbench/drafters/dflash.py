@@ -160,7 +160,7 @@ class DFlashDrafter(ParallelDrafter):
         V = target.vocab_size
         vocabulary = VocabMap(V, V) if targets is None else DraftVocabulary(targets.to(target.device), V, V)
         drafter = cls(DFlashModel(network, config, vocabulary, target), settings.own(context).sampling, V)
-        drafter.draft_as(settings.block_shape(drafter.sampling, V))
+        drafter.draft_as(settings.block_shape(drafter.sampling, target.sampling.greedy, V))
         return drafter
 
     def begin(self, state: State, stop: GammaPolicy | None = None) -> None:

@@ -42,6 +42,12 @@ class ParallelDrafter(Drafter):
     def nodes(cls, settings: Any, gamma: int) -> int:
         return gamma if settings.nodes is None else int(settings.nodes)
 
+    @classmethod
+    def candidates(cls, settings: Any, context: Context) -> int:
+        own = settings.own(context).sampling, context.sampling.greedy
+        shape = settings.block_shape(*own) if isinstance(settings, BlockTreeSettings) else None
+        return sum(shape.levels(context.gamma)) if shape else cls.nodes(settings, context.gamma)
+
     def draft_as(self, shape: DynamicTree | None) -> None:
         """Sets the shape of drafts, None for chains."""
         self.shape, self.trees = shape, shape is not None
@@ -131,7 +137,7 @@ class PassDrafter(ParallelDrafter):
         model = BorrowedCache(target.module, target, name, settings.own(context).sampling)
         lookahead = load_part(LookAhead, settings.lookahead, "drafter.lookahead", model)
         drafter = cls(model, lookahead, model.vocab_size, context.gamma)
-        drafter.draft_as(settings.block_shape(drafter.sampling, drafter.vocab_size))
+        drafter.draft_as(settings.block_shape(drafter.sampling, target.sampling.greedy, drafter.vocab_size))
         return drafter
 
     def logits(self, state: State, steps: int) -> Tensor:

@@ -11,7 +11,7 @@ from specbench.decoding.rows import Rows, all_rows, seen_tokens
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import Tree, take_rows
 from specbench.drafters.model import Memory, ModelDrafter, VocabularySettings, load_drafter
-from specbench.drafters.tree_shapes import Nodes, Shape, TreeSettings, widths
+from specbench.drafters.tree_shapes import DynamicTree, Nodes, Shape, TreeSettings, widths
 from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
@@ -43,6 +43,11 @@ class TreeDrafter(ModelDrafter):
         if settings.nodes is not None:
             return max(settings.nodes, settings.width * gamma)  # those that the target reads, and those of the drafter
         return sum(accumulate(widths(settings.branching or [], gamma), operator.mul))
+
+    @classmethod
+    def candidates(cls, settings: Any, context: Context) -> int:
+        found = settings.nodes and sum(DynamicTree(settings.nodes, settings.width).levels(context.gamma))
+        return found or cls.nodes(settings, context.gamma)
 
     def __init__(self, model: LanguageModel, vocab_size: int, gamma: int, shape: Shape | None):
         """`vocab_size` is the target's V; `gamma` is the usual gamma."""

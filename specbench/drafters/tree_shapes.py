@@ -5,6 +5,7 @@ B rows, n guesses of a level, m nodes that are read to draft it, V vocabulary, K
 """
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -298,11 +299,11 @@ class BlockTreeSettings(BaseSettings):
     children: Literal["distinct", "best"] = "distinct"
     width: int = Field(default=4, ge=1, le=MOST_WIDTH)
 
-    def block_shape(self, sampling: Sampling, vocab_size: int) -> DynamicTree | None:
-        """The shape of drafts with the drafter's own sampling, None for chains."""
+    def block_shape(self, sampling: Sampling, greedy: bool, vocab_size: int = sys.maxsize) -> DynamicTree | None:
+        """The shape of drafts with the drafter's own sampling, None for chains; `greedy` as in `TreeSettings`."""
         if self.nodes is None:
             return None
-        if self.children == "best" or sampling.greedy:
+        if self.children == "best" or sampling.greedy or greedy:
             return ProductTree(self.nodes, min(self.nodes, vocab_size))
         return SampledTree(self.nodes, min(self.width, vocab_size))
 

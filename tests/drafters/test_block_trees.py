@@ -8,12 +8,15 @@ import torch
 from choosing import only
 from decoder_cases import tabular_model
 from distribution_cases import FEW, Distribution, decode, new_tokens, start, worst_excess
-from small_runs import finished
+from small_runs import composed, finished, parts_of, small
 
+from specbench.config.build import context_of
+from specbench.config.check import LOGIT_COPIES, activation_bytes, check
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.speculative import decode_autoregressive
 from specbench.decoding.timer import Clock
 from specbench.drafters.tree_shapes import ProductTree
+from specbench.models.sizes import ModelSize
 from specbench.verifiers.iterative import IterativeVerifier, TraversalVerifier
 
 KINDS = ("dflash_best", "dflash_drawn", "dspark_best", "dspark_drawn", "blockwise_best", "blockwise_drawn",
@@ -90,6 +93,33 @@ def test_texts_at_temperature_0_are_those_of_plain_decoding(kind, tables, number
     target.prefill(state)
     decode_autoregressive(state, target, IterativeVerifier(True), Clock())
     assert (outputs == new_tokens(state)).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "candidates"),
+    [
+        ("drafter=blockwise drafter.nodes=1000 verifier=iterative temperature=0 gamma=15", sum(range(986, 1001))),
+        ("drafter=blockwise drafter.nodes=1000 verifier=iterative drafter.children=best gamma=3", 1000 + 999 + 998),
+        ("drafter=blockwise drafter.nodes=1000 verifier=iterative gamma=15", 4 + 14 * 16),
+        ("drafter=dynamic_tree gamma=5", 4 + 4 * 16),
+        ("drafter=tree drafter.branching=[3,2] gamma=3", 3 + 6 + 6),
+        ("drafter=medusa gamma=3", 8),
+        ("drafter=blockwise gamma=3 verifier=speculative", 3),
+    ],
+)
+def test_memory_is_counted_for_all_that_a_tree_is_chosen_from(given, candidates):
+    checked = check(composed(*small(*given.split())))
+    size = ModelSize(weights=0, column=0, context=100, vocab_size=50_000, widest=1)
+    context = context_of(checked, checked.root.gamma, [])
+    logits = activation_bytes(checked, context, [size], 0, 100)
+    assert logits == LOGIT_COPIES * (candidates + 1) * size.vocab_size * 4
+
+
+def test_a_greedy_target_has_the_likeliest_paths_of_a_drafter_that_draws():
+    parts = parts_of(
+        "drafter=blockwise", "drafter.nodes=4", "drafter.temperature=.7", "temperature=0", "verifier=match"
+    )
+    assert isinstance(parts.drafter.shape, ProductTree) and not parts.drafter.sampling.greedy
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
