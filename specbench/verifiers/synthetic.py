@@ -27,19 +27,24 @@ class SyntheticVerifier(Verifier):
     lossless = False
 
     class Settings(BaseSettings):
-        alpha: float = Field(ge=0, le=1)
+        alpha: float | None = Field(default=None, ge=0, le=1)
         length: float | None = Field(default=None, ge=1, le=LARGEST_GAMMA + 1)
         golden: str | None = None
         mode: str | None = None
 
         def check(self, prefix: str) -> None:
-            if self.golden and self.length:
-                raise ConfigError(f"{prefix}length={self.length:g} is not possible with {prefix}golden={self.golden}")
+            given = [f"{prefix}{k}={v}" for k in ("alpha", "length", "golden") if (v := getattr(self, k)) is not None]
+            if len(given) > 1:
+                raise ConfigError(f"{given[0]} is not possible with {given[1]}: give null for one of them")
+            if self.mode is not None and self.golden is None:
+                raise ConfigError(
+                    f"{prefix}mode={self.mode} is not possible with {prefix}golden=null: give a file or null"
+                )
             self.lengths()
 
         def lengths(self) -> tuple[float, ...] | None:
             """Tokens per target call after 0, 1, .. guesses, None for `alpha`. Raises ConfigError."""
-            if self.golden:
+            if self.golden is not None:
                 return golden_lengths(self.golden, self.mode)
             return tuple(min(self.length, k + 1) for k in range(LARGEST_GAMMA + 1)) if self.length else None
 
@@ -50,12 +55,13 @@ class SyntheticVerifier(Verifier):
         asked = asked or f"at rate {alpha:g}"
         self.rule = f"{asked}, as asked"
         self.note = f"acceptance was drawn {asked}: times are real, text and alpha are not"
+        self.note += ", and Theorem 3.8 does not hold" if lengths else ""
 
     @classmethod
     def from_settings(cls, settings: Any, sampling: Sampling, lenience: float) -> "SyntheticVerifier":
-        length, golden = settings.length, settings.golden
+        length, golden, alpha = settings.length, settings.golden, 0.8 if settings.alpha is None else settings.alpha
         asked = f"for {length:g} tokens per target call" if length else f"for the lengths of {golden}" if golden else ""
-        return cls(sampling.greedy, settings.alpha, settings.lengths(), asked)
+        return cls(sampling.greedy, alpha, settings.lengths(), asked)
 
     @classmethod
     def refuse_gamma(cls, settings: Any, largest: int) -> None:

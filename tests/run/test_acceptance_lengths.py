@@ -62,6 +62,15 @@ def test_a_golden_file_gives_the_length_of_its_number_of_guesses(gamma, tmp_path
     assert gamma > 2 or kept(gamma, other, 4_000).mean() == pytest.approx({1: 1.5, 2: 2.0}[gamma], rel=0.01)
 
 
+def test_without_a_length_alpha_is_the_usual_one_and_theorem_3_8_holds():
+    usual, length = (
+        check(composed(*small("verifier=synthetic", *more))).choices["verifier"].build(Sampling(), 1.0)
+        for more in ([], ["verifier.length=2"])
+    )
+    assert usual.alpha == 0.8 and usual.lengths is None and "Theorem" not in usual.note
+    assert length.note.endswith("text and alpha are not, and Theorem 3.8 does not hold")
+
+
 def test_a_run_keeps_the_length():
     results, *_ = finished("verifier=synthetic", "verifier.length=2", "gamma=3", "max_new_tokens=41")
     assert results.block_efficiency["mean"] == pytest.approx(2, rel=0.03)  # a text's last round may be cut
@@ -71,7 +80,10 @@ REFUSED = {
     "gamma=1 verifier.length=2.82": "verifier.length=2.82 is not possible with gamma=1, which gives at most 2 tokens",
     "verifier.length=.5": "verifier.length=0.5 is not allowed: it must be a number >= 1",
     "verifier.golden=nowhere.yaml": "verifier.golden=nowhere.yaml is not a file",
-    "verifier.length=2 verifier.golden=GOLDEN": "is not possible with verifier.golden=",
+    "verifier.length=2 verifier.golden=GOLDEN": "verifier.length=2.0 is not possible with verifier.golden=",
+    "verifier.alpha=0 verifier.length=2": "verifier.alpha=0.0 is not possible with verifier.length=2.0: give null",
+    "verifier.alpha=.5 verifier.golden=GOLDEN": "verifier.alpha=0.5 is not possible with verifier.golden=",
+    "verifier.mode=on": "verifier.mode=on is not possible with verifier.golden=null: give a file or null",
     "gamma=6 verifier.golden=GOLDEN": "which has lengths of at most 5 guesses",
     "verifier.golden=BOTH": "verifier.mode=null is not allowed with",
     "verifier.golden=GOLDEN verifier.mode=off": "it must be one of thinking_on",
