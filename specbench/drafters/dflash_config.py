@@ -68,10 +68,12 @@ def read_dflash(path: str, key: str) -> DFlashConfig:
 
 def parse_dflash(config: dict[str, Any], named: str) -> DFlashConfig:
     """The shape that the content of a config.json says; `named` is the checkpoint in errors. Raises ConfigError."""
-    kind = config.get("speculators_model_type")
+    kind, classes = config.get("speculators_model_type"), config.get("architectures") or []
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise ConfigError(f"{named} has architectures={classes} in its config.json: it must be a list of names")
     if config.get("quantization_config"):
         raise ConfigError(f"{named} has quantised weights: only 16 and 32 bits can be read")
-    if kind is None and str(*config.get("architectures") or [""]).endswith("DSparkModel"):  # DeepSpec, of DFlash too
+    if kind is None and any(name.endswith("DSparkModel") for name in classes):  # DeepSpec, of DFlash too
         names = {*Options.model_fields, *NOT_USED, "target_layer_ids"}
         own = {"sample_from_anchor": True} | {name: value for name, value in config.items() if name in names}
         layers = {name: value for name, value in config.items() if name not in names}

@@ -45,6 +45,17 @@ def test_a_block_guesses_from_its_anchor_and_ids_are_of_layers_behind_which_it_r
         parse_dflash({**BLOCK, "architectures": ["Gemma4DSparkModel"], "model_type": "gemma4_text"}, "Q")
 
 
+@pytest.mark.parametrize("names", [["Qwen3DSparkModel", "Other"], ["Other", "Qwen3DSparkModel"]])
+def test_one_of_several_architectures_is_enough(names):
+    assert parse_dflash({**BLOCK, "architectures": names}, "Q").longest == 7
+
+
+@pytest.mark.parametrize("names", ["Qwen3DSparkModel", [1], {"a": 1}])
+def test_architectures_that_are_no_list_of_names_are_refused(names):
+    with pytest.raises(ConfigError, match=r"Q has architectures=.* in its config.json: it must be a list of names"):
+        parse_dflash({**BLOCK, "architectures": names}, "Q")
+
+
 def test_eagle3_reads_five_layers():
     found = parse_config(PAIRS, None, "Q")
     assert found.layers_of(5) == (1, 2, 3, 4, 5) and found.draft_vocab_size == 96
