@@ -115,18 +115,18 @@ def read_alpha(
             if len(text.ids) < 2:  # the control needs a next position
                 continue
             p, q = (distribution(text.scores(model), model.sampling) for model in (target, drafter))
-            alpha, shifted = (float(torch.minimum(of, q).sum()) for of in (p, p.roll(-1, 0)))
+            alpha, shifted = (float(torch.minimum(of, q[: len(of)]).sum()) for of in (p, p[1:]))
             p_x, q_x = (of[torch.arange(len(of)), text.ids] for of in (p, q))
             accepts = (q_x / p_x.clamp(min=1e-300)).clamp(max=1) if own else torch.minimum(p, q).sum(-1)
             rounds, kept = expected_rounds(accepts.tolist(), gamma)
-            rows.append((float(len(p)), rounds, kept, alpha, shifted))
+            rows.append((float(len(p)), len(p) - 1.0, rounds, kept, alpha, shifted))
     if not rows:
         raise ValueError("no text can be scored: each needs two tokens at least, behind a prompt that fits")
-    columns = dict(zip(("positions", "rounds", "kept", "alpha", "shifted"), np.array(rows).T, strict=True))
+    columns = dict(zip(("positions", "pairs", "rounds", "kept", "alpha", "shifted"), np.array(rows).T, strict=True))
 
     def means(s: Sums) -> dict[str, Any]:
-        sums = {"alpha": s["alpha"], "shifted": s["shifted"], "apart": s["shifted"] - s["alpha"]}
-        return {name: total / s["positions"] for name, total in sums.items()} | {"length": s["kept"] / s["rounds"]}
+        alpha, shifted = s["alpha"] / s["positions"], s["shifted"] / s["pairs"]
+        return {"alpha": alpha, "shifted": shifted, "apart": shifted - alpha, "length": s["kept"] / s["rounds"]}
 
     found = estimates(columns, range(len(rows)), means, log=False)
     apart = found["apart"]
