@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -94,7 +94,7 @@ class Row(Part):
     """A row of a published table, with settings and numbers of its own."""
 
     of: str = ""
-    choices: dict[str, str] = Field(default_factory=dict)  # options by group of the configuration
+    choices: dict[str, Annotated[str, Field(pattern=r"^[\w.-]+$")]] = Field(default_factory=dict)  # options by group
     settings: dict[str, Any] = Field(default_factory=dict)
     numbers: Numbers = Field(default_factory=Numbers)
 
@@ -114,10 +114,9 @@ class Claim(Row):
 
     def each(self) -> "list[Claim]":
         """The claims of the rows."""
-        found = []
-        for row in self.rows:
-            both = {"choices": self.choices | row.choices, "settings": self.settings | row.settings}
-            found.append(self.model_copy(update={"of": row.of, "numbers": row.numbers, **both}))
+        both = [{"choices": self.choices | row.choices, "settings": self.settings | row.settings} for row in self.rows]
+        own = [{"of": row.of, "numbers": row.numbers} for row in self.rows]
+        found = [self.model_copy(update=each | more) for each, more in zip(own, both, strict=True)]
         return found or [self]
 
 

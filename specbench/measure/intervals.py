@@ -81,7 +81,7 @@ def _spread(without: Floats) -> float:
 @cache
 def student(freedom: float, outside: float = 0.05) -> float:
     """What Student's t exceeds with probability `outside`, both signs together."""
-    angle, mass = _student(freedom)
+    angle, mass = _student(freedom := min(freedom, 1e5))  # beyond, the angles are too coarse
     return float(math.sqrt(freedom) * np.tan(np.interp(1 - outside, mass, angle)))
 
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench.config.compose import LABELS, compose_as, fields
-from specbench.errors import AbsentError, ConfigError, answering
+from specbench.config.compose import GROUPS, LABELS, compose_as, fields
+from specbench.errors import AbsentError, ConfigError, answering, unknown
 from specbench.report import files
 
 if TYPE_CHECKING:
@@ -91,9 +91,11 @@ def check_claim(path: Path, words: Sequence[str]) -> bool:
         for own in claim.each():
             try:
                 found = answers(own, words)
-                fits &= all(each.answer != "inconsistent" or each.number == "speedup" for each in found)
             except AbsentError as error:
-                found, missing = within(own.numbers, own.settings.get("gamma")), str(error)
+                found, missing = [], str(error)
+            ran, alone = {each.number for each in found}, within(own.numbers, own.settings.get("gamma"))
+            found += [each for each in alone if each.number not in ran or each.answer != "cannot tell"]
+            fits &= all(each.answer != "inconsistent" or each.number == "speedup" for each in found)
             rows += [({"row": own.of} if claim.rows else {}) | vars(each) for each in found]
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
@@ -111,19 +113,26 @@ def check_claim(path: Path, words: Sequence[str]) -> bool:
 def answers(claim: "Claim", words: Sequence[str]) -> "list[Judged]":
     """The answer for each number of a claim by a run of what it says, or by the finished one. Raises AbsentError if
     weights or data are missing."""
+    groups = GROUPS.keys() - NOT_CLAIMED
+    for key in claim.choices.keys() - groups:  # another override, which could run code
+        raise unknown(f"choices.{key}={claim.choices[key]}", groups, "choice of an option")
     if claim.needs:
         raise AbsentError(claim.needs)
     from specbench.run.jobs import finished, job_of
 
     label = hashlib.sha256(claim.model_dump_json(exclude={"numbers", "rows"}).encode()).hexdigest()[:8]
-    folder = Path("outputs/claim", fields("-".join([*claim.of.split(), *words, label])))
+    named = [*claim.of.split(), *(word for word in words if word.partition("=")[0] not in LABELS), label]
+    folder = Path("outputs/claim", fields("-".join(named)))
     config = compose_as(claim.choices, claimed(claim.settings), [*words, "logger=none", "name=claim"])
     job = job_of(config, folder, words)
     from specbench.measure.claim import judged
     from specbench.report import terminal
     from specbench.run.evaluate import run_logged  # which loads torch, after the hub's check
+    from specbench.run.provenance import code
 
-    run = finished(folder, job.checked.resolved) or run_logged(job, announce=print)
+    run = None if job.checked.root.force else finished(folder, job.checked.resolved)
+    if run is None or any(run.results["provenance"][key] != value for key, value in code().items()):
+        run = run_logged(job, announce=print)
     terminal.summary(run.results, folder)
     same = claim.settings == claimed(run.results["config"])
     same = same and claim.choices == claimed(run.results["details"]["choices"])

@@ -22,17 +22,19 @@ READS = 5
 
 def provenance(device: torch.device) -> dict[str, Any]:
     """The field `provenance` of results.json, for a run on this device."""
-    sha, dirty = commit()
-    return {
-        "git_sha": sha,
-        "dirty": dirty,
-        "versions": {"python": platform.python_version()}
-        | {package.__name__: package.__version__ for package in (torch, transformers, numpy)},
+    return code() | {
         "device": device_name(device),
         "cpu": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
         "argv": [program(Path(sys.argv[0])), *sys.argv[1:]],
     }
+
+
+def code() -> dict[str, Any]:
+    """The code that runs: its commit, whether that has changes, and versions."""
+    sha, dirty = commit()
+    packages = {package.__name__: package.__version__ for package in (torch, transformers, numpy)}
+    return {"git_sha": sha, "dirty": dirty, "versions": {"python": platform.python_version()} | packages}
 
 
 def program(path: Path) -> str:

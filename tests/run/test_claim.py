@@ -1,5 +1,6 @@
 """Claims: what agrees is called consistent, what was altered inconsistent, and what nobody can say "cannot tell"."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -13,9 +14,19 @@ from stored import stored
 from specbench.errors import ConfigError
 from specbench.measure.claim import Claim, Figure, compared, judged, numbers_of, read_claim, within
 from specbench.models import hub
+from specbench.report import files
 from specbench.run import claim as command
 
 PUBLISHED = sorted((Path(__file__).parents[2] / "experiments/claims").glob("*.yaml"))
+HARMFUL = (
+    ("choices: {target.trust_remote_code: 'true'}", "choices.target.trust_remote_code=true is not a choice"),
+    ("choices: {target._target_: os.system}", "choices.target._target_=os.system is not a choice"),
+    ("choices: {hydra.searchpath: x}", "choices.hydra.searchpath=x is not a choice of an option. Available: cache, da"),
+    ("choices: {peers: vllm}", "choices.peers=vllm is not a choice"),
+    ("choices: {target: '[x]'}", "choices.target=[x] is not allowed"),
+    ("needs: n, rows: [{choices: {target: ../x}}]", "rows.0.choices.target=../x is not allowed"),
+    ("needs: n, rows: [{choices: {+gamma: '1'}}]", "choices.+gamma=1 is not a choice"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +126,21 @@ def test_published_claims_without_their_weights_cannot_tell(path, monkeypatch, t
     assert not (tmp_path / "outputs").exists()
 
 
+def test_a_prediction_that_is_none_fails_with_and_without_a_run(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    numbers = {"alpha": "0.75", "c": "0.02", "theorem_3_8": "3.8", "speedup": "9.0"}
+    claim = {"claim": 1, "source": "s", "target": "t", "drafter": "d", "settings": {"gamma": 7}, "numbers": numbers}
+    Path("claim.yaml").write_text(yaml.safe_dump(claim | {"needs": "n"}))
+    with pytest.raises(SystemExit) as stop:
+        command.main(["claim.yaml"])
+    assert stop.value.code == command.INCONSISTENT
+    Path("claim.yaml").write_text(yaml.safe_dump(claim))
+    monkeypatch.setattr(command, "answers", lambda claim, words: [])
+    with pytest.raises(SystemExit) as stop:
+        command.main(["claim.yaml"])
+    assert stop.value.code == command.INCONSISTENT and "theorem_3_8" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_the_claim_of_a_run_is_run_again(temperature, monkeypatch, tmp_path, capsys):
     *_, made = finished(f"temperature={temperature}", "logger=none")
@@ -135,6 +161,14 @@ def test_the_claim_of_a_run_is_run_again(temperature, monkeypatch, tmp_path, cap
         with pytest.raises(SystemExit) as stop:  # the finished run is not decoded again
             command.main(["altered.yaml"])
         assert stop.value.code == command.INCONSISTENT
+        place = next(Path("outputs/claim").rglob(files.RESULTS))
+        for words, changed in (([], False), (["force=true"], False), ([], True)):
+            results = json.loads(place.read_text())
+            results["provenance"]["git_sha"] = "0" * 40 if changed else results["provenance"]["git_sha"]
+            place.write_text(json.dumps(results))
+            command.main([str(file), *words])
+            again = json.loads(place.read_text())["provenance"]
+            assert (again["seconds"] != results["provenance"]["seconds"]) == bool(words or changed)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +181,7 @@ def test_the_claim_of_a_run_is_run_again(temperature, monkeypatch, tmp_path, cap
         ("{claim: 1, source: s, target: t, drafter: d, numbers: {alhpa: 1}}", "alhpa is not a key there. Did you mean"),
         ("{claim: 1, source: s, target: t, drafter: d, numbers: {alpha: x}}", "numbers.alpha"),
         ("{claim: 1, source: s, target: t, drafter: d, settings: {gama: 3}}", "gama is not a setting. Did you mean"),
+        *(("{claim: 1, source: s, target: t, drafter: d, " + choices + "}", sentence) for choices, sentence in HARMFUL),
     ],
 )  # fmt: skip
 def test_a_bad_file_is_one_sentence(text, sentence, monkeypatch, tmp_path, capsys):
