@@ -12,7 +12,7 @@ from small_runs import finished
 from stored import stored
 
 from specbench.errors import ConfigError
-from specbench.measure.claim import Claim, Figure, compared, judged, numbers_of, read_claim, within
+from specbench.measure.claim import Claim, Figure, Numbers, compared, judged, numbers_of, read_claim, within
 from specbench.models import hub
 from specbench.report import files
 from specbench.run import claim as command
@@ -78,10 +78,16 @@ def test_a_claim_of_0_is_answered(run):
     zero = {"value": 0.0, "stderr": 0.0}
     found = answers(claim_of(run, c=zero, speedup=zero, alpha=zero), run)
     assert (found["c"], found["speedup"], found["alpha"]) == ("cannot tell", "cannot tell", "inconsistent")
-    numbers = claim_of(run, c=None, speedup=zero).numbers
-    assert {each.answer for each in within(numbers, 4)} == {"cannot tell"} and within(
-        numbers.model_copy(update={"c": Figure(value=0.0)}), 0
-    )
+    for gamma in (0, 2, 4):
+        for changes in ({"c": None, "speedup": zero}, {"c": zero, "speedup": zero}):
+            assert {each.answer for each in within(claim_of(run, **changes).numbers, gamma)} == {"cannot tell"}
+        numbers = Numbers.model_validate({"alpha": "0.80", "c": "0.0", "theorem_3_8": "0.0", "speedup": "0.0"})
+        found = {each.number: each.answer for each in within(numbers, gamma)}
+        assert found == {**dict.fromkeys(("alpha", "c", "speedup"), "cannot tell"), "theorem_3_8": "inconsistent"}
+
+
+def test_a_figure_of_very_many_prompts_has_an_error():
+    assert Figure(value=1, ci95=(0, 2), prompts=2**53).error == pytest.approx(1 / 1.96, rel=1e-2)
 
 
 def test_other_prompts_cannot_tell(run):
