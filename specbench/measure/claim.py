@@ -8,7 +8,9 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -53,20 +55,24 @@ class Figure(Part):
     @model_validator(mode="before")
     @classmethod
     def _from_one_number(cls, given: Any) -> Any:
-        if isinstance(given, str):
-            return {"value": given, "rounding": 0.5 * 10.0 ** -len(given.partition(".")[2])}
-        return given if isinstance(given, dict | bool) else {"value": given}
+        parts = given if isinstance(given, dict) else {"value": str(given) if isinstance(given, bool) else given}
+        with suppress(InvalidOperation):  # no number, which is refused below
+            if isinstance(text := parts.get("value"), str) and isinstance(last := Decimal(text).as_tuple()[2], int):
+                return {"rounding": f"5e{last - 1}"} | parts
+        return parts
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The smallest and the largest number that is printed like this one."""
-        return max(self.value - self.rounding, 0.0), self.value + self.rounding
+        """The smallest and the largest number that is printed like this one, within its error."""
+        half = self.rounding + student(max(self.prompts - 1, 1), SURE) * (self.error or 0.0)
+        return max(self.value - half, 0.0), self.value + half
 
     @property
     def error(self) -> float | None:
-        """Its standard error; None if it is not known."""
+        """Its standard error, of which a printed number has its rounding alone; None if it is not known."""
         freedom = max(self.prompts - 1, 1)
-        return self.stderr if self.ci95 is None else (self.ci95[1] - self.ci95[0]) / 2 / student(freedom)
+        known = 0.0 if self.stderr is None and self.rounding else self.stderr
+        return known if self.ci95 is None else (self.ci95[1] - self.ci95[0]) / 2 / student(freedom)
 
 
 class Numbers(Part):
@@ -170,12 +176,13 @@ def compared(claimed: Figure, here: Figure, exact: bool = False) -> tuple[Answer
     if errors[0] is None:
         return "cannot tell", "the claim has no interval"
     if errors[1] is None:
-        return "cannot tell", "too few prompts here for an interval"
+        return "cannot tell", "no interval here: too few prompts, or tokens per round without an error"
     scale, freedom = claimed.value or 1.0, max(min(claimed.prompts, here.prompts) - 1, 1)
     difference, stderr = (here.value - claimed.value) / scale, math.hypot(errors[0], errors[1]) / scale
-    half = student(freedom) * stderr
+    rounding = (claimed.rounding + here.rounding) / scale
+    half = student(freedom) * stderr + rounding
     why = f"difference {difference:+.1%} ± {half:.1%}"
-    if abs(difference) > max(student(freedom, SURE) * stderr, EXACT, claimed.rounding / scale):
+    if abs(difference) > student(freedom, SURE) * stderr + max(EXACT, rounding):
         return "inconsistent", why
     return ("cannot tell", f"too few prompts: {why}") if half > COARSE else ("consistent", why)
 
@@ -184,19 +191,22 @@ def judged(claim: Claim, results: Mapping[str, Any], records: Sequence[Record], 
     """Each number of a claim beside that of a run here. `same`: the run has the claim's settings, all of them."""
     facts, here, found = results["details"]["facts"], numbers_of(results, records), list[Judged]()
     prompts = claim.data is not None and claim.data.rendered_sha256 == results["details"]["prompts"]["sha256"]
-    exact = same and facts["greedy"] and facts["gamma"] is not None  # other policies may follow measured times
-    exact = exact and claim.hardware.get("dtype") == facts["dtype"] == "float32"
+    equal = same and facts["greedy"] and facts["gamma"] is not None  # other policies may follow measured times
+    equal = equal and claim.hardware.get("dtype") == facts["dtype"] == "float32"
+    known = results["provenance"]
+    machine = all(claim.hardware.get(key) == known[key] for key in ("device", "cpu", "threads"))
+    exact = all(claim.versions.get(key) == known["versions"].get(key) for key in ("torch", "transformers"))
+    exact = exact and equal and machine  # else arithmetic may differ
     for name, ours in here:
         theirs = vars(claim.numbers)[name]
         if theirs is None or ours is None:
             continue
         value = shown(ours)
         answer: Answer = "cannot tell"
-        if name == "speedup":
-            value, answer, why = of_speed(claim.numbers, theirs, here)
-        elif name in OF_TIMES:
-            answer, why = compared(theirs, ours)
-            if answer == "inconsistent":  # of another machine, or of one that does other work beside
+        if name == "speedup" or name in OF_TIMES:
+            timed = (value, *compared(theirs, ours))
+            value, answer, why = of_speed(claim.numbers, theirs, here) if name == "speedup" else timed
+            if not machine if name == "speedup" else answer == "inconsistent":
                 answer, why = "cannot tell", f"it is of a machine and its load: {claim.hardware.get('device', '-')}"
         elif not prompts:
             why = "not shown to be of these prompts, as the models read them with chat template and thinking mode"
@@ -204,8 +214,10 @@ def judged(claim: Claim, results: Mapping[str, Any], records: Sequence[Record], 
             answer = "consistent" if ours == theirs else "inconsistent" if exact else "cannot tell"
             why = "same settings" if exact else "maybe other settings, arithmetic or drafts"
         else:
-            answer, why = compared(theirs, ours, exact)
-            why = f"same settings at temperature 0: {why}" if exact else why
+            answer, why = compared(theirs, ours, exact=True)
+            why = f"same settings at temperature 0: {why}"
+            if not exact and not (equal and answer == "consistent"):
+                answer, why = compared(theirs, ours)
         found.append(Judged(name, shown(theirs), value, answer, why))
     return found
 
@@ -216,9 +228,12 @@ def of_speed(claimed: Numbers, speedup: Figure, here: Numbers) -> tuple[str, Ans
     own, ours, tokens = here.speedup, here.block_efficiency, claimed.block_efficiency
     if not (tokens and own and ours and tokens.value and own.value and speedup.value):
         return "-", "cannot tell", "it has no speed or no tokens per round"
-    value = own.value * tokens.value / ours.value
-    error = None if own.error is None else math.hypot(own.error / own.value, (tokens.error or 0.0) / tokens.value)
-    predicted = Figure(value=value, stderr=None if error is None else error * value, prompts=own.prompts)
+    value, same = own.value * tokens.value / ours.value, math.isclose(tokens.value, ours.value, rel_tol=EXACT)
+    parts = (own,) if same else (own, ours, tokens)  # the errors of the same tokens cancel
+    errors = [each.error / each.value for each in parts if each.error is not None]
+    stderr = value * math.hypot(*errors) if len(errors) == len(parts) else None
+    rounding = value * tokens.rounding / tokens.value if stderr is not None else 0.0
+    predicted = Figure(value=value, stderr=stderr, prompts=own.prompts, rounding=rounding)
     answer, why = compared(speedup, predicted)
     cost = f"a round costs {ours.value / own.value:.3g} plain steps here"
     return f"{value:.3g} predicted", answer, f"its {tokens.value:.3g} tokens per round, and {cost}: {why}"
@@ -242,5 +257,4 @@ def within(claimed: Numbers, gamma: Any) -> list[Judged]:
     elif speedup and tokens and speedup.value:
         why = f"a round costs {tokens.value / speedup.value:.2f} target steps by it, of which the target's call is 1"
         said["speedup"] = "inconsistent" if speedup.ends[0] > tokens.ends[1] else "cannot tell", why
-    known = {name: shown(number) for name, number in claimed if number is not None}
-    return [Judged(name, value, "-", *said.get(name, ("cannot tell", "-"))) for name, value in known.items()]
+    return [Judged(name, shown(own), "-", *said.get(name, ("cannot tell", "-"))) for name, own in claimed if own]

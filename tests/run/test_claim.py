@@ -18,6 +18,7 @@ from specbench.report import files
 from specbench.run import claim as command
 
 PUBLISHED = sorted((Path(__file__).parents[2] / "experiments/claims").glob("*.yaml"))
+
 HARMFUL = (
     ("choices: {target.trust_remote_code: 'true'}", "choices.target.trust_remote_code=true is not a choice"),
     ("choices: {target._target_: os.system}", "choices.target._target_=os.system is not a choice"),
@@ -27,6 +28,7 @@ HARMFUL = (
     ("needs: n, rows: [{choices: {target: ../x}}]", "rows.0.choices.target=../x is not allowed"),
     ("needs: n, rows: [{choices: {+gamma: '1'}}]", "choices.+gamma=1 is not a choice"),
 )
+HARDWARE = {"device": "cpu", "cpu": "x86_64", "threads": 1, "dtype": "float32"}  # of synthetic runs
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +41,7 @@ def claim_of(run, **changes) -> Claim:
     numbers = numbers_of(run.results, run.records).model_dump() | changes
     data = {"sha256": "d", "rendered_sha256": run.results["details"]["prompts"]["sha256"]}
     return Claim(
-        claim=1, source="s", target="t", drafter="d", data=data, hardware={"dtype": "float32"},
-        numbers=numbers,
+        claim=1, source="s", target="t", drafter="d", data=data, hardware=HARDWARE, numbers=numbers,
     )  # fmt: skip
 
 
@@ -61,6 +62,8 @@ def test_an_altered_number_is_found(run, number):
     if number == "speedup":
         altered = {"value": 2 * own.value, "ci95": [2 * end for end in own.ci95], "prompts": 16}
     found = answers(claim_of(run, **{number: altered}), run)
+    if number == "block_efficiency":
+        assert found.pop("speedup") == "cannot tell"  # with so few prompts the tokens per round are not known well
     assert found.pop(number) == "inconsistent" and {*found.values()} == {"consistent"}
 
 
@@ -86,7 +89,43 @@ def test_a_claim_of_0_is_answered(run):
         assert found == {**dict.fromkeys(("alpha", "c", "speedup"), "cannot tell"), "theorem_3_8": "inconsistent"}
 
 
-def test_a_figure_of_very_many_prompts_has_an_error():
+@pytest.mark.parametrize(("key", "value"), [("device", "H100"), ("cpu", "arm64"), ("threads", 2), ("torch", "0")])
+def test_another_machine_or_version_is_compared_by_intervals(run, key, value):
+    own = numbers_of(run.results, run.records)
+    alpha, speedup = own.alpha.model_dump(), own.speedup.model_dump()
+    near, far = (alpha | {"value": alpha["value"] + shift} for shift in (1e-3, 0.5))
+    double = speedup | {"value": 2 * speedup["value"], "ci95": [2 * end for end in speedup["ci95"]]}
+    for changed, expected in ((alpha, "consistent"), (near, "consistent"), (far, "inconsistent")):
+        claim = claim_of(run, alpha=changed, texts="0", speedup=double)
+        place = claim.versions if key == "torch" else claim.hardware
+        place[key] = value
+        found = answers(claim, run)
+        assert (found["alpha"], found["texts"]) == (expected, "cannot tell")
+        assert found["speedup"] == ("inconsistent" if key == "torch" else "cannot tell")
+    bare = claim_of(run, alpha={"value": alpha["value"]})  # equal numbers need no interval
+    bare.hardware["threads"] = 2
+    assert answers(bare, run)["alpha"] == answers(bare, run)["texts"] == "consistent"
+
+
+def test_tokens_of_unknown_error_predict_no_speed(run):
+    tokens = 1.01 * numbers_of(run.results, run.records).block_efficiency.value
+    assert answers(claim_of(run, block_efficiency={"value": tokens}), run)["speedup"] == "cannot tell"
+    assert answers(claim_of(run, block_efficiency=f"{tokens:.3f}"), run, same=False)["speedup"] == "consistent"
+
+
+def test_a_printed_number_is_compared_with_its_rounding(run):
+    alpha = numbers_of(run.results, run.records).alpha
+    far = alpha.value + 3 * alpha.stderr
+    assert compared(Figure(value=far), alpha)[0] == "cannot tell"
+    assert compared(Figure(value=far, rounding=alpha.stderr), alpha)[0] == "consistent"
+    assert compared(Figure(value=far + 9 * alpha.stderr, rounding=alpha.stderr), alpha)[0] == "inconsistent"
+
+
+@pytest.mark.parametrize(("text", "rounding"), [("0.80", 0.005), ("1e-3", 0.5e-3), ("12", 0.5), ("1.5e2", 5)])
+def test_a_printed_number_has_its_rounding(text, rounding):
+    for given in (text, {"value": text}, {"value": text, "prompts": 2**53}):
+        assert Figure.model_validate(given).rounding == pytest.approx(rounding)
+    assert Figure.model_validate({"value": text, "rounding": 0.25}).rounding == 0.25
     assert Figure(value=1, ci95=(0, 2), prompts=2**53).error == pytest.approx(1 / 1.96, rel=1e-2)
 
 
