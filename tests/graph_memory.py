@@ -26,6 +26,11 @@ MOST_REPLAYS = 1_000  # of an executor: a planted fault may repeat one round for
 WILD = 2**40 + 12345  # as an index out of every range
 
 
+def graphs_of(executor):
+    """How many graphs an executor can replay now."""
+    return sum(len(function.graphs) for function in executor.functions.values())
+
+
 class SimulatedGraphs(CudaGraphExecutor):
     """The graph executor, with a model of graphs and of their memory in place of CUDA's."""
 

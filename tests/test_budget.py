@@ -4,9 +4,9 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# What there is; the goals are 20,000 lines of code and 15,000 of tests. A feature enters when another leaves.
-LINES_OF_CODE = 20_820
-LINES_OF_TESTS = 15_860
+# A feature enters when another leaves.
+LINES_OF_CODE = 20_000
+LINES_OF_TESTS = 15_000
 WORDS_OF_README = 600
 WORDS_OF_DOCS = 7_500
 

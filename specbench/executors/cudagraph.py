@@ -82,11 +82,6 @@ class CudaGraphExecutor(Executor):
         log.warning("%s runs eagerly, since it could not be captured: %s", captured.name, causes(error))
         log.info("the errors in full", exc_info=error)
 
-    @property
-    def graphs(self) -> int:
-        """Graphs that can be replayed now."""
-        return sum(len(function.graphs) for function in self.functions.values())
-
     def notes(self) -> list[str]:
         found = [
             f"{name} was not captured as a CUDA graph and ran eagerly: {why}" for name, why in self.not_captured.items()

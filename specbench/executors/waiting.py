@@ -1,9 +1,5 @@
-"""How OpenMP's threads wait for each other, which is chosen before torch is loaded.
-
-They spin for long, which is fastest on idle cores: 344 tokens/s of plain decoding on two cores of a Xeon, where
-100,000, 10,000 and 1,000 spins (`GOMP_SPINCOUNT=N python -m specbench`) give 345, 291 and 211. Beside a process that
-computes, a thread that spins keeps a core from the one that has work: 15, 72 and 199 tokens/s. No number serves both.
-"""
+"""How OpenMP's threads wait for each other, which is chosen before torch is loaded: by spinning, which is fastest on
+idle cores; but beside a process that computes a thread that spins keeps a core from the one that has work."""
 
 import os
 import sys

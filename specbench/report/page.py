@@ -57,7 +57,6 @@ def run_page(run: Run, records: Sequence[Record]) -> str:
     drawn = {"Measured beside predicted": figures.over_gamma(run)}
     drawn["Where the difference goes"] = figures.accounting(run)
     shown = {"By category": tables.by_category([run]), "By method": tables.methods(run)}
-    shown["Factors of the speedup"] = tables.costs(run)
     texts = [record for record in records if record.speculative and record.baseline][:PROMPTS_SHOWN]
     title = results["name"] if results["status"] == "complete" else f"{results['name']} ({results['status']})"
     answer = (headline(results), verdict_and_prediction(results))

@@ -54,13 +54,6 @@ def bandwidth_share(results: Mapping[str, Any]) -> str:
     return f"{read / peak:.0%}" if read and peak else ""
 
 
-def p_value(value: float | None) -> str:
-    """A p-value with three decimals."""
-    if value is None:
-        return "-"
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
 def milliseconds(percentiles: Mapping[str, float | None]) -> str:
     """The median and the 90th percentile of some seconds, in milliseconds."""
     if percentiles["p50"] is None:
@@ -94,7 +87,7 @@ COMPARED_CELLS: Cells = {
     "method": lambda row: row["method"],
     "speedup": lambda row: ratio(row["speedup"], row["speedup_ci95"]),
     "vs fastest": lambda row: ratio(row["ratio"], row["ratio_ci95"]),
-    "p (Holm)": lambda row: p_value(row["p_value"]),
+    "p (Holm)": lambda row: number(row["p_value"]),
     "alpha": lambda row: number(row["alpha"]),
     "block efficiency": lambda row: number(row["block_efficiency"]),
     "c": lambda row: number(row["c"]),
@@ -152,16 +145,6 @@ def methods(run: Run) -> pd.DataFrame:
         }
         for name, over in ratios.items()
     )
-
-
-def costs(run: Run) -> pd.DataFrame:
-    """What the factors of the speedup are, from Theorem 3.8's prediction to what was measured."""
-    rows = [
-        {"factor": MEANING.get(entry["factor"], entry["factor"]), "value": ratio(entry["value"], entry["ci95"])}
-        for entry in run.results["speedup"]["accounting"]
-    ]
-    measured = run.results["speedup"]
-    return pd.DataFrame([*rows, {"factor": "measured", "value": ratio(measured["measured"], measured["ci95"])}])
 
 
 MEANING = {

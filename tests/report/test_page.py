@@ -86,7 +86,6 @@ def test_its_tables_are_those_of_the_results(run, shown):
     for heading, table in (
         ("prompts", tables.by_category([run])),
         ("speculative over it", tables.methods(run)),
-        ("factor", tables.costs(run)),
     ):
         assert shown.table(heading) == table.astype(str).to_dict("records")
 

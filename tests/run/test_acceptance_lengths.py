@@ -144,3 +144,9 @@ def test_a_head_is_compared_by_its_run_and_rounding_counts(tmp_path, capsys):
     length = Estimate(2.83, 0.005, (2.82, 2.84))
     assert agreement(length, Decimal("2.8")) and not agreement(length, Decimal("2.80"))
     assert agreement(Estimate(2.8), Decimal("2.8")) is None
+
+
+def test_what_an_engine_reported_is_a_number(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--reported", "abc"])
+    assert end.value.code == 2 and "--reported=abc is not allowed" in capsys.readouterr().err
