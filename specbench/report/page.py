@@ -59,7 +59,8 @@ def run_page(run: Run, records: Sequence[Record]) -> str:
     shown = {"By category": tables.by_category([run]), "By method": tables.methods(run)}
     texts = [record for record in records if record.speculative and record.baseline][:PROMPTS_SHOWN]
     title = results["name"] if results["status"] == "complete" else f"{results['name']} ({results['status']})"
-    answer = (headline(results), verdict_and_prediction(results))
+    first, _, plain = headline(results).partition("; ")
+    answer = (first, f"{verdict_and_prediction(results)}{plain and f'; {plain}'}")
     more = {"title": title, "tiles": tiles(results), "texts": texts, "notes": results["notes"]}
     return rendered(drawn, shown, [run], answer=answer, **more)
 
@@ -70,7 +71,7 @@ def tiles(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     measured, predicted, corrected = (
         tables.ratio(speedup[name], None) for name in ("measured", "theorem_3_8", "corrected")
     )
-    costs = ", ".join("-" if cost[name] is None else f"{cost[name]:.2f}" for name in "cvo")
+    costs = ", ".join("-" if cost[name] is None else f"{cost[name]:.2f}".removeprefix("0") for name in "cvo")
     return [
         ("speedup", measured, interval(speedup["ci95"])),
         ("Theorem 3.8", predicted, f"by measured costs {corrected}"),
