@@ -10,15 +10,36 @@ accepted, on the other rounds, before and after, and the setting that a run take
 import sys
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from specbench.config.build import build
 from specbench.config.check import check
 from specbench.config.compose import compose
 from specbench.decoding.state import State
-from specbench.policies.stopping import EstimateGamma, calibration_error, sequential_temperatures
+from specbench.policies.stopping import EstimateGamma
 from specbench.run.batching import Requests
 from specbench.run.session import Session
+
+
+def calibration_error(said: Tensor, happened: Tensor, bins: int = 20) -> float:
+    """Expected calibration error of probabilities said [n], given what happened [n] bool: the difference of their means
+    in each bin of `said`, weighted by the bin's share."""
+    number = (said * bins).long().clamp(max=bins - 1)
+    return float(torch.bincount(number, said - happened.float()).abs().sum() / len(said))
+
+
+def sequential_temperatures(logits: Tensor, accepted: Tensor) -> list[float]:
+    """DSpark's sequential temperature scaling: from left to right, the temperature of each place with the least
+    calibration error of the product of estimates up to it, those before being fixed. logits [n, gamma] of n rounds, in
+    which the first accepted [n] guesses were accepted."""
+    found, product, grid = [], torch.ones(len(logits)), np.geomspace(0.1, 10, 201).tolist()
+    for k, own in enumerate(logits.T):
+        errors = [calibration_error(product * (own / each).sigmoid(), accepted > k) for each in grid]
+        found.append(grid[int(np.argmin(errors))])
+        product = product * (own / found[-1]).sigmoid()
+    return found
 
 
 class Noting(EstimateGamma):

@@ -133,8 +133,10 @@ class DFlashDrafter(ParallelDrafter):
 
     @classmethod
     def estimates(cls, settings: Any) -> bool:
-        if cls.branches(settings) or not local_path(settings.path).is_dir():
-            return not cls.branches(settings)  # `begin` looks at what comes from the hub
+        if cls.branches(settings):
+            return False
+        if not local_path(settings.path).is_dir():
+            return True  # `begin` looks at what comes from the hub
         return CONFIDENCE in named_tensors(read_tensors(settings.path, "drafter.path"))
 
     @classmethod

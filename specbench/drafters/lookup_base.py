@@ -14,6 +14,17 @@ from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.state import State
 from specbench.decoding.transfers import counts, move, upload
 from specbench.drafters.base import Drafter
+from specbench.errors import ConfigError
+from specbench.settings import BaseSettings
+
+
+def refuse_falling(settings: BaseSettings, prefix: str, low: str, high: str) -> None:
+    """Raises ConfigError if the setting `low` is above the setting `high`."""
+    values = vars(settings)
+    if values[low] > values[high]:
+        raise ConfigError(
+            f"{prefix}{low}={values[low]} is not allowed: it must be at most {prefix}{high}={values[high]}"
+        )
 
 
 class PointMassDrafter(Drafter):

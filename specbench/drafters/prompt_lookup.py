@@ -8,8 +8,7 @@ from contextlib import suppress
 
 from pydantic import Field
 
-from specbench.drafters.lookup_base import PointMassDrafter
-from specbench.errors import ConfigError
+from specbench.drafters.lookup_base import PointMassDrafter, refuse_falling
 from specbench.settings import BaseSettings
 
 
@@ -22,11 +21,7 @@ class PromptLookupDrafter(PointMassDrafter):
         min_match: int = Field(ge=1, le=1000)
 
         def check(self, prefix: str) -> None:
-            if self.min_match > self.max_match:
-                raise ConfigError(
-                    f"{prefix}min_match={self.min_match} is not allowed: "
-                    f"it must be at most {prefix}max_match={self.max_match}"
-                )
+            refuse_falling(self, prefix, "min_match", "max_match")
 
     def __init__(self, max_match: int, min_match: int):
         self.max_match, self.min_match = max_match, min_match

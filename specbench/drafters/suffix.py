@@ -7,8 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from specbench.decoding.state import State
-from specbench.drafters.lookup_base import PointMassDrafter
-from specbench.errors import ConfigError
+from specbench.drafters.lookup_base import PointMassDrafter, refuse_falling
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.policies.base import GammaPolicy
@@ -178,11 +177,7 @@ class NgramDrafter(CountingDrafter):
         max_order: int = Field(ge=2, le=100)
 
         def check(self, prefix: str) -> None:
-            if self.min_order > self.max_order:
-                raise ConfigError(
-                    f"{prefix}min_order={self.min_order} is not allowed: "
-                    f"it must be at most {prefix}max_order={self.max_order}"
-                )
+            refuse_falling(self, prefix, "min_order", "max_order")
 
     def __init__(self, min_order: int, max_order: int):
         super().__init__(depth=max_order)

@@ -60,25 +60,6 @@ class EstimateGamma(ConfidenceGamma):
         return super().go_on(state, count, (torch.tensor(signals) / torch.tensor(scale)).sigmoid().tolist())
 
 
-def calibration_error(said: Tensor, happened: Tensor, bins: int = 20) -> float:
-    """Expected calibration error of probabilities said [n], given what happened [n] bool: the difference of their means
-    in each bin of `said`, weighted by the bin's share."""
-    number = (said * bins).long().clamp(max=bins - 1)
-    return float(torch.bincount(number, said - happened.float()).abs().sum() / len(said))
-
-
-def sequential_temperatures(logits: Tensor, accepted: Tensor) -> list[float]:
-    """DSpark's sequential temperature scaling: from left to right, the temperature of each place with the least
-    calibration error of the product of estimates up to it, those before being fixed. logits [n, gamma] of n rounds, in
-    which the first accepted [n] guesses were accepted."""
-    found, product, grid = [], torch.ones(len(logits)), np.geomspace(0.1, 10, 201).tolist()
-    for k, own in enumerate(logits.T):
-        errors = [calibration_error(product * (own / each).sigmoid(), accepted > k) for each in grid]
-        found.append(grid[int(np.argmin(errors))])
-        product = product * (own / found[-1]).sigmoid()
-    return found
-
-
 def root_entropy(q: Tensor, x: Tensor) -> Tensor:
     """sqrt(H(q) / log V) [B], from q [B, V]; the guesses x [B] are not used. H enters bounds of beta as a square
     root."""

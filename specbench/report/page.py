@@ -15,7 +15,13 @@ from specbench.measure.record import Record
 from specbench.measure.rounds import rounds_frame
 from specbench.report import figures, files, tables
 from specbench.report.files import Run
-from specbench.report.terminal import compared_headline, fastest, headline, verdict_and_prediction
+from specbench.report.terminal import (
+    baseline_strength,
+    compared_headline,
+    fastest,
+    speedup_sentence,
+    verdict_and_prediction,
+)
 
 PROMPTS_SHOWN = 8  # on the page of a run
 
@@ -59,8 +65,7 @@ def run_page(run: Run, records: Sequence[Record]) -> str:
     shown = {"By category": tables.by_category([run]), "By method": tables.methods(run)}
     texts = [record for record in records if record.speculative and record.baseline][:PROMPTS_SHOWN]
     title = results["name"] if results["status"] == "complete" else f"{results['name']} ({results['status']})"
-    first, _, plain = headline(results).partition("; ")
-    answer = (first, f"{verdict_and_prediction(results)}{plain and f'; {plain}'}")
+    answer = (speedup_sentence(results), f"{verdict_and_prediction(results)}{baseline_strength(results)}")
     more = {"title": title, "tiles": tiles(results), "texts": texts, "notes": results["notes"]}
     return rendered(drawn, shown, [run], answer=answer, **more)
 

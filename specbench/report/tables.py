@@ -12,7 +12,7 @@ from specbench.report.files import Run
 
 Cells = Mapping[str, Callable[[Mapping[str, Any]], Any]]
 # The others hold numbers.
-TEXT_COLUMNS = ("run", "category", "method", "factor", "lossless", "row", "number", "answer", "why")
+TEXT_COLUMNS = ("run", "category", "method", "lossless", "row", "number", "answer", "why")
 LEFT_OUT = ("config", "provenance", "details", "notes", "by_category", "acceptance", "schema_version")
 VERDICTS = {True: "passed", False: "failed", None: "unknown"}
 

@@ -32,18 +32,26 @@ def console() -> Console:
 
 
 def headline(results: Mapping[str, Any]) -> str:
-    """One sentence: whether speculative decoding was faster, with the interval, whether the text is another one by
-    choice, and how good plain decoding was."""
-    speedup, share = results["speedup"], bandwidth_share(results)
-    measured, interval = speedup["measured"], speedup["ci95"]
+    """The answer of a run in one sentence, and how good plain decoding was."""
+    return speedup_sentence(results) + baseline_strength(results)
+
+
+def baseline_strength(results: Mapping[str, Any]) -> str:
+    """What stands behind a speedup: plain decoding's share of the measured bandwidth; empty if it is not known."""
+    share = bandwidth_share(results)
+    return f"; plain decoding at {share} of bandwidth" if share else ""
+
+
+def speedup_sentence(results: Mapping[str, Any]) -> str:
+    """Whether speculative decoding was faster, with the interval, and whether the text is another one by choice."""
+    measured, interval = results["speedup"]["measured"], results["speedup"]["ci95"]
     if measured is None:
         return "No speedup was measured"
     lossy = "" if results["lossless"]["expected"] else ", lossy by choice"
-    plain = f"; plain decoding at {share} of bandwidth" if share else ""
     if interval is None:
-        return f"{ratio(measured, None)} the speed of plain decoding, too few prompts for an interval{lossy}{plain}"
+        return f"{ratio(measured, None)} the speed of plain decoding, too few prompts for an interval{lossy}"
     what = "Faster than" if interval[0] > 1 else "Slower than" if interval[1] < 1 else "Not shown to differ from"
-    return f"{what} plain decoding: {ratio(measured, interval)}{lossy}{plain}"
+    return f"{what} plain decoding: {ratio(measured, interval)}{lossy}"
 
 
 def verdict_and_prediction(results: Mapping[str, Any]) -> str:

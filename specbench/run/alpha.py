@@ -114,15 +114,15 @@ def length_of(run: "Run") -> "Estimate":
 def agreement(length: "Estimate", reported: Decimal) -> bool | None:
     """Whether the interval of the length holds what an engine reported, as far as its digits go; None without an
     interval. Prints the answer."""
+    from specbench.measure.claim import Figure
     from specbench.report import terminal
 
     if length.value is None or length.ci95 is None:
         terminal.show(f"The engine reported {reported}: an interval to compare it with needs three texts.")
         return None
     low, high = length.ci95
-    digit = reported.as_tuple().exponent
-    rounding = 10.0**digit / 2 if isinstance(digit, int) else 0.0
-    agrees = low - rounding <= reported <= high + rounding
+    least, most = Figure.model_validate(str(reported)).ends
+    agrees = low <= most and least <= high
     terminal.show(
         f"The drafter gives {length.value:.2f} tokens per target call on these prompts (95 % interval {low:.2f} to "
         f"{high:.2f}), the engine reported {reported}: these {'agree' if agrees else 'do not agree'}."

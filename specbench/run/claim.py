@@ -7,6 +7,7 @@ weights or data are missing. Exit code 3: a number that follows from models and 
 
 import argparse
 import hashlib
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -120,7 +121,8 @@ def answers(claim: "Claim", words: Sequence[str]) -> "list[Judged]":
         raise AbsentError(claim.needs)
     from specbench.run.jobs import finished, job_of
 
-    label = hashlib.sha256(claim.model_dump_json(exclude={"numbers", "rows"}).encode()).hexdigest()[:8]
+    content = claim.model_dump(mode="json", exclude={"numbers", "rows"})
+    label = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]  # in whichever order
     named = [*claim.of.split(), *(word for word in words if word.partition("=")[0] not in LABELS), label]
     folder = Path("outputs/claim", fields("-".join(named)))
     config = compose_as(claim.choices, claimed(claim.settings), [*words, "logger=none", "name=claim"])

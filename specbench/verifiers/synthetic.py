@@ -1,5 +1,6 @@
 """Accepts as often as it is told, no matter what the models compute: for timing an engine without trained weights."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -96,6 +97,7 @@ class SyntheticVerifier(Verifier):
         return self._rates(draft)
 
 
+@cache  # a table of them is made in each round
 def least_variance(length: float, places: int) -> tuple[float, ...]:
     """Independent rates of the places of a draft whose mean is `length` tokens per target call: 1 for what the length
     holds whole, its fraction at the next place, and 0. Each call then gives one of the two integers around it."""

@@ -8,9 +8,10 @@ import pytest
 import torch
 from distribution_cases import FEW, Distribution, decode, worst_excess
 
-from specbench.policies.stopping import EstimateGamma, calibration_error, sequential_temperatures
+from specbench.policies.stopping import EstimateGamma
 
 EXPERIMENT = runpy.run_path(str(Path(__file__).parents[2] / "experiments/confidence_head.py"))
+calibration_error, sequential_temperatures = (EXPERIMENT[n] for n in ("calibration_error", "sequential_temperatures"))
 
 
 def ended_by_the_guess(draft):

@@ -206,16 +206,14 @@ def test_the_claim_of_a_run_is_run_again(temperature, monkeypatch, tmp_path, cap
         with pytest.raises(SystemExit) as stop:  # the finished run is not decoded again
             command.main(["altered.yaml"])
         assert stop.value.code == command.INCONSISTENT
-        command.main([str(file)])
-        places = [*Path("outputs/claim").rglob(files.RESULTS)]
+        [place] = Path("outputs/claim").rglob(files.RESULTS)  # whatever the order of a claim's keys
         for words, changed in (([], False), (["force=true"], False), ([], True)):
-            before = [json.loads(place.read_text()) for place in places]
-            for place, results in zip(places, before, strict=True):
-                results["provenance"]["git_sha"] = "0" * 40 if changed else results["provenance"]["git_sha"]
-                place.write_text(json.dumps(results))
+            results = json.loads(place.read_text())
+            results["provenance"]["git_sha"] = "0" * 40 if changed else results["provenance"]["git_sha"]
+            place.write_text(json.dumps(results))
             command.main([str(file), *words])
-            again = [json.loads(place.read_text())["provenance"]["seconds"] for place in places]
-            assert (again != [results["provenance"]["seconds"] for results in before]) == bool(words or changed)
+            again = json.loads(place.read_text())["provenance"]
+            assert (again["seconds"] != results["provenance"]["seconds"]) == bool(words or changed)
 
 
 @pytest.mark.parametrize(
