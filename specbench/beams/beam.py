@@ -14,7 +14,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import EncoderInput, Sequence
 from specbench.errors import ConfigError
 from specbench.measure.record import Facts, Record, Text
-from specbench.measure.stock import tolerance
+from specbench.measure.verdict import tolerance
 from specbench.models.attention_mask import sliding_window
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits

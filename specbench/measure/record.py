@@ -110,7 +110,6 @@ class Reading(TypedDict, total=False):
     p: Distances
     q: Distances
     wrong: Count
-    ties: Count
     divergence: Literal["", "tie", "bug"]
     sums: list[list[float]]
     impossible: Count

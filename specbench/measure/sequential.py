@@ -10,14 +10,17 @@ n positions of a text, k draws of a kind, V vocabulary, K alternatives.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from specbench.measure.intervals import Floats
+from specbench.measure.recorder import Draws, Guess
 
 LEVEL = 1 / 200  # the probability that an exact run fails is at most this
 FOUND = 1.28  # standard deviations below the mean that nine of ten values exceed
@@ -25,7 +28,10 @@ SMALLEST = math.exp(-10)  # probabilities below it are tilted as this one is
 LEFT = 0.02  # of the distribution stays in every alternative: no single draw decides against one
 MARGIN = 1.05  # q / p above which the drafter favours a token
 SURE = 1 + 1e-6  # p / q from which a guess is accepted whatever rounding does
+HARMLESS = 1e-3  # nats by which accepting a guess surely differs: below it the drafter is the target
 Change = Callable[..., Tensor]
+Kept = Sequence[tuple[int, Tensor]]  # distributions [m, V] from positions on
+Readings = Sequence[dict[str, Any]]  # of the texts of a run
 
 
 @dataclass(frozen=True)
@@ -55,14 +61,9 @@ def attracted(p: Tensor, mark: Tensor) -> Tensor:
     return 0.95 + 0.05 * mark / p.clamp(min=1e-30)
 
 
-def even(p: Tensor) -> Tensor:
-    """Drawn from even ids."""
-    return 1 - (1 - LEFT) * (torch.arange(p.shape[-1], device=p.device) % 2)
-
-
-def rarely(rest: int) -> Change:
-    """Tokens of one rest of ids are drawn half as often: three of the four rests, for at most 20 alternatives."""
-    return lambda p: torch.where(torch.arange(p.shape[-1], device=p.device) % 4 == rest, 0.5, 1.0)
+def by_id(factor: float, rest: int, divisor: int) -> Change:
+    """Tokens whose id leaves this rest are drawn with `factor` times their probability."""
+    return lambda p: torch.where(torch.arange(p.shape[-1], device=p.device) % divisor == rest, factor, 1.0)
 
 
 # Events of the kind "accepted" depend on m = min(1, p / q), on the least m of the round's guesses before, and on
@@ -77,10 +78,11 @@ ALTERNATIVES = (
     Alternative("recovered tokens drawn at 0.9 of the temperature", "recovered", 2, warmer(0.9)),
     # With the noise of the guess, what q favours has lost once before.
     Alternative("recovered tokens drawn with the noise of the guess", "after", 4, lambda p, q: p / (p + q + 1e-30)),
-    *(Alternative(f"recovered tokens rarely with id % 4 = {r}", "recovered", 1, rarely(r)) for r in (1, 2, 3)),
+    # Three of the four rests, for at most 20 alternatives.
+    *(Alternative(f"recovered tokens rarely with id % 4 = {r}", "recovered", 1, by_id(0.5, r, 4)) for r in (1, 2, 3)),
     Alternative("bonus tokens drawn at 0.8 of the temperature", "bonus", 2, warmer(0.8)),
     Alternative("bonus tokens drawn at 1.2 of the temperature", "bonus", 2, warmer(1.2)),
-    Alternative("bonus tokens drawn from even ids", "bonus", 1, even),
+    Alternative("bonus tokens drawn from even ids", "bonus", 1, by_id(LEFT, 1, 2)),
     Alternative("bonus tokens drawn from p without the last guess's q", "behind", 2, without),
     Alternative("bonus tokens drawn from p without their own q", "own", 1, without),
     Alternative("guesses drawn at 0.9 of the temperature of q", "guess", 1, warmer(0.9)),
@@ -148,3 +150,98 @@ def found_by(sums: Floats) -> list[str]:
     standard deviations if what was drawn is the alternative's."""
     margins = sums[:, 1] - FOUND * np.sqrt(sums[:, 2].clip(min=0)) - LIMITS
     return [one.name for one, margin in zip(ALTERNATIVES, margins, strict=True) if margin > 0]
+
+
+def draw_sums(
+    draws: Draws, tokens: Tensor, own: Tensor | None = None, beside: Sequence[int] = ()
+) -> tuple[Floats, int]:
+    """The sums of the test over the tokens [n] of one text, and how many draws have probability 0. `own` is the logits
+    [m, V] of the drafter's stock module at the first m of them, if it was read; `beside` what other texts have at their
+    positions, -1 for nothing."""
+    guesses = torch.tensor(draws.guesses, dtype=torch.double).reshape(-1, len(Guess._fields)).T
+    at, x = guesses[:2].long().to(tokens.device)
+    guess, tested = torch.zeros_like(tokens), torch.zeros_like(tokens, dtype=torch.bool)
+    certain = torch.zeros_like(tested)
+    guess[at], tested[at], certain[at] = x, True, (guesses[3] == 1).to(at.device)
+    accepted = tested & (tokens == guess)
+    sums, impossible = _acceptance(draws.rule, guesses, accepted[at].cpu())
+    if not draws.target:
+        return sums, impossible
+    p, p_kept = _rows(draws.target, len(tokens), draws.target[0][1])
+    q, q_kept = _rows(draws.drafter, len(tokens), draws.target[0][1])
+    point_mass = certain & ~q_kept
+    q[point_mass] = F.one_hot(guess[point_mass], p.shape[-1]).to(q.dtype)
+    judged, bonus, sampled = p_kept & (q_kept | point_mass) & tested, p_kept & ~tested, q_kept & tested
+
+    def add(kind: str, where: Tensor, *parts: Tensor) -> None:
+        sums[:] += sums_of(kind, *(part[where] for part in parts))
+
+    add("guess", sampled, guess, q)
+    favoured = q > MARGIN * p
+    happened = favoured.gather(1, tokens[:, None])[:, 0]
+    add("favoured", judged, happened, (p * favoured).sum(-1).clamp(max=1))
+    add("bonus", bonus, tokens, p)
+    add("behind", bonus[1:] & judged[:-1], tokens[1:], p[1:], q[:-1])
+    if own is not None:
+        m = len(own)
+        add("own", bonus[:m], tokens[:m], p[:m], own.double().softmax(-1))
+    others = torch.tensor([*beside, *[-1] * len(tokens)][: len(tokens)], device=tokens.device)
+    # Whether guessed or not, a token is drawn from p.
+    add("beside", p_kept & (others >= 0), tokens, p, F.one_hot(others.clamp(min=0), p.shape[-1]))
+    impossible += _zero(p, tokens, p_kept) + _zero(q, guess, sampled)
+    if draws.rule is not None:
+        rejected = judged & ~accepted
+        rest = residual(p, F.one_hot(guess, p.shape[-1]) if draws.rule == "p" else q)
+        add("recovered", rejected, tokens, rest)
+        add("after", rejected, tokens, rest, q)
+        impossible += _zero(rest, tokens, rejected)
+    return sums, impossible
+
+
+def _rows(kept: Kept, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The distributions of the first n positions [n, V] in float64, 0 where they were not kept, and where they were
+    [n]; V and the device are those of `like` [.., V]."""
+    found = torch.zeros(n, like.shape[-1], dtype=torch.double, device=like.device)
+    for begin, rows in kept:
+        found[begin : begin + len(rows)] = rows[: max(0, n - begin)]
+    mass = found.sum(-1, keepdim=True)
+    return found / mass.clamp(min=1e-300), mass[:, 0] > 0
+
+
+def _acceptance(rule: str | None, guesses: Tensor, stands: Tensor) -> tuple[Floats, int]:
+    """The sums of whether guesses [6, K] stand [K], whose probability follows from the decoder's own p and q, and how
+    many of these answers are impossible."""
+    if rule is None or not len(stands):
+        return no_sums(), 0
+    p, q, first, last = guesses[2:]
+    ratio = torch.where(q > 0, p / q, 1.0) if rule == "p / q" else p
+    mean, least = ratio.clamp(max=1), list[float]()
+    for begins, before in zip(first, [1.0, *mean.tolist()], strict=False):
+        least.append(1.0 if begins else max(1e-12, min(least[-1], before)))
+    wrong = (q == 0) | ((mean == 0) & stands) | ((ratio > SURE) & ~stands)
+    return sums_of("accepted", stands, mean, torch.tensor(least, dtype=torch.double), last), int(wrong.sum())
+
+
+def _zero(p: Tensor, drawn: Tensor, where: Tensor) -> int:
+    """How many of the tokens drawn [n] have probability 0 by p [n, V], of those `where` [n] says."""
+    return int((where & (p.gather(1, drawn[:, None])[:, 0] == 0)).sum())
+
+
+def judge_draws(readings: Readings, details: dict[str, Any]) -> tuple[bool | None, str, list[str]]:
+    """The verdict above temperature 0 by the readings of a run's texts, why, and the faults that nine of ten such runs
+    would have found. Adds to the details a bound on the probability that an exact run gives such evidence."""
+    sums: Floats = np.sum([reading["sums"] for reading in readings], axis=0)
+    (statistic, fault), found = p_value(sums), found_by(sums)
+    impossible = sum(reading["impossible"] for reading in readings)
+    details |= {"p_value": statistic, "level": LEVEL, "impossible": impossible}
+    if impossible:
+        return False, f"{impossible} draws have probability 0", found
+    if statistic < LEVEL:
+        return False, f"what was drawn is far likelier under another distribution: {fault}", found
+    # Of verifiers whose acceptance follows from more than p and q of the guess, only the tokens are looked at.
+    by_rule = any(reading["rule"] for reading in readings)
+    least = EVERY if by_rule else FAVOURED
+    same = by_rule and sums[least, 1] <= HARMLESS * sum(reading["tested"] for reading in readings)
+    if ALTERNATIVES[least].name not in found and not same:
+        return None, "too little was drawn: a verifier that accepts every guess would not have been found", found
+    return True, "", found

@@ -1,37 +1,37 @@
 """The losslessness verdict of every run: whether the output distribution is the target's.
 
-Each finished text is read once more by the stock modules. The decoder's p and q must be theirs up to rounding. At
-temperature 0 every token must have the largest logit, and the text must be plain decoding's, up to ties. Above it no
-fault may explain far better what was drawn (`measure/sequential.py`).
+Each finished text is read once more by the stock modules of transformers, whose distributions are made by its own
+logits processors. The decoder's p and q must be theirs up to rounding. At temperature 0 every token must have the
+largest logit, and the text must be plain decoding's, up to ties. Above it no fault may explain far better what was
+drawn (`measure/sequential.py`).
 
-n new tokens of a text, V vocabulary, K tested guesses.
+n new tokens of a text, V vocabulary.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specbench.decoding.sampling import Sampling
 from specbench.measure import sequential
-from specbench.measure.intervals import Floats
 from specbench.measure.record import Facts, Reading, Record
-from specbench.measure.recorder import Draws, Guess
+from specbench.measure.recorder import Draws
 from specbench.measure.rounds import finished
-from specbench.measure.sequential import MARGIN, SURE, residual, sums_of
-from specbench.measure.stock import distance, tie
+from specbench.measure.sequential import Kept, Readings
 from specbench.models.reference_forward import FinishedText
 
 MEAN_SHARE = 0.25  # of what rounding explains at most, the mean total variation may reach this
-HARMLESS = 1e-3  # nats by which accepting a guess surely differs: below it the drafter is the target
-OTHER_Q = "q in decoding is not the stock module's: alpha is not the drafter's own"
-Kept = Sequence[tuple[int, Tensor]]  # distributions [m, V] from positions on
-Readings = Sequence[dict[str, Any]]
-Passed = tuple[bool | None, str]  # and why
+# How many roundings of the largest logit two correct forwards may differ by. In 16 bits sums are kept in float32, and
+# results are rounded; in float32 the sums are rounded too.
+ROUNDINGS = {torch.float16: 4.0, torch.bfloat16: 4.0}
+ROUNDINGS_OF_SUMS = 64.0
+TYPICAL_16_BIT = 0.25  # of these, for p in 16 bits: a tie must be forgiven surely, an error of p be found
+UNDERFLOW = 1e-37  # probabilities below it may be 0 in float32
 
 
 def unread(reason: str, error: bool = False) -> Reading:
@@ -49,17 +49,25 @@ def read_text(
     try:
         logits = text.scores(target, sampling)
         found: dict[str, Any] = {"tokens": len(logits), "tested": len(draws.guesses), "rule": draws.rule}
-        found |= {"p": compared(logits, draws.target, target.dtype, sampling)}
+        found["p"] = compared(logits, draws.target, target.dtype, sampling)
         own = None
         if reads_q(drafter, target) and len(text.prompt) < drafter.context:
             own = text.scores(drafter.models[0], end=drafter.context)
             found["q"] = _drafter(own, draws, drafter.models[0])
         if sampling.greedy:
             return found | _equality(logits, text.ids, plain, target.dtype, sampling)
-        sums, impossible = draw_sums(draws, torch.tensor(text.ids, dtype=torch.long, device=target.device), own, beside)
+        tokens = torch.tensor(text.ids, dtype=torch.long, device=target.device)
+        sums, impossible = sequential.draw_sums(draws, tokens, own, beside)
         return found | {"sums": sums.tolist(), "impossible": impossible}
     except (MemoryError, RuntimeError) as error:  # the run goes on
         return unread(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", error=True)
+
+
+def reads_q(drafter: Any, target: Any) -> bool:
+    """Whether q can be read again from a finished text: of one model whose q depends on the text alone, at temperature
+    0 of chains of its likeliest tokens."""
+    alone = drafter.reads_text and len(drafter.models) == 1 and not drafter.only_likeliest
+    return alone and not (target.sampling.greedy and (drafter.trees or not drafter.models[0].sampling.greedy))
 
 
 def compared(logits: Tensor, kept: Kept, dtype: torch.dtype, sampling: Sampling) -> dict[str, Any]:
@@ -81,115 +89,100 @@ def _drafter(logits: Tensor, draws: Draws, model: Any) -> dict[str, Any]:
         return compared(logits, draws.drafter, model.dtype, model.sampling)
     guesses = [guess for guess in draws.guesses if guess.at < len(logits)]
     read = logits[[guess.at for guess in guesses]]
-    _, right = short_of(read, [guess.token for guess in guesses], model.dtype, model.sampling)
+    right = likeliest(read, [guess.token for guess in guesses], model.dtype, model.sampling)
     return {"positions": len(guesses), "beyond": int((~right).sum())}
 
 
-def short_of(logits: Tensor, tokens: Sequence[int], dtype: torch.dtype, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """By how much the logits of n tokens are below the largest of logits [n, V], and whether rounding explains it."""
+def likeliest(logits: Tensor, tokens: Sequence[int], dtype: torch.dtype, sampling: Sampling) -> Tensor:
+    """[n] bool: whether n tokens have the largest of logits [n, V], or one that is below it by rounding."""
     own = logits.gather(1, torch.tensor([*tokens], dtype=torch.long, device=logits.device)[:, None])[:, 0]
-    short = logits.amax(-1).double() - own.double()
-    return short, short <= tie(logits, dtype, sampling)  # false if one is not a number
-
-
-def reads_q(drafter: Any, target: Any) -> bool:
-    """Whether q can be read again from a finished text: of one model whose q depends on the text alone, at temperature
-    0 of chains of its likeliest tokens."""
-    alone = drafter.reads_text and len(drafter.models) == 1 and not drafter.only_likeliest
-    return alone and not (target.sampling.greedy and (drafter.trees or not drafter.models[0].sampling.greedy))
+    return logits.amax(-1).double() - own.double() <= tie(logits, dtype, sampling)  # false if one is not a number
 
 
 def _equality(
     logits: Tensor, ids: Sequence[int], plain: Sequence[int], dtype: torch.dtype, sampling: Sampling
 ) -> dict[str, Any]:
-    """At temperature 0, from logits [n, V]: how many of the n tokens `ids` do not have the largest logit, how many are
-    ties, and what the first difference from plain decoding's text is: none (""), a "tie" or a "bug"."""
-    short, right = short_of(logits, ids, dtype, sampling)
+    """At temperature 0, from logits [n, V]: how many of the n tokens `ids` do not have the largest logit, and what the
+    first difference from plain decoding's text is: none (""), a "tie" or a "bug"."""
+    right = likeliest(logits, ids, dtype, sampling)
     place = next((i for i, (ours, other) in enumerate(zip(ids, plain, strict=False)) if ours != other), None)
     if place is None:
         kind = "" if len(ids) == len(plain) else "bug"  # one of them has ended, with the same tokens
     else:
-        _, tied = short_of(logits[place, None], [plain[place]], dtype, sampling)
-        kind = "tie" if right[place] and tied else "bug"
-    return {"wrong": int((~right).sum()), "ties": int((right & (short > 0)).sum()), "divergence": kind}
+        tied = right[place] and likeliest(logits[place, None], [plain[place]], dtype, sampling)
+        kind = "tie" if tied else "bug"
+    return {"wrong": int((~right).sum()), "divergence": kind}
 
 
-def draw_sums(
-    draws: Draws, tokens: Tensor, own: Tensor | None = None, beside: Sequence[int] = ()
-) -> tuple[Floats, int]:
-    """The sums of the sequential test over the tokens [n] of one text, and how many draws have probability 0. `own` is
-    the logits [m, V] of the drafter's stock module at the first m of them, if it was read; `beside` what other texts
-    have at their positions, -1 for nothing."""
-    guesses = torch.tensor(draws.guesses, dtype=torch.double).reshape(-1, len(Guess._fields)).T
-    at, x = guesses[:2].long().to(tokens.device)
-    guess, tested = torch.zeros_like(tokens), torch.zeros_like(tokens, dtype=torch.bool)
-    guess[at], tested[at] = x, True
-    accepted = tested & (tokens == guess)
-    sums, impossible = _acceptance(draws.rule, guesses, accepted[at].cpu())
-    if not draws.target:
-        return sums, impossible
-    p, p_kept = _rows(draws.target, len(tokens), draws.target[0][1])
-    q, q_kept = _rows(draws.drafter, len(tokens), draws.target[0][1])
-    point_mass = torch.zeros_like(q_kept)
-    point_mass[at] = (guesses[3] == 1).to(at.device)
-    point_mass &= ~q_kept
-    q[point_mass] = F.one_hot(guess[point_mass], p.shape[-1]).to(q.dtype)
-    judged, bonus, sampled = p_kept & (q_kept | point_mass) & tested, p_kept & ~tested, q_kept & tested
-
-    def add(kind: str, where: Tensor, drawn: Tensor, p: Tensor, *more: Tensor) -> None:
-        nonlocal sums
-        sums = sums + sums_of(kind, drawn[where], p[where], *(each[where] for each in more))
-
-    add("guess", sampled, guess, q)
-    favoured = q > MARGIN * p
-    happened = favoured.gather(1, tokens[:, None])[:, 0]
-    add("favoured", judged, happened, (p * favoured).sum(-1).clamp(max=1))
-    add("bonus", bonus, tokens, p)
-    after_guess = bonus & judged.roll(1)
-    after_guess[:1] = False
-    add("behind", after_guess, tokens, p, q.roll(1, 0))
-    if own is not None:
-        m = len(own)
-        add("own", bonus[:m], tokens[:m], p[:m], own.double().softmax(-1))
-    others = torch.tensor([*beside, *[-1] * len(tokens)][: len(tokens)], device=tokens.device)
-    # Whether guessed or not, a token is drawn from p.
-    add("beside", p_kept & (others >= 0), tokens, p, F.one_hot(others.clamp(min=0), p.shape[-1]))
-    impossible += _zero(p, tokens, p_kept) + _zero(q, guess, sampled)
-    if draws.rule is not None:
-        rejected = judged & ~accepted
-        rest = residual(p, F.one_hot(guess, p.shape[-1]) if draws.rule == "p" else q)
-        add("recovered", rejected, tokens, rest)
-        add("after", rejected, tokens, rest, q)
-        impossible += _zero(rest, tokens, rejected)
-    return sums, impossible
+def tolerance(logits: Tensor, dtype: torch.dtype, sampling: Sampling) -> Tensor:
+    """[n]: how far two logits may move against each other by rounding, from logits [n, V]."""
+    largest = torch.where(logits > -torch.inf, logits.abs(), 0.0).amax(-1).double()
+    return ROUNDINGS.get(dtype, ROUNDINGS_OF_SUMS) * torch.finfo(dtype).eps * largest * _penalty(sampling)
 
 
-def _acceptance(rule: str | None, guesses: Tensor, stands: Tensor) -> tuple[Floats, int]:
-    """The sums of whether guesses [6, K] stand [K], whose probability follows from the decoder's own p and q."""
-    if rule is None or not len(stands):
-        return sequential.no_sums(), 0
-    p, q, first, last = guesses[2:]
-    ratio = torch.where(q > 0, p / q, 1.0) if rule == "p / q" else p
-    mean, least = ratio.clamp(max=1), list[float]()
-    for begins, before in zip(first, [1.0, *mean.tolist()], strict=False):
-        least.append(1.0 if begins else max(1e-12, min(least[-1], before)))
-    wrong = (q == 0) | ((mean == 0) & stands) | ((ratio > SURE) & ~stands)
-    return sums_of("accepted", stands, mean, torch.tensor(least, dtype=torch.double), last), int(wrong.sum())
+def tie(logits: Tensor, dtype: torch.dtype, sampling: Sampling) -> Tensor:
+    """[n]: how far below the largest of logits [n, V] a token's may be by rounding. In 16 bits it is counted in steps
+    of the dtype at that logit itself, but one step at the largest absolute value is always forgiven."""
+    most = tolerance(logits, dtype, sampling)
+    if dtype not in ROUNDINGS:
+        return most
+    eps, best = torch.finfo(dtype).eps, logits.amax(-1).double() * _penalty(sampling)
+    largest = most / ROUNDINGS[dtype] / eps
+    step, one = (torch.ldexp(torch.full_like(x, eps / 2), torch.frexp(x).exponent) for x in (best, largest))
+    return torch.maximum(ROUNDINGS[dtype] * step, one).minimum(most)
 
 
-def _zero(p: Tensor, drawn: Tensor, where: Tensor) -> int:
-    """How many of the tokens drawn [n] have probability 0 by p [n, V], of those `where` [n] says."""
-    return int((where & (p.gather(1, drawn[:, None])[:, 0] == 0)).sum())
+def _penalty(sampling: Sampling) -> float:
+    """By how much the repetition penalty makes errors of logits grow."""
+    return max(sampling.repetition_penalty, 1 / sampling.repetition_penalty)
 
 
-def _rows(kept: Kept, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The distributions of the first n positions [n, V] in float64, 0 where they were not kept, and where they were
-    [n]; V and the device are those of `like` [.., V]."""
-    found = torch.zeros(n, like.shape[-1], dtype=torch.double, device=like.device)
-    for begin, rows in kept:
-        found[begin : begin + len(rows)] = rows[: max(0, n - begin)]
-    mass = found.sum(-1, keepdim=True)
-    return found / mass.clamp(min=1e-300), mass[:, 0] > 0
+def distance(logits: Tensor, decoder: Tensor, dtype: torch.dtype, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """[n]: the total variation between the decoder's distribution [n, V] and that of the stock module's penalised
+    logits [n, V], and the largest that rounding explains: a move of all logits by at most d changes p by at most
+    tanh d. Both are compared on the decoder's tokens; the total variation is 1 if rounding does not explain why these
+    passed top-k and top-p. At temperature 0 the softmax before the argmax is compared."""
+    if sampling.greedy:
+        sampling = Sampling()
+    slack = tolerance(logits, dtype, sampling) / sampling.temperature
+    scores = warped(logits, Sampling(sampling.temperature))
+    surely, possibly = passing(scores, slack[:, None], sampling)
+    theirs = decoder > 0
+    own = scores.masked_fill(~theirs, -torch.inf).softmax(-1)
+    surely = surely & (scores.softmax(-1) > UNDERFLOW)
+    explained = ~((surely & ~theirs) | (theirs & ~possibly)).any(-1)
+    limit = ((TYPICAL_16_BIT if dtype in ROUNDINGS else 1.0) * slack).tanh()
+    return torch.where(explained, (decoder.double() - own).abs().sum(-1) / 2, 1.0), limit
+
+
+def passing(scores: Tensor, slack: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """[n, V] bool: which tokens pass top-k and top-p whatever rounding does, and which may pass, from scores [n, V]
+    after the temperature that may move against each other by slack [n, 1]. A token passes surely if it stays likelier
+    than all that are excluded from the smallest set, and may pass if it can reach the largest set."""
+    possible, top_k = scores > -torch.inf, sampling.top_k
+    truncation = replace(sampling, temperature=1.0)
+    smallest, largest = (warped(scores, truncation, sign * slack.tanh()) > -torch.inf for sign in (-1, 1))
+    best_excluded = scores.masked_fill(smallest, -torch.inf).amax(-1, keepdim=True)
+    if 0 < top_k < scores.shape[-1]:  # of tokens that tie for the last place rounding may exclude any
+        best_excluded = best_excluded.maximum(scores.topk(top_k + 1, -1).values[:, -1:])
+    last_included = scores.masked_fill(~largest, torch.inf).amin(-1, keepdim=True)
+    return possible & (scores > best_excluded + 2 * slack), possible & (scores >= last_included - 2 * slack)
+
+
+def warped(logits: Tensor, sampling: Sampling, more_mass: Tensor | None = None) -> Tensor:
+    """Scores [n, V] in float64 of penalised logits [n, V] after temperature, top-k and top-p, by transformers' own
+    processors in the order of generate(); -inf where a token is excluded. `more_mass` [n, 1] is added to top-p."""
+    scores, no_text = logits.double(), torch.empty(0, dtype=torch.long)
+    if sampling.temperature != 1:
+        scores = TemperatureLogitsWarper(float(sampling.temperature))(no_text, scores)
+    if sampling.top_k:
+        scores = TopKLogitsWarper(sampling.top_k)(no_text, scores)
+    if sampling.top_p < 1:
+        top_p: Any = TopPLogitsWarper(sampling.top_p)
+        if more_mass is not None:
+            top_p.top_p = sampling.top_p + more_mass
+        scores = top_p(no_text, scores)
+    return scores
 
 
 def judge(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
@@ -197,18 +190,17 @@ def judge(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
     faults that nine of ten such runs would have found (`detectable`), `details` and `notes`."""
     every: list[Any] = [record.verdict for record in finished(records) if record.verdict is not None]
     readings = [reading for reading in every if "tokens" in reading]
-    detectable = None
     details: dict[str, Any] = {"texts": len(readings), "tokens": sum(reading["tokens"] for reading in readings)}
     details |= {name: _pooled(readings, name) for name in ("p", "q")}
-    notes = [OTHER_Q] if details["q"] and not details["q"]["within"] else []
+    notes, detectable = [], None
+    if details["q"] and not details["q"]["within"]:
+        notes = ["q in decoding is not the stock module's: alpha is not the drafter's own"]
     if not readings:
         passed, reason = None, next((reading["unread"] for reading in every), "no text was read again")
     elif facts.greedy:
         passed, reason = _judge_equality(records, readings, details, facts.batch_invariant)
     else:
-        sums = np.sum([reading["sums"] for reading in readings], axis=0)
-        detectable = sequential.found_by(sums)
-        passed, reason = _judge_draws(readings, sums, detectable, details)
+        passed, reason, detectable = sequential.judge_draws(readings, details)
     failed = [reading["unread"] for reading in every if reading.get("error")]
     if passed and not sum(reading["tested"] for reading in readings):
         passed, reason = None, "no guess was tested, only plain steps were made"
@@ -236,35 +228,19 @@ def _pooled(readings: Readings, name: str) -> dict[str, Any] | None:
     return found | {key: mean if math.isfinite(mean) else None for key, mean in means.items()}
 
 
-def _judge_equality(records: Sequence[Record], readings: Readings, details: dict[str, Any], invariant: bool) -> Passed:
-    """The verdict at temperature 0. With an `invariant` p every text must be plain decoding's, ties included."""
+def _judge_equality(
+    records: Sequence[Record], readings: Readings, details: dict[str, Any], invariant: bool
+) -> tuple[bool | None, str]:
+    """The verdict at temperature 0 and why. With an `invariant` p every text must be plain decoding's, ties included.
+    Adds to the details."""
     different = [r for r in records if r.speculative and r.baseline and r.speculative.ids != r.baseline.ids]
     kinds = [(record.verdict or {}).get("divergence") or "unknown" for record in different]
     wrong = sum(reading["wrong"] for reading in readings)
-    details |= {"wrong": wrong, "ties_of_tokens": sum(reading["ties"] for reading in readings)}
-    details |= {"differ": len(kinds), "ties": kinds.count("tie")}
+    details |= {"wrong": wrong, "differ": len(kinds), "ties": kinds.count("tie")}
     if wrong:
         return False, f"{wrong} tokens do not have the largest logit of the stock module"
     if kinds and (invariant or "bug" in kinds):
         return False, f"{len(kinds) if invariant else kinds.count('bug')} outputs differ from plain decoding's"
     if "unknown" in kinds:
         return None, f"{kinds.count('unknown')} outputs differ from plain decoding's where they were not read again"
-    return True, ""
-
-
-def _judge_draws(readings: Readings, sums: Floats, detectable: Sequence[str], details: dict[str, Any]) -> Passed:
-    """The verdict above temperature 0. Its statistic bounds the probability that an exact run gives such evidence."""
-    statistic, fault = sequential.p_value(sums)
-    impossible = sum(reading["impossible"] for reading in readings)
-    details |= {"p_value": statistic, "level": sequential.LEVEL, "impossible": impossible}
-    if impossible:
-        return False, f"{impossible} draws have probability 0"
-    if statistic < sequential.LEVEL:
-        return False, f"what was drawn is far likelier under another distribution: {fault}"
-    # Of verifiers whose acceptance follows from more than p and q of the guess, only the tokens are looked at.
-    by_rule = any(reading["rule"] for reading in readings)
-    least = sequential.EVERY if by_rule else sequential.FAVOURED
-    same = by_rule and sums[least, 1] <= HARMLESS * sum(reading["tested"] for reading in readings)
-    if sequential.ALTERNATIVES[least].name not in detectable and not same:
-        return None, "too little was drawn: a verifier that accepts every guess would not have been found"
     return True, ""

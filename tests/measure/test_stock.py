@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specbench.decoding.sampling import Sampling
-from specbench.measure.stock import distance, tie, tolerance
+from specbench.measure.verdict import distance, tie, tolerance
 from specbench.models.reference_forward import penalised
 
 SAMPLINGS = [
