@@ -45,11 +45,10 @@ from specbench.executors.eager import EagerExecutor
 from specbench.models.heads import Heads, LookAhead, load_part
 from specbench.models.language_model import BorrowedCache, LanguageModel
 from specbench.models.layers import first_layers
-from specbench.policies.base import GammaPolicy
-from specbench.policies.fixed import FixedGamma
-from specbench.verifiers.base import Verifier
+from specbench.policies.base import FixedGamma, GammaPolicy
+from specbench.verifiers.base import SpeculativeVerifier, Verifier
+from specbench.verifiers.chains import BlockVerifier, RejectionVerifier
 from specbench.verifiers.iterative import IterativeVerifier, MatchVerifier, TraversalVerifier
-from specbench.verifiers.speculative import BlockVerifier, RejectionVerifier, SpeculativeVerifier
 
 CACHES: dict[str, Callable[[int, int], SlotCache]] = {
     "static": StaticCache,

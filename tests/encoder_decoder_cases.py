@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM
 from specbench.decoding.sequence import Sequence
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
-from specbench.policies.fixed import FixedGamma
+from specbench.policies.base import FixedGamma
 
 V, NEW, HOT = 61, 10, 6.0
 

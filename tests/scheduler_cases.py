@@ -5,9 +5,9 @@ from decoder_cases import SAMPLED, TREES, V, make_drafter, queued, spare_of, tab
 
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import ignore
-from specbench.policies.fixed import FixedGamma
+from specbench.policies.base import FixedGamma
+from specbench.verifiers.base import SpeculativeVerifier
 from specbench.verifiers.iterative import IterativeVerifier
-from specbench.verifiers.speculative import SpeculativeVerifier
 
 GAMMA, COLUMNS = 4, 60
 

@@ -31,7 +31,7 @@ GROUPS = {
     "gamma_policy": "specbench.policies.base.GammaPolicy",
     "verifier": "specbench.verifiers.base.Verifier",
     "decoding": "specbench.config.decoding.Decoding",
-    "lenience_policy": "specbench.policies.lenience.LeniencePolicy",
+    "lenience_policy": "specbench.policies.base.LeniencePolicy",
     "cache": "specbench.cache.slots.SlotCache",
     "executor": "specbench.executors.base.Executor",
     "data": "specbench.data.prompts.Data",

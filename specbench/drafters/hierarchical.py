@@ -21,10 +21,9 @@ from specbench.drafters.model import ModelSettings, load_drafter
 from specbench.errors import ConfigError
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.policies.base import GammaPolicy
-from specbench.policies.fixed import FixedGamma
+from specbench.policies.base import FixedGamma, GammaPolicy
 from specbench.settings import LARGEST_GAMMA, BaseSettings, Choice, chosen
-from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.verifiers.base import SpeculativeVerifier
 
 
 class HierarchicalDrafter(Drafter):

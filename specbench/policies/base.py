@@ -1,9 +1,10 @@
-"""Base class of gamma policies: how many tokens to draft in each round (section 3.5)."""
+"""Base classes of gamma policies, how many tokens to draft in each round (section 3.5), and of lenience policies, how
+lenient the verifier is in it (A.5); and the paper's own, which are constant."""
 
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from specbench.decoding.state import State
 from specbench.settings import LARGEST_GAMMA, BaseSettings, Component
+from specbench.verifiers.base import Verifier
 
 Signal = Callable[[Tensor, Tensor], Tensor]
 
@@ -76,6 +78,19 @@ class GammaPolicy(Component):
         of tokens that it kept, recovered or bonus token included; 0 in idle rows."""
 
 
+class FixedGamma(GammaPolicy):
+    """Drafts `gamma` tokens in every round (Algorithm 1). With another policy's `signal` it computes that after each
+    guess too, so that its rounds take as long as that policy's."""
+
+    class Settings(BaseSettings):
+        gamma: int = Field(ge=0, le=LARGEST_GAMMA)
+
+    def __init__(self, gamma: int, signal: Signal | None = None):
+        self.constant = self.largest = gamma
+        self.widths = (gamma,)
+        self.signal = signal
+
+
 class VaryingGamma(GammaPolicy):
     """Base class of policies whose gamma is any number up to `largest`."""
 
@@ -85,3 +100,20 @@ class VaryingGamma(GammaPolicy):
     def __init__(self, largest: int):
         self.largest = largest
         self.widths = tuple(range(1, largest + 1))
+
+
+class LeniencePolicy(Component):
+    """Makes the run's verifier out of verifiers of constant lenience. This one has the setting `lenience`, in (0, 1],
+    for the whole run."""
+
+    def __init__(self, lenience: float):
+        self.lenience = lenience
+
+    @classmethod
+    def lowest(cls, settings: Any, lenience: float) -> float:
+        """The lowest lenience that any round may have."""
+        return lenience
+
+    def verifier(self, with_lenience: Callable[[float], Verifier]) -> Verifier:
+        """The run's verifier; with_lenience(l) makes a verifier of constant lenience l."""
+        return with_lenience(self.lenience)

@@ -1,4 +1,4 @@
-"""How lenient the verifier is in each round (A.5): always alike, or less exact while requests are queued."""
+"""Lenience (A.5) that follows the load: a run is less exact while requests wait."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -7,27 +7,11 @@ from typing import Any
 from pydantic import Field
 
 from specbench.errors import ConfigError, shown
-from specbench.settings import BaseSettings, Component, Lenience
+from specbench.policies.base import LeniencePolicy
+from specbench.settings import BaseSettings, Lenience
 from specbench.verifiers.base import Verifier
 
 MOST_LEVELS = 16  # each is warmed up
-
-
-class LeniencePolicy(Component):
-    """Makes the run's verifier out of verifiers of constant lenience. This one has the setting `lenience`, in (0, 1],
-    for the whole run."""
-
-    def __init__(self, lenience: float):
-        self.lenience = lenience
-
-    @classmethod
-    def lowest(cls, settings: Any, lenience: float) -> float:
-        """The lowest lenience that any round may have."""
-        return lenience
-
-    def verifier(self, with_lenience: Callable[[float], Verifier]) -> Verifier:
-        """The run's verifier; with_lenience(l) makes a verifier of constant lenience l."""
-        return with_lenience(self.lenience)
 
 
 class LoadLenience(LeniencePolicy):

@@ -20,8 +20,7 @@ from specbench.errors import ConfigError, causes
 from specbench.measure.record import Rounds, Text
 from specbench.measure.recorder import Recorder, round_numbers
 from specbench.models.language_model import LanguageModel
-from specbench.policies.base import Costs, GammaPolicy
-from specbench.policies.fixed import FixedGamma
+from specbench.policies.base import Costs, FixedGamma, GammaPolicy
 from specbench.run.batching import Batch
 from specbench.verifiers.base import Verifier
 

@@ -1,4 +1,5 @@
-"""Base class of verifiers: which guesses to accept, and the token after them."""
+"""Base class of verifiers, which guesses to accept, and the token after them; and the paper's own for chains:
+speculative sampling (section 2.3) with lenience (A.5)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -6,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from specbench.decoding import verify
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Sampling
@@ -69,3 +71,28 @@ class Verifier(Component, ABC):
     def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
         """The probability that a guess is accepted, at each step of the path, [B, D]. alpha is its mean over tested
         steps (Definition 3.1). p [B, N + 1, V]."""
+
+
+class SpeculativeVerifier(Verifier):
+    """Algorithm 1's acceptance rule for chains; exact for lenience 1."""
+
+    takes_lenience = True
+    judges_by_position = True  # beta is sum_x min(p / l, q)
+    keeps_guess = "p / q"
+
+    def __init__(self, sampling: Sampling, lenience: float = 1.0):
+        super().__init__(sampling.greedy)
+        self.lenience, self.lossless = lenience, lenience == 1
+        self.rule = self.rule if lenience == 1 else "sum min(p / l, q)"
+
+    @classmethod
+    def from_settings(cls, settings: Any, sampling: Sampling, lenience: float) -> "SpeculativeVerifier":
+        return cls(sampling, lenience)
+
+    def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
+        if self.greedy:
+            return verify.greedy_matching(p, draft, self.lenience)
+        return verify.speculative_sampling(p, draft, noise.r, noise.bits, self.lenience)
+
+    def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
+        return verify.acceptance_probability(p[:, :-1], draft, self.lenience, self.greedy)

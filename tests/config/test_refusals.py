@@ -13,7 +13,7 @@ from small_runs import composed, run_main, small
 from specbench.config.check import check
 from specbench.errors import ConfigError, VisibleFormatter, first_line, shown, visible
 from specbench.report.terminal import show, table
-from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.verifiers.base import SpeculativeVerifier
 
 REFUSED = {  # overrides: what the sentence holds
     "gama=5": "gama is not a setting. Did you mean gamma?",
@@ -93,7 +93,7 @@ REFUSED = {  # overrides: what the sentence holds
     "drafter=dynamic_tree drafter.children=independent":
         "drafter.children=independent is not possible with drafter.nodes=16: it must be distinct or best",
     "drafter=tree drafter.branching=[[1]]": "drafter.branching=[[1]] is not allowed: it must be a list",
-    "drafter=hierarchical drafter.below._target_=specbench.policies.fixed.FixedGamma": "must be a subclass of Drafter",
+    "drafter=hierarchical drafter.below._target_=specbench.policies.base.FixedGamma": "must be a subclass of Drafter",
     "drafter=bigram drafter.path=/": "drafter.path=/ is not a file: it must be a text file in UTF-8",
     "-m gamma=1,${nope}": "gamma=${nope} is not allowed: Interpolation key 'nope' not found",
 }  # fmt: skip

@@ -47,12 +47,12 @@ from specbench.decoding.timer import Clock
 from specbench.drafters import hierarchical
 from specbench.drafters.hierarchical import HierarchicalDrafter
 from specbench.models.language_model import LanguageModel
-from specbench.policies.base import GammaPolicy
-from specbench.policies.fixed import FixedGamma, HeuristicGamma
+from specbench.policies.base import FixedGamma, GammaPolicy
+from specbench.policies.heuristic import HeuristicGamma
 from specbench.policies.optimal import AdaptiveGamma
 from specbench.policies.stopping import ConfidenceGamma, EntropyGamma
+from specbench.verifiers.base import SpeculativeVerifier
 from specbench.verifiers.iterative import IterativeVerifier, MatchVerifier
-from specbench.verifiers.speculative import SpeculativeVerifier
 
 
 class StaleCache(StaticCache):

@@ -26,7 +26,7 @@ from specbench.executors.eager import EagerExecutor
 from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.load import PretrainedModel
-from specbench.policies.fixed import FixedGamma
+from specbench.policies.base import FixedGamma
 from specbench.verifiers.base import Verifier
 
 PROMPTS, NEW_TOKENS = 3, 12

@@ -13,8 +13,8 @@ from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
 from specbench.drafters.model import ModelDrafter
 from specbench.policies.base import GammaPolicy
+from specbench.verifiers.base import SpeculativeVerifier
 from specbench.verifiers.iterative import IterativeVerifier
-from specbench.verifiers.speculative import SpeculativeVerifier
 
 STATEFUL = ("model", "early_exit", "mtp", "eagle3", "under_model", "under_ngram",
             "pass_lookahead", "multi_draft_two", "tree_distinct", "mtp_distinct", *TABULAR)  # fmt: skip

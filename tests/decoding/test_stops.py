@@ -17,9 +17,9 @@ from specbench.decoding.speculative import decode_autoregressive, decode_specula
 from specbench.decoding.state import State
 from specbench.decoding.stops import StopStrings
 from specbench.decoding.timer import Clock
-from specbench.policies.fixed import FixedGamma
+from specbench.policies.base import FixedGamma
 from specbench.run.readers import ends_where_it_should
-from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.verifiers.base import SpeculativeVerifier
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<|im_end|>"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

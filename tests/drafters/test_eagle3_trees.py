@@ -19,7 +19,7 @@ from specbench.decoding.token_tree import MISSING, Tree
 from specbench.decoding.verify_tree import match
 from specbench.drafters import tree
 from specbench.errors import ConfigError
-from specbench.policies.fixed import FixedGamma
+from specbench.policies.base import FixedGamma
 from specbench.verifiers.iterative import IterativeVerifier
 
 GAMMA = 3

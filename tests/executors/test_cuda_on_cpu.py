@@ -9,7 +9,7 @@ from small_runs import parts_of
 
 from specbench.decoding.sequence import Sequence
 from specbench.run.session import Session
-from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.verifiers.base import SpeculativeVerifier
 
 ALLOWED = {
     "decoding.state.State.read_round": 1,  # lengths, ends and tokens of the rows, in one copy a round

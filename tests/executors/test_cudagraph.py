@@ -22,7 +22,7 @@ from specbench.executors.cudagraph import Captured, CudaGraphExecutor
 from specbench.executors.eager import DefaultExecutor, EagerExecutor
 from specbench.measure.recorder import round_numbers
 from specbench.policies.stopping import EntropyGamma
-from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.verifiers.base import SpeculativeVerifier
 
 
 @pytest.mark.parametrize(("sampling", "cache", "kind"), in_turn(

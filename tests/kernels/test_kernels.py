@@ -30,9 +30,9 @@ from specbench.kernels import attention
 from specbench.models.attention_mask import aligned_bias
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import reads_trees
-from specbench.policies.fixed import FixedGamma
+from specbench.policies.base import FixedGamma
+from specbench.verifiers.base import SpeculativeVerifier
 from specbench.verifiers.iterative import IterativeVerifier
-from specbench.verifiers.speculative import SpeculativeVerifier
 
 DEVICE = "cpu" if knobs.runtime.interpret else "cuda"
 pytestmark = pytest.mark.cuda

@@ -24,7 +24,7 @@ from specbench.executors.pytree import flatten_arguments
 from specbench.kernels import attention, fused, ops
 from specbench.measure.recorder import round_numbers
 from specbench.models.language_model import LanguageModel
-from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.verifiers.base import SpeculativeVerifier
 
 VIEWS = {"view", "_unsafe_view", "transpose", "t", "unsqueeze", "squeeze", "expand", "slice", "select", "split",
          "permute", "as_strided", "alias", "detach", "unbind", "reshape", "empty", "empty_like", "new_empty",

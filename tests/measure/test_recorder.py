@@ -15,9 +15,9 @@ from specbench.decoding.state import State
 from specbench.decoding.timer import Stage, Timer
 from specbench.measure.record import Rounds
 from specbench.measure.recorder import Recorder, round_numbers
-from specbench.policies.fixed import FixedGamma
+from specbench.policies.base import FixedGamma
+from specbench.verifiers.base import SpeculativeVerifier
 from specbench.verifiers.iterative import IterativeVerifier
-from specbench.verifiers.speculative import SpeculativeVerifier
 
 SECONDS = {Stage.DRAFT: 0.1, Stage.VERIFY: 0.2, Stage.ACCEPT: 0.03, Stage.HOST: 0.004}
 

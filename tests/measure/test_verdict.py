@@ -33,9 +33,10 @@ from specbench.measure.sequential import (
 )
 from specbench.measure.verdict import judge, read_text, unread
 from specbench.models.reference_forward import FinishedText
-from specbench.policies.fixed import FixedGamma
+from specbench.policies.base import FixedGamma
+from specbench.verifiers.base import SpeculativeVerifier
+from specbench.verifiers.chains import BlockVerifier, RejectionVerifier
 from specbench.verifiers.iterative import IterativeVerifier, MatchVerifier
-from specbench.verifiers.speculative import BlockVerifier, RejectionVerifier, SpeculativeVerifier
 
 GAMMA, SAMPLED, GREEDY = 4, Sampling(), Sampling(temperature=0)
 

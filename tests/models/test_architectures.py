@@ -18,7 +18,7 @@ from specbench.models.context import Context
 from specbench.models.load import PretrainedModel, footprint, load_tokenizer
 from specbench.models.recurrent import recurrence_of
 from specbench.models.reference_forward import reads_trees
-from specbench.policies.fixed import FixedGamma
+from specbench.policies.base import FixedGamma
 
 PROMPTS = ([5, 9, 33, 17, 8], [40, 12, 7, 3, 44, 52, 6, 29], [11, 20, 31])
 NEW, GAMMA = 8, 3

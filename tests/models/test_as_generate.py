@@ -15,8 +15,8 @@ from specbench.drafters.model import ModelDrafter
 from specbench.models import cached_model, sizes
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import stock_logits
-from specbench.policies.fixed import FixedGamma
-from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.policies.base import FixedGamma
+from specbench.verifiers.base import SpeculativeVerifier
 
 SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
              max_position_embeddings=96, initializer_range=0.6, pad_token_id=0, eos_token_id=None)  # fmt: skip

@@ -28,8 +28,8 @@ from specbench.errors import ConfigError
 from specbench.models.language_model import LanguageModel
 from specbench.models.recurrent import Kept, RowStates
 from specbench.models.reference_forward import reads_trees
-from specbench.policies.fixed import FixedGamma
-from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.policies.base import FixedGamma
+from specbench.verifiers.base import SpeculativeVerifier
 
 SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, head_dim=8, max_position_embeddings=256, pad_token_id=0)  # fmt: skip

@@ -16,8 +16,8 @@ from tabular import random_table
 
 from specbench.errors import ConfigError
 from specbench.models.vocabulary import Intersection, intersection
+from specbench.verifiers.base import SpeculativeVerifier
 from specbench.verifiers.iterative import IterativeVerifier
-from specbench.verifiers.speculative import SpeculativeVerifier
 
 TOKENS = 4096  # of the shipped tokenizer
 

@@ -16,11 +16,11 @@ from specbench.decoding.state import State
 from specbench.decoding.timer import Timer
 from specbench.errors import ConfigError
 from specbench.measure.recorder import Recorder
-from specbench.policies.fixed import FixedGamma
+from specbench.policies.base import FixedGamma
 from specbench.policies.lenience import LoadLenience
 from specbench.policies.workload import Poisson
 from specbench.settings import validate
-from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.verifiers.base import SpeculativeVerifier
 
 
 def test_arrivals_are_seeded_and_come_at_the_rate():

@@ -9,7 +9,8 @@ import torch
 
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
-from specbench.policies.fixed import FixedGamma, HeuristicGamma
+from specbench.policies.base import FixedGamma
+from specbench.policies.heuristic import HeuristicGamma
 from specbench.policies.optimal import AdaptiveGamma, OptimalGamma
 from specbench.policies.stopping import ConfidenceGamma, EntropyGamma, root_entropy
 from specbench.theory import expected_tokens, optimal_gamma, walltime_improvement

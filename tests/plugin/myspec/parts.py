@@ -9,7 +9,7 @@ from specbench.drafters.lookup_base import PointMassDrafter
 from specbench.report.files import Run
 from specbench.report.loggers import Logger
 from specbench.settings import BaseSettings
-from specbench.verifiers.speculative import SpeculativeVerifier
+from specbench.verifiers.base import SpeculativeVerifier
 
 
 class EchoDrafter(PointMassDrafter):

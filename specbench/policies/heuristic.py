@@ -1,24 +1,11 @@
-"""Policies that need no measurement: the paper's, and a schedule of transformers."""
+"""A schedule of transformers for gamma, which needs no measurement."""
 
 from pydantic import Field
 
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
-from specbench.policies.base import GammaPolicy, Signal, VaryingGamma
-from specbench.settings import LARGEST_GAMMA, BaseSettings
-
-
-class FixedGamma(GammaPolicy):
-    """Drafts `gamma` tokens in every round (Algorithm 1). With another policy's `signal` it computes that after each
-    guess too, so that its rounds take as long as that policy's."""
-
-    class Settings(BaseSettings):
-        gamma: int = Field(ge=0, le=LARGEST_GAMMA)
-
-    def __init__(self, gamma: int, signal: Signal | None = None):
-        self.constant = self.largest = gamma
-        self.widths = (gamma,)
-        self.signal = signal
+from specbench.policies.base import VaryingGamma
+from specbench.settings import LARGEST_GAMMA
 
 
 class HeuristicGamma(VaryingGamma):
