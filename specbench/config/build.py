@@ -17,11 +17,10 @@ from specbench.decoding import sampling
 from specbench.decoding.sampling import Sampling
 from specbench.drafters.base import Drafter
 from specbench.errors import ConfigError
-from specbench.executors.machine import free_bytes
-from specbench.models.context import Context, pick_device, pick_dtype
+from specbench.executors.machine import free_bytes, pick_device, pick_dtype
 from specbench.models.generation import not_applied
 from specbench.models.language_model import LanguageModel
-from specbench.models.load import footprint, load_tokenizer, uses_template
+from specbench.models.load import Context, footprint, load_tokenizer, uses_template
 from specbench.models.sizes import ModelSize
 from specbench.policies.base import GammaPolicy
 from specbench.policies.workload import Workload
@@ -90,7 +89,7 @@ def build(
     workload: Workload = choices["workload"].build(root.seed)
     workload.refuse(prompts)
     refuse_other_tokens(checked)
-    context = context_of(checked, policy.largest, prompts)
+    context = context_of(checked, policy.largest)
     sizes = sizes_of(checked, context)
     tokenizer = load_tokenizer(choices["target"].settings, "target")
     chat = uses_template(choices["target"].settings, tokenizer, "target")
@@ -134,7 +133,7 @@ def build(
     )
 
 
-def context_of(checked: Checked, gamma: int, prompts: Sequence[Prompt]) -> Context:
+def context_of(checked: Checked, gamma: int) -> Context:
     """What all models of the run have in common; `gamma` is the largest of its policy. Raises ConfigError."""
     root, choices = checked.root, checked.choices
     device = pick_device(root.device)
@@ -152,7 +151,6 @@ def context_of(checked: Checked, gamma: int, prompts: Sequence[Prompt]) -> Conte
         gamma=gamma,
         attention=root.attention,
         stop_strings=root.stop_strings,
-        prompts=prompts,
     )
 
 

@@ -18,7 +18,7 @@ from specbench.settings import Choice, chosen, validate
 if TYPE_CHECKING:
     import torch
 
-    from specbench.models.context import Context
+    from specbench.models.load import Context
     from specbench.models.sizes import ModelSize
 
 LOGIT_COPIES = 4  # float32: logits, probabilities, their differences, the exponential race
@@ -60,7 +60,7 @@ def check(config: DictConfig, names: Mapping[str, str] | None = None) -> Checked
         if group not in choices:
             choices[group] = choose(config, group, names.get(group))
 
-    from specbench.models.context import pick_device
+    from specbench.executors.machine import pick_device
 
     check_combinations(root, choices, pick_device(root.device))
     own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])

@@ -36,7 +36,7 @@ GROUPS = {
     "executor": "specbench.executors.base.Executor",
     "data": "specbench.data.prompts.Data",
     "workload": "specbench.policies.workload.Workload",
-    "peers": "specbench.peers.base.Peers",
+    "peers": "specbench.peers.Peers",
     "logger": "specbench.report.loggers.Logger",
 }
 # Settings that no number depends on: a finished run that differs in these alone is not repeated.

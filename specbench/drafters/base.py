@@ -9,8 +9,8 @@ from torch import Tensor
 
 from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.state import State
-from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
+from specbench.models.load import Context
 from specbench.policies.base import GammaPolicy
 from specbench.settings import BaseSettings, Component, Temperature, TopK, TopP
 

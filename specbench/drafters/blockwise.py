@@ -16,9 +16,9 @@ from specbench.drafters.base import OwnSampling
 from specbench.drafters.parallel import ParallelDrafter
 from specbench.drafters.tree_shapes import BlockTreeSettings
 from specbench.errors import ConfigError
-from specbench.models.context import Context
 from specbench.models.heads import Heads, MedusaHeads, PartSettings, load_heads
 from specbench.models.language_model import LanguageModel
+from specbench.models.load import Context
 from specbench.models.sizes import stored
 from specbench.policies.base import GammaPolicy
 

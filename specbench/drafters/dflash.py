@@ -22,10 +22,9 @@ from specbench.drafters.parallel import ParallelDrafter
 from specbench.drafters.tree_shapes import BlockTreeSettings
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import MODEL, local_path
-from specbench.models.context import Context
 from specbench.models.heads import PartSettings
 from specbench.models.language_model import LanguageModel
-from specbench.models.load import load_config
+from specbench.models.load import Context, load_config
 from specbench.models.published import read_tensors
 from specbench.models.sizes import stored
 from specbench.models.vocabulary import DraftVocabulary, VocabMap

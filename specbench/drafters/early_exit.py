@@ -8,10 +8,10 @@ from torch import nn
 from specbench.drafters.base import OwnSampling
 from specbench.drafters.model import ModelDrafter
 from specbench.errors import ConfigError
-from specbench.models.context import Context
 from specbench.models.heads import Heads, PartSettings, load_part
 from specbench.models.language_model import BorrowedCache, LanguageModel
 from specbench.models.layers import first_layers
+from specbench.models.load import Context
 
 
 class EarlyExitDrafter(ModelDrafter):

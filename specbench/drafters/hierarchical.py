@@ -19,8 +19,8 @@ from specbench.decoding.transfers import counts
 from specbench.drafters.base import Drafter
 from specbench.drafters.model import ModelSettings, load_drafter
 from specbench.errors import ConfigError
-from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
+from specbench.models.load import Context
 from specbench.policies.base import FixedGamma, GammaPolicy
 from specbench.settings import LARGEST_GAMMA, BaseSettings, Choice, chosen
 from specbench.verifiers.base import SpeculativeVerifier

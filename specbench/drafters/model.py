@@ -15,9 +15,8 @@ from specbench.decoding.token_tree import Tree
 from specbench.decoding.transfers import counts
 from specbench.drafters.base import Drafter, OwnSampling
 from specbench.errors import ConfigError
-from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.models.load import PretrainedModel
+from specbench.models.load import Context, PretrainedModel
 from specbench.models.vocabulary import intersection
 from specbench.policies.base import GammaPolicy, Signal
 

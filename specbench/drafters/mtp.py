@@ -16,9 +16,9 @@ from specbench.drafters.tree import TreeDrafter
 from specbench.drafters.tree_shapes import Shape, TreeSettings
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import MODEL
-from specbench.models.context import Context
 from specbench.models.heads import PartSettings
 from specbench.models.language_model import LanguageModel
+from specbench.models.load import Context
 
 
 class PairDrafter(TreeDrafter):

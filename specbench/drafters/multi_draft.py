@@ -19,9 +19,8 @@ from specbench.drafters.base import Drafter, OwnSampling
 from specbench.drafters.tree import TreeDrafter
 from specbench.drafters.tree_shapes import FixedTree
 from specbench.errors import ConfigError, shown
-from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.models.load import PretrainedModel
+from specbench.models.load import Context, PretrainedModel
 from specbench.policies.base import GammaPolicy
 
 MOST_MODELS = 16

@@ -17,8 +17,8 @@ from specbench.decoding.state import State
 from specbench.decoding.transfers import counts
 from specbench.drafters.base import Drafter, OwnSampling
 from specbench.drafters.lookup_base import CountDrafter
-from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
+from specbench.models.load import Context
 
 
 class RandomDrafter(Drafter):

@@ -15,9 +15,9 @@ from specbench.decoding.state import State
 from specbench.decoding.transfers import counts
 from specbench.drafters.base import Drafter, OwnSampling
 from specbench.drafters.tree_shapes import BlockTreeSettings, DynamicTree, Nodes
-from specbench.models.context import Context
 from specbench.models.heads import LookAhead, PartSettings, load_part
 from specbench.models.language_model import BorrowedCache, LanguageModel
+from specbench.models.load import Context
 
 
 class ParallelDrafter(Drafter):

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from specbench.decoding.state import State
 from specbench.drafters.lookup_base import PointMassDrafter, refuse_falling
-from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
+from specbench.models.load import Context
 from specbench.policies.base import GammaPolicy
 from specbench.settings import BaseSettings
 

@@ -13,8 +13,8 @@ from specbench.decoding.token_tree import Tree, take_rows
 from specbench.drafters.model import Memory, ModelDrafter, VocabularySettings, load_drafter
 from specbench.drafters.tree_shapes import DynamicTree, Nodes, Shape, TreeSettings, widths
 from specbench.errors import ConfigError
-from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
+from specbench.models.load import Context
 
 
 class TreeDrafter(ModelDrafter):

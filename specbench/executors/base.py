@@ -44,7 +44,7 @@ class Executor(Component):
     @classmethod
     def from_settings(cls, settings: Any, device: torch.device, run: Any) -> "Executor":
         """Builds the executor for a device and the run's other choices. Raises ConfigError if it cannot run there."""
-        return cls()
+        return cls(**vars(settings))
 
     def load(self, module: Module) -> Module:
         """Returns the module to run in place of a loaded one, which stays as it is."""

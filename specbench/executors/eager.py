@@ -18,10 +18,6 @@ class EagerExecutor(Executor):
     def __init__(self, half_weights: bool = True):
         self.half_weights = half_weights
 
-    @classmethod
-    def from_settings(cls, settings: Any, device: torch.device, run: Any) -> Executor:
-        return cls(settings.half_weights)
-
     def load(self, module: Module) -> Module:
         return with_half_weights(module) if self.half_weights else module
 

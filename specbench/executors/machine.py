@@ -1,12 +1,16 @@
-"""Facts about this machine: its processor or GPU, free memory, and the folder for what can be made again."""
+"""Facts about this machine: its processor or GPU and what runs on it, free memory, and the folder for what can be made
+again."""
 
 import contextlib
 import hashlib
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from specbench.errors import ConfigError
 
 
 def cache_dir() -> Path:
@@ -20,6 +24,30 @@ def cpu_features() -> str:
     the instructions that the system lists."""
     flags = _system_line("/proc/cpuinfo", "flags", "Features") or platform.machine()
     return f"{torch.backends.cpu.get_cpu_capability()}, {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
+
+
+def pick_device(name: str) -> torch.device:
+    """The device that the setting names: auto, cpu, cuda or cuda:N. A CUDA device becomes the current one, on which
+    streams, events and graphs are made. Raises ConfigError if there is no such device."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device={name} is not here: {torch.cuda.device_count()} CUDA devices are visible, use cpu")
+    torch.cuda.set_device(device.index or 0)
+    products: Any = torch.backends.cuda.matmul  # split sums of products stay in float32
+    products.allow_bf16_reduced_precision_reduction = products.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew, for 20 to 40 ms, at every new length of a text
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype that the setting names; `auto` is float32 on a CPU, where 16 bits gain nothing, bfloat16 on CUDA."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
 def device_name(device: torch.device) -> str:

@@ -3,9 +3,6 @@
 H hidden, V vocabulary.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -57,17 +54,3 @@ def with_float_logits(module: PreTrainedModel) -> PreTrainedModel:
     found = twin_of(module)
     found.get_output_embeddings().__class__ = FloatLinear
     return found
-
-
-@contextmanager
-def float_logits(module: PreTrainedModel) -> Iterator[None]:
-    """Inside this context the module's logits are float32."""
-    output = plain_output(module)
-    if output is None:
-        yield
-        return
-    output.__class__ = FloatLinear
-    try:
-        yield
-    finally:
-        output.__class__ = nn.Linear

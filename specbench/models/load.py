@@ -1,10 +1,10 @@
 """Loads checkpoints of Hugging Face, causal models and encoder-decoders: from a local folder, a GGUF file or a hub id,
-or random weights in a model's shape. T tokens, V vocabulary."""
+or random weights in a model's shape."""
 
 import copy
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +15,13 @@ from huggingface_hub.utils.tqdm import enable_progress_bars
 from pydantic import Field
 from transformers import PretrainedConfig, PreTrainedModel
 
+from specbench.cache.slots import SlotCache
 from specbench.data.files import SHIPPED
+from specbench.decoding.sampling import Sampling
 from specbench.errors import ConfigError, unknown
+from specbench.executors.base import Executor
 from specbench.models import checkpoint
 from specbench.models.attention_mask import refuse_unknown_kinds
-from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import reads_trees
 from specbench.models.sizes import HALVES, ModelSize, loader_of, without_memory
@@ -28,6 +30,21 @@ from specbench.settings import BaseSettings
 # Of a shape, which transformers reads but has no field for.
 OTHER_NAMES = ("rope_theta", "rope_scaling", "decoder_start_token_id", "tie_word_embeddings")
 ATTENTION = ("sdpa", "eager")  # where transformers has no SDPA for an architecture, it takes its eager attention
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """How models run, and the scalars that they and drafters need."""
+
+    device: torch.device
+    dtype: torch.dtype
+    sampling: Sampling  # of the logits of the model that is being built
+    new_cache: Callable[[int, int], SlotCache]  # makes a cache of so many rows and columns
+    executor: Executor
+    seed: int = 0
+    gamma: int = 0  # the largest gamma of any round
+    attention: str = "auto"  # or sdpa, or triton
+    stop_strings: Sequence[str] = ()
 
 
 class PretrainedModel(LanguageModel):

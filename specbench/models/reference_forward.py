@@ -20,9 +20,9 @@ from specbench.decoding.sequence import EncoderInput
 from specbench.decoding.sequence import Sequence as TextSequence
 from specbench.decoding.token_tree import static_tree
 from specbench.errors import ConfigError, first_line
-from specbench.models.float_logits import float_logits
 from specbench.models.generation import never_drawn
 from specbench.models.language_model import LanguageModel
+from specbench.models.sizes import HALVES
 
 LONGEST_EAGER = 4096  # tokens of a text that eager attention reads, which holds their square: SDPA reads longer ones
 TEXT = 8  # tokens, within the shortest context that decodes anything
@@ -72,8 +72,12 @@ def stock_logits(
     is one, from one forward without a cache, with the masks and positions that transformers makes itself and its own
     attention. With `suppressing` tokens that generate() never draws are impossible."""
     module = model.stock
+    if module.dtype in HALVES:
+        from specbench.models.float_logits import with_float_logits
+
+        module = with_float_logits(module)
     eager = text.shape[1] <= LONGEST_EAGER or not module._supports_sdpa
-    with own_attention(module, "eager" if eager else "sdpa"), float_logits(module):
+    with own_attention(module, "eager" if eager else "sdpa"):
         kept = {"logits_to_keep": text.shape[1] - begin} if model.decoder.skips_logits else {}
         logits = plain_logits(module, text[:, :-1], encoder_input, **kept)[0, begin - text.shape[1] :]
     never = never_drawn(module) if suppressing else []
@@ -92,7 +96,7 @@ def plain_logits(module: Any, texts: Tensor, encoder_input: EncoderInput | None,
 
 
 @contextmanager
-def own_attention(module: PreTrainedModel, name: str = "eager") -> Iterator[None]:
+def own_attention(module: PreTrainedModel, name: str) -> Iterator[None]:
     """Inside this context the module uses an attention function of transformers."""
     before = module.config._attn_implementation
     module.set_attn_implementation(name)

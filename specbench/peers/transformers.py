@@ -19,9 +19,9 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.stops import StopStrings
 from specbench.errors import causes
-from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.peers.base import Peers
+from specbench.models.load import Context
+from specbench.peers import Peers
 
 log = logging.getLogger(__name__)
 STATIC = {"cache_implementation": "static"}  # with which transformers compiles forwards on CUDA

@@ -15,7 +15,7 @@ from torch import Tensor
 from specbench.data.files import read_text
 from specbench.data.stdlib import read_modules
 from specbench.errors import ConfigError, first_line, installing
-from specbench.models.context import pick_device, pick_dtype
+from specbench.executors.machine import pick_device, pick_dtype
 from specbench.models.load import PretrainedModel, load_config, load_module, load_tokenizer
 from specbench.settings import LARGEST_SEED, BaseSettings, chosen, validate
 from specbench.train.student import Student

@@ -15,7 +15,7 @@ from specbench.config import compose as composing
 from specbench.config.check import check
 from specbench.config.compose import GROUPS, RunConfig, compose, conf_dir, fields
 from specbench.errors import ConfigError
-from specbench.models.context import pick_device
+from specbench.executors.machine import pick_device
 
 NEEDS = {"target=model": "target.path=gpt2", "drafter=model": "drafter.path=gpt2",
          "drafter=eagle3": "drafter.path=org/name",

@@ -23,9 +23,8 @@ from specbench.decoding.sequence import Sequence
 from specbench.executors.base import Executor
 from specbench.executors.compiled import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
-from specbench.models.context import Context
 from specbench.models.language_model import LanguageModel
-from specbench.models.load import PretrainedModel
+from specbench.models.load import Context, PretrainedModel
 from specbench.policies.base import FixedGamma
 from specbench.verifiers.base import Verifier
 

@@ -110,7 +110,7 @@ def test_texts_at_temperature_0_are_those_of_plain_decoding(kind, tables, number
 def test_memory_is_counted_for_all_that_a_tree_is_chosen_from(given, candidates):
     checked = check(composed(*small(*given.split())))
     size = ModelSize(weights=0, column=0, context=100, vocab_size=50_000, widest=1)
-    context = context_of(checked, checked.root.gamma, [])
+    context = context_of(checked, checked.root.gamma)
     logits = activation_bytes(checked, context, [size], 0, 100)
     assert logits == LOGIT_COPIES * (candidates + 1) * size.vocab_size * 4
 

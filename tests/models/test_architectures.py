@@ -14,8 +14,7 @@ from specbench.decoding.sequence import Sequence
 from specbench.errors import ConfigError
 from specbench.executors.eager import EagerExecutor
 from specbench.models import load
-from specbench.models.context import Context
-from specbench.models.load import PretrainedModel, footprint, load_tokenizer
+from specbench.models.load import Context, PretrainedModel, footprint, load_tokenizer
 from specbench.models.recurrent import recurrence_of
 from specbench.models.reference_forward import reads_trees
 from specbench.policies.base import FixedGamma
