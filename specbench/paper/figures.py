@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from specbench import theory
 from specbench.paper.published import PRINTED
-from specbench.report.figures import legend
 from specbench.report.files import Run
+from specbench.report.page import legend
 from specbench.report.tables import flat
 
 ALPHAS = np.linspace(0, 0.999, 200)

@@ -37,15 +37,15 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def print_tables(folder: Path, form: str) -> None:
     """Prints the tables of a folder as Markdown, LaTeX or CSV. Raises ConfigError."""
-    from specbench.report import tables
+    from specbench.report import several, tables
 
     runs = files.read_all(folder)
     if (folder / files.COMPARISON).is_file():
-        print(tables.written(tables.comparison(files.read_comparison(folder)), form))
-    print(tables.written(tables.runs_table(runs), form))
+        print(several.written(several.comparison(files.read_comparison(folder)), form))
+    print(several.written(several.runs_table(runs), form))
     categories = tables.by_category(runs)
     if len(categories):
-        print(tables.written(categories, form))
+        print(several.written(categories, form))
 
 
 if __name__ == "__main__":

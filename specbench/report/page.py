@@ -1,29 +1,47 @@
-"""One HTML page for a run, a sweep or a comparison, from one template: works offline, light and dark."""
+"""The HTML page of a run, from one template for all pages, and its figures: works offline, light and dark."""
 
+import io
 import json
-from collections import Counter
+import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from jinja2 import Environment, FileSystemLoader, Template
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from specbench.errors import visible
 from specbench.measure.record import Record
 from specbench.measure.rounds import rounds_frame
-from specbench.report import figures, files, tables
+from specbench.report import files, tables
 from specbench.report.files import Run
-from specbench.report.terminal import (
-    baseline_strength,
-    compared_headline,
-    fastest,
-    speedup_sentence,
-    verdict_and_prediction,
-)
+from specbench.report.terminal import baseline_strength, speedup_sentence, verdict_and_prediction
+from specbench.theory import walltime_improvement
 
 PROMPTS_SHOWN = 8  # on the page of a run
+INK = "#7a828c"  # of text and axes; a page puts its own colour of text in its place
+THEORY, MEASURED, GAIN, LOSS = "#4c78a8", "#e07b39", "#3f9b6b", "#c8553d"
+WIDTH = 4.6  # inches
+STYLE: Any = {  # matplotlib names each key in its types
+    "font.size": 9,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "text.color": INK,
+    "text.parse_math": False,  # a label is text, whatever it holds
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "specbench",
+}
 
 
 @cache
@@ -48,11 +66,14 @@ def write_page(folder: Path) -> Path:
     if (folder / files.RESULTS).is_file():
         run = files.read_run(folder)
         text = run_page(run, run.records)
-    elif (folder / files.COMPARISON).is_file():
-        rows = files.read_comparison(folder)
-        text = comparison_page(rows, files.read_all(folder), folder.name)
     else:
-        text = sweep_page(files.read_all(folder), folder.name)
+        from specbench.report import several
+
+        runs = files.read_all(folder)
+        if (folder / files.COMPARISON).is_file():
+            text = several.comparison_page(files.read_comparison(folder), runs, folder.name)
+        else:
+            text = several.sweep_page(runs, folder.name)
     files.write_text(folder / files.PAGE, text)
     return folder / files.PAGE
 
@@ -60,8 +81,7 @@ def write_page(folder: Path) -> Path:
 def run_page(run: Run, records: Sequence[Record]) -> str:
     """The page of one run: the answer, figures, tables, and what was decoded."""
     results = run.results
-    drawn = {"Measured beside predicted": figures.over_gamma(run)}
-    drawn["Where the difference goes"] = figures.accounting(run)
+    drawn = {"Measured beside predicted": over_gamma(run), "Where the difference goes": accounting(run)}
     shown = {"By category": tables.by_category([run]), "By method": tables.methods(run)}
     texts = [record for record in records if record.speculative and record.baseline][:PROMPTS_SHOWN]
     title = results["name"] if results["status"] == "complete" else f"{results['name']} ({results['status']})"
@@ -87,31 +107,9 @@ def tiles(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def sweep_page(runs: Sequence[Run], title: str) -> str:
-    """The page of several runs."""
-    rows = [(run.label, s["measured"], s["ci95"], s["theorem_3_8"]) for run in runs if (s := run.results["speedup"])]
-    answer = fastest([row[:3] for row in rows], "runs")
-    drawn = {"Speedup": figures.speedups(rows), "Speedup by setting": figures.sweep_lines(runs)}
-    shown = {"Runs": tables.runs_table(runs), "By category": tables.by_category(runs)}
-    notes = ["Jobs of a sweep run at different times: python -m specbench.compare decodes each prompt by all in turn."]
-    return rendered(drawn, shown, runs, title=title, answer=(answer, verdicts(runs)), notes=notes)
-
-
-def comparison_page(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], title: str) -> str:
-    """The page of a comparison, from the rows of `measure.compare` and its runs."""
-    predicted = {run.label: run.results["speedup"]["theorem_3_8"] for run in runs}
-    bars = [(row["method"], row["speedup"], row["speedup_ci95"], predicted.get(row["method"])) for row in rows]
-    places = {row["method"]: place for place, row in enumerate(rows)}
-    ordered = sorted(runs, key=lambda run: places.get(run.label, len(rows)))
-    shown = {"Ranking": tables.comparison(rows), "Runs": tables.runs_table(ordered)}
-    shown["By category"] = tables.by_category(ordered)
-    answer, notes = (compared_headline(rows), verdicts(runs)), ordered[0].results["notes"]
-    return rendered({"Speedup": figures.speedups(bars)}, shown, runs, title=title, answer=answer, notes=notes)
-
-
 def rendered(drawn: Mapping[str, Figure | None], shown: Mapping[str, Any], runs: Sequence[Run], **others: Any) -> str:
     """The template with its figures, its tables, what was run, and `others` by the names that it gives them."""
-    pictures = {name: figures.svg(figure) for name, figure in drawn.items() if figure is not None}
+    pictures = {name: svg(figure) for name, figure in drawn.items() if figure is not None}
     parts = {
         name: (list(frame.columns), frame.astype(str).values.tolist()) for name, frame in shown.items() if len(frame)
     }
@@ -122,12 +120,6 @@ def rendered(drawn: Mapping[str, Figure | None], shown: Mapping[str, Any], runs:
 def interval(ends: Sequence[float] | None) -> str:
     """A 95 % interval in words."""
     return "too few prompts for an interval" if ends is None else f"95 % interval {ends[0]:.2f} to {ends[1]:.2f}"
-
-
-def verdicts(runs: Sequence[Run]) -> str:
-    """How many runs have which verdict."""
-    found = Counter(tables.verdict(run.results["lossless"]) for run in runs)
-    return "lossless: " + ", ".join(f"{number} of {len(runs)} {word}" for word, number in found.items())
 
 
 def facts(runs: Sequence[Run]) -> dict[str, str]:
@@ -149,3 +141,94 @@ def facts(runs: Sequence[Run]) -> dict[str, str]:
         "started": str(known.get("started", "")),
     }
     return {name: value for name, value in found.items() if value}
+
+
+def over_gamma(run: Run) -> Figure | None:
+    """Theorem 3.8's prediction over gamma by the run's alpha and c, and the measurement at the run's own gamma."""
+    speedup, counts = run.results["speedup"], run.results["counts"]
+    alpha, c, gamma = run.results["alpha"]["mean"], run.results["cost"]["c"], run.results["config"]["gamma"]
+    if None in (alpha, c, speedup["measured"], speedup["theorem_3_8"]) or not counts["drafted"]:
+        return None
+    gammas = range(2 * gamma + 3)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
+        axes = figure.subplots()
+        predicted = [walltime_improvement(alpha, number, c) for number in gammas]
+        axes.plot(gammas, predicted, ".--", color=THEORY, label=f"Theorem 3.8 at alpha {alpha:.2f}, c {c:.2f}")
+        axes.plot(gamma, speedup["measured"], "o", color=MEASURED, label="measured, 95 % interval")
+        axes.plot((gamma, gamma), speedup["ci95"] or (speedup["measured"],) * 2, color=MEASURED, linewidth=2)
+        axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
+        axes.set(xlabel="gamma", ylabel="speedup over plain decoding")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        legend(axes, 1)
+    return figure
+
+
+def accounting(run: Run) -> Figure | None:
+    """The factors of the speedup as bars from one to the next, from Theorem 3.8's prediction to the measurement."""
+    speedup = run.results["speedup"]
+    factors = [entry for entry in speedup["accounting"] if entry["factor"] != "rows" or abs(entry["value"] - 1) > 1e-3]
+    if not factors or speedup["measured"] is None:
+        return None
+    with matplotlib.rc_context(STYLE):
+        figure, axes = canvas(len(factors) + 1)
+        level = 1.0
+        for y, entry in enumerate(factors):
+            after = level * entry["value"]
+            colour = THEORY if y == 0 else GAIN if after >= level else LOSS
+            axes.barh(y, after - level, left=level, color=colour, height=0.6)
+            axes.plot((after, after), (y + 0.3, y + 0.7), color=INK, linewidth=0.8)
+            value = f"x{entry['value']:.2f}" if y else f"{after:.2f}"
+            annotate_behind(axes, value, max(after, level), y)
+            level = after
+        last, ends = len(factors), speedup["ci95"] or (level, level)
+        axes.barh(last, level - 1, left=1, color=MEASURED, height=0.6)
+        axes.plot(ends, (last, last), color=INK, linewidth=1.6)
+        annotate_behind(axes, f"{speedup['measured']:.2f}", max(level, 1, ends[1]), last)
+        name_rows(axes, [*(tables.MEANING.get(entry["factor"], entry["factor"]) for entry in factors), "measured"])
+        axes.margins(x=0.14)
+        at_one(axes)
+    return figure
+
+
+def annotate_behind(axes: Any, text: str, x: float, y: float) -> None:
+    """A value behind the end of a bar."""
+    axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center")
+
+
+def canvas(rows: float) -> tuple[Figure, Any]:
+    """A figure for so many horizontal bars, and its axes."""
+    figure = Figure(figsize=(WIDTH, 0.9 + 0.34 * rows), layout="constrained")
+    return figure, figure.subplots()
+
+
+def legend(axes: Any, columns: int) -> None:
+    """A legend above the axes, with each name once."""
+    handles, labels = axes.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
+    axes.legend(unique.values(), unique.keys(), ncols=columns, columnspacing=1.2, handlelength=1.2, **place)
+
+
+def name_rows(axes: Any, names: Sequence[str]) -> None:
+    """Names from top to bottom; long ones are broken, and cut after two lines."""
+    short = [textwrap.fill(visible(name), 34, max_lines=2, placeholder=" ...") for name in names]
+    axes.set_yticks(range(len(names)), short)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+
+
+def at_one(axes: Any) -> None:
+    """A line where both methods are as fast."""
+    axes.axvline(1, color=INK, linewidth=0.8, linestyle=":")
+    axes.set_xlabel("speedup over plain decoding")
+
+
+def svg(figure: Figure) -> str:
+    """The figure as SVG text in the page's colour of text, without the XML header."""
+    buffer = io.StringIO()
+    with warnings.catch_warnings(), matplotlib.rc_context(STYLE):
+        warnings.filterwarnings("ignore", "Glyph")  # a browser has fonts that matplotlib lacks
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :].replace(INK, "currentColor")

@@ -1,13 +1,10 @@
 """Tables of finished runs as DataFrames: by run, category and method, and of a comparison."""
 
-import html
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from specbench.errors import visible
 from specbench.report.files import Run
 
 Cells = Mapping[str, Callable[[Mapping[str, Any]], Any]]
@@ -61,19 +58,6 @@ def milliseconds(percentiles: Mapping[str, float | None]) -> str:
     return " / ".join(number(1e3 * (percentiles[name] or 0)) for name in ("p50", "p90"))
 
 
-RUN_CELLS: Cells = {
-    "speedup": lambda r: ratio(r["speedup"]["measured"], r["speedup"]["ci95"]),
-    "Thm 3.8": lambda r: ratio(r["speedup"]["theorem_3_8"], None),
-    "lossless": lambda r: verdict(r["lossless"]),
-    "alpha": lambda r: mean(r["alpha"]),
-    "block efficiency": lambda r: mean(r["block_efficiency"]),
-    "c": lambda r: number(r["cost"]["c"]),
-    "v": lambda r: number(r["cost"]["v"]),
-    "o": lambda r: number(r["cost"]["o"]),
-    "tokens/s": lambda r: number(r["throughput"].get("speculative_tokens_per_second")),
-    "plain tokens/s": lambda r: number(r["throughput"].get("baseline_tokens_per_second")),
-    "plain's bandwidth": lambda r: bandwidth_share(r) or "-",
-}
 CATEGORY_CELLS: Cells = {
     "prompts": lambda c: str(c["prompts"]),
     "speedup": lambda c: ratio(c["speedup"]["measured"], c["speedup"]["ci95"]),
@@ -82,36 +66,11 @@ CATEGORY_CELLS: Cells = {
     "tokens/s": lambda c: number(c["speculative_tokens_per_second"]),
     "plain tokens/s": lambda c: number(c["baseline_tokens_per_second"]),
 }
-COMPARED_CELLS: Cells = {
-    "rank": lambda row: str(row["rank"]),
-    "method": lambda row: row["method"],
-    "speedup": lambda row: ratio(row["speedup"], row["speedup_ci95"]),
-    "vs fastest": lambda row: ratio(row["ratio"], row["ratio_ci95"]),
-    "p (Holm)": lambda row: number(row["p_value"]),
-    "alpha": lambda row: number(row["alpha"]),
-    "block efficiency": lambda row: number(row["block_efficiency"]),
-    "c": lambda row: number(row["c"]),
-    "v": lambda row: number(row["v"]),
-    "o": lambda row: number(row["o"]),
-    "tokens/s": lambda row: number(row["tokens_per_second"]),
-}
 
 
 def frame(rows: Sequence[Mapping[str, Any]], cells: Cells) -> pd.DataFrame:
     """A row of cells for each row of numbers."""
     return pd.DataFrame([{head: cell(row) for head, cell in cells.items()} for row in rows], columns=[*cells])
-
-
-def runs_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """One row for each run of a sweep."""
-    table = frame([run.results for run in runs], RUN_CELLS)
-    table.insert(0, "run", [run.label for run in runs])
-    return table
-
-
-def sweep_csv(runs: Sequence[Run]) -> pd.DataFrame:
-    """The numbers of each run under the names of results.json, for summary.csv."""
-    return pd.DataFrame([{"run": run.label, **flat(numbers(run.results))} for run in runs])
 
 
 def numbers(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,22 +115,6 @@ MEANING = {
     "plain_rest": "the rest of a plain step",
     "rows": "rows per call",
 }
-
-
-def comparison(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """The ranking of methods that decoded the same prompts."""
-    return frame(rows, COMPARED_CELLS)
-
-
-def written(table: pd.DataFrame, form: str) -> str:
-    """A table as Markdown, LaTeX or CSV; signs that have a meaning there are escaped."""
-    table = table.map(lambda cell: visible(str(cell)))
-    if form == "csv":
-        return str(table.to_csv(index=False))
-    if form == "latex":
-        return str(table.style.format(escape="latex").hide(axis="index").to_latex(hrules=True))
-    escaped = table.map(lambda cell: re.sub(r"([\\|`*\[\]])", r"\\\1", html.escape(cell, quote=False)))
-    return str(escaped.to_markdown(index=False, disable_numparse=True)) + "\n"
 
 
 def flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:

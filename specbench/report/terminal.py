@@ -1,7 +1,7 @@
 """What a command prints: the answer of a run in a few lines, tables of sweeps and comparisons, and progress."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -115,31 +115,6 @@ def table(frame: Any) -> Table:
     for row in cells[[*widths]].itertuples(index=False):
         found.add_row(*map(Text, row))
     return found
-
-
-def answer(sentence: str, frame: Any, folder: Path) -> None:
-    """Prints the answer of several runs: a sentence, their table, and where the files are."""
-    show(sentence, "bold")
-    show(table(frame))
-    show(f"files: {folder}", "dim")
-
-
-def compared_headline(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The fastest method, whether it gains on plain decoding, and how many methods it is not distinguished from."""
-    sentence = fastest([(row["method"], row["speedup"], row["speedup_ci95"]) for row in rows], "methods")
-    alike = sum(row["rank"] == 1 for row in rows) - 1
-    return sentence + (f"; not distinguished from {alike} of the others" if alike else "")
-
-
-def fastest(rows: Sequence[tuple[str, float | None, Sequence[float] | None]], what: str) -> str:
-    """Which of several measured speedups of `what`, given with their names and intervals, is the largest that is shown
-    to be a gain; the largest of all if none is."""
-    gains = [row for row in rows if row[2] is not None and row[2][0] > 1]
-    name, speedup, interval = max(gains or rows, key=lambda row: row[1] or 0.0)
-    said = f"Largest gain on plain decoding of {len(rows)} {what}"
-    if not gains:
-        said = f"None of {len(rows)} {what} is shown to gain on plain decoding; largest"
-    return f"{said}: {name}, {ratio(speedup, interval)}"
 
 
 @contextmanager

@@ -137,7 +137,7 @@ def write_comparison(folder: Path, runs: Sequence[Run]) -> None:
     """Prints the ranking of runs that were decoded in turn, and writes comparison.json and the page. Raises
     ConfigError if they share no prompt."""
     from specbench.measure.compare import compare
-    from specbench.report import page, tables, terminal
+    from specbench.report import several
 
     try:
         rows = compare({run.label: run.records for run in runs})
@@ -145,5 +145,5 @@ def write_comparison(folder: Path, runs: Sequence[Run]) -> None:
         raise ConfigError(str(error)) from error
     content: dict[str, Any] = {"schema_version": runs[0].results["schema_version"], "kind": "comparison", "rows": rows}
     files.write_text(folder / files.COMPARISON, json.dumps(content, indent=1, allow_nan=False))
-    files.write_text(folder / files.PAGE, page.comparison_page(rows, runs, folder.name))
-    terminal.answer(terminal.compared_headline(rows), tables.comparison(rows), folder)
+    files.write_text(folder / files.PAGE, several.comparison_page(rows, runs, folder.name))
+    several.answer(several.compared_headline(rows), several.comparison(rows), folder)

@@ -171,17 +171,17 @@ def jobs_of(config: DictConfig, loader: ConfigLoader, folder: Path, kind: str = 
 def summarise(jobs: Sequence[Job], folder: Path) -> tuple[str, int]:
     """Prints the table of the finished jobs, and writes summary.csv and the page. Returns a sentence and the exit code:
     1 if a job has no results, 3 if one with strict=true has no good verdict."""
-    from specbench.report import page, tables, terminal
+    from specbench.report import several
 
     found = [finished(job.folder, job.checked.resolved) for job in jobs]
     labels = files.labels_of([job.overrides for job in jobs])
     runs = [replace(run, label=label) for run, label in zip(found, labels, strict=True) if run is not None]
     if runs:
         speedups = [(run.label, run.results["speedup"]) for run in runs]
-        answer = terminal.fastest([(label, own["measured"], own["ci95"]) for label, own in speedups], "runs")
-        terminal.answer(answer, tables.runs_table(runs), folder)
-        files.write_text(folder / "summary.csv", tables.sweep_csv(runs).to_csv(index=False))
-        files.write_text(folder / files.PAGE, page.sweep_page(runs, folder.name))
+        answer = several.fastest([(label, own["measured"], own["ci95"]) for label, own in speedups], "runs")
+        several.answer(answer, several.runs_table(runs), folder)
+        files.write_text(folder / "summary.csv", several.sweep_csv(runs).to_csv(index=False))
+        files.write_text(folder / files.PAGE, several.sweep_page(runs, folder.name))
     if len(runs) < len(jobs):
         return f"{len(jobs) - len(runs)} of {len(jobs)} jobs have no results, see run.log in their folders", 1
     bad = sum(not_shown_lossless(job, run) for job, run in zip(jobs, runs, strict=True))

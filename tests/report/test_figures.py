@@ -6,7 +6,7 @@ import pytest
 from matplotlib.colors import to_hex
 from stored import stored
 
-from specbench.report import figures
+from specbench.report import page, several
 from specbench.report.files import Run
 
 
@@ -26,7 +26,7 @@ def texts(axes) -> list[str]:
 
 
 def test_the_bars_of_the_accounting_lead_from_one_to_the_speedup(run):
-    axes = figures.accounting(run).axes[0]
+    axes = page.accounting(run).axes[0]
     *steps, measured = axes.patches
     ends = [bar.get_x() + bar.get_width() for bar in steps]
     begins = [bar.get_x() for bar in steps]
@@ -39,20 +39,20 @@ def test_the_bars_of_the_accounting_lead_from_one_to_the_speedup(run):
 
 
 def test_the_measurement_stands_beside_the_prediction_over_gamma(run):
-    axes = figures.over_gamma(run).axes[0]
+    axes = page.over_gamma(run).axes[0]
     gamma, speedup = run.results["config"]["gamma"], run.results["speedup"]
-    assert dict(line(axes, figures.THEORY, "."))[gamma] == pytest.approx(speedup["theorem_3_8"])
-    assert line(axes, figures.MEASURED, "o") == [(gamma, speedup["measured"])]
+    assert dict(line(axes, page.THEORY, "."))[gamma] == pytest.approx(speedup["theorem_3_8"])
+    assert line(axes, page.MEASURED, "o") == [(gamma, speedup["measured"])]
     without = run.results | {"alpha": run.results["alpha"] | {"mean": None}}
-    assert figures.over_gamma(Run(run.folder, without)) is None
+    assert page.over_gamma(Run(run.folder, without)) is None
 
 
 def test_speedups_stand_beside_their_predictions():
     rows = [("a", 1.5, (1.2, 1.8), 1.6), ("b", 0.9, None, None), ("c", None, None, 1.1)]
-    axes = figures.speedups(rows).axes[0]
+    axes = several.speedups(rows).axes[0]
     assert texts(axes) == ["a", "b", "c"]
-    assert line(axes, figures.MEASURED, "o") == [(1.5, 0), (0.9, 1)]
-    assert line(axes, figures.THEORY, "D") == [(1.6, 0), (1.1, 2)]
+    assert line(axes, page.MEASURED, "o") == [(1.5, 0), (0.9, 1)]
+    assert line(axes, page.THEORY, "D") == [(1.6, 0), (1.1, 2)]
 
 
 def named(run: Run, *words: str, measured: float = 1.5) -> Run:
@@ -68,28 +68,28 @@ def test_a_sweep_over_numbers_is_a_line_for_each_other_setting(run):
         for gamma in (5, 1, 3)
         for drafter, shift in (("x", 0.0), ("y", 0.5))
     ]
-    axes = figures.sweep_lines(runs).axes[0]
+    axes = several.sweep_lines(runs).axes[0]
     assert axes.get_xlabel() == "gamma"
-    assert line(axes, figures.LINES[0], "o") == [(1, 1), (3, 3), (5, 5)]
-    assert line(axes, figures.LINES[1], "o") == [(1, 1.5), (3, 3.5), (5, 5.5)]
+    assert line(axes, several.LINES[0], "o") == [(1, 1), (3, 3), (5, 5)]
+    assert line(axes, several.LINES[1], "o") == [(1, 1.5), (3, 3.5), (5, 5.5)]
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels[:2] == ["drafter=x", "drafter=y"]
 
 
 def test_a_sweep_without_three_numbers_has_no_lines(run):
-    assert figures.sweep_lines([named(run, "gamma=1"), named(run, "gamma=2")]) is None
-    assert figures.sweep_lines([named(run, f"drafter={name}") for name in "abc"]) is None
-    assert figures.sweep_lines([named(run, "gamma=1"), named(run, "gamma=2"), named(run)]) is None
-    assert figures.sweep_lines([named(run)]) is None
+    assert several.sweep_lines([named(run, "gamma=1"), named(run, "gamma=2")]) is None
+    assert several.sweep_lines([named(run, f"drafter={name}") for name in "abc"]) is None
+    assert several.sweep_lines([named(run, "gamma=1"), named(run, "gamma=2"), named(run)]) is None
+    assert several.sweep_lines([named(run)]) is None
     swept = [{"gamma": "1", "t": number} for number in ("-1e3", "0", "2")]
-    assert figures.swept_number(swept) == "t" and figures.swept_number([*swept, {"t": "inf"}]) is None
+    assert several.swept_number(swept) == "t" and several.swept_number([*swept, {"t": "inf"}]) is None
 
 
 def test_labels_are_no_formulas_and_have_a_bound():
     rows = [("$\\frac{1}{2", 1.0, None, None), ("long " * 50, 1.0, None, None), ("日本語\x1b", 1.0, None, None)]
-    figure = figures.speedups(rows)
+    figure = several.speedups(rows)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        text = figures.svg(figure)
+        text = page.svg(figure)
     assert "frac{1}{2" in text and "\x1b" not in text
     assert max(len(label) for label in texts(figure.axes[0])) < 80

@@ -10,7 +10,7 @@ from records import record, records
 from stored import HOSTILE, hostile_records, stored
 
 from specbench.measure.compare import compare
-from specbench.report import files, page, tables
+from specbench.report import files, page, several, tables
 from specbench.report.files import Run
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -186,8 +186,8 @@ def sweep(tmp_path_factory) -> list[Run]:
 
 
 def test_the_page_of_a_sweep(sweep):
-    found = Page(page.sweep_page(sweep, "sweep"))
-    assert found.table("Thm 3.8") == tables.runs_table(sweep).astype(str).to_dict("records")
+    found = Page(several.sweep_page(sweep, "sweep"))
+    assert found.table("Thm 3.8") == several.runs_table(sweep).astype(str).to_dict("records")
     assert found.table("category") == tables.by_category(sweep).astype(str).to_dict("records")
     best = max(run.results["speedup"]["measured"] for run in sweep)
     assert f"{best:.2f}x" in found.text[: found.text.index("Runs")]
@@ -196,8 +196,8 @@ def test_the_page_of_a_sweep(sweep):
 
 def test_the_page_of_a_comparison(sweep):
     rows = compare({run.label: run.records for run in sweep})
-    found = Page(page.comparison_page(rows, sweep, "comparison"))
-    assert found.table("rank") == tables.comparison(rows).astype(str).to_dict("records")
+    found = Page(several.comparison_page(rows, sweep, "comparison"))
+    assert found.table("rank") == several.comparison(rows).astype(str).to_dict("records")
     order = [row["run"] for row in found.table("Thm 3.8")]
     assert order == [row["method"] for row in rows]  # the fastest first in both
     assert found.text.index(rows[0]["method"]) < found.text.index("Ranking")
@@ -205,6 +205,6 @@ def test_the_page_of_a_comparison(sweep):
 
 def test_hostile_names_of_runs(sweep):
     named = [Run(run.folder, run.results, f"{HOSTILE}{number}") for number, run in enumerate(sweep)]
-    hostile_page(Page(page.sweep_page(named, HOSTILE)))
+    hostile_page(Page(several.sweep_page(named, HOSTILE)))
     rows = compare({run.label: run.records for run in named})
-    hostile_page(Page(page.comparison_page(rows, named, HOSTILE)))
+    hostile_page(Page(several.comparison_page(rows, named, HOSTILE)))

@@ -7,7 +7,7 @@ from records import records
 from stored import put, stored
 
 from specbench.measure.compare import compare
-from specbench.report import files, tables
+from specbench.report import files, several, tables
 from specbench.report.__main__ import main
 
 
@@ -44,7 +44,7 @@ def test_the_page_and_the_ranking_of_a_comparison(sweep, capsys):
     main([str(sweep)])
     assert "Ranking" in (sweep / files.PAGE).read_text()
     main([str(sweep), "--format", "markdown"])
-    assert tables.written(tables.comparison(rows), "markdown") in capsys.readouterr().out
+    assert several.written(several.comparison(rows), "markdown") in capsys.readouterr().out
 
 
 def test_formats_print_the_same_tables(sweep, capsys):
@@ -52,8 +52,8 @@ def test_formats_print_the_same_tables(sweep, capsys):
     for form in ("markdown", "latex", "csv"):
         main([str(sweep), "--format", form])
         out = capsys.readouterr().out
-        assert tables.written(tables.runs_table(runs), form) in out
-        assert tables.written(tables.by_category(runs), form) in out
+        assert several.written(several.runs_table(runs), form) in out
+        assert several.written(tables.by_category(runs), form) in out
     assert not (sweep / files.PAGE).exists()
 
 

@@ -10,7 +10,7 @@ from records import records
 from stored import HOSTILE, hostile_records, stored
 
 from specbench.measure.compare import compare
-from specbench.report import tables
+from specbench.report import several, tables
 from specbench.report.files import Run
 
 
@@ -38,7 +38,7 @@ def near(cell: str, value: float) -> bool:
 
 
 def test_the_table_of_runs_has_the_numbers_of_results(runs):
-    table = tables.runs_table(runs)
+    table = several.runs_table(runs)
     assert list(table["run"]) == ["gamma=2", "gamma=4"]
     for row, run in zip(table.to_dict("records"), runs, strict=True):
         r = run.results
@@ -92,7 +92,7 @@ def test_factors_multiply_to_the_speedup(runs):
 
 def test_the_table_of_a_comparison(runs):
     rows = compare({run.label: run.records for run in runs})
-    table = tables.comparison(rows)
+    table = several.comparison(rows)
     assert list(table["method"]) == [row["method"] for row in rows]
     for cells, row in zip(table.to_dict("records"), rows, strict=True):
         assert near(cells["speedup"], row["speedup"]) and near(cells["vs fastest"], row["ratio"])
@@ -101,7 +101,7 @@ def test_the_table_of_a_comparison(runs):
 
 
 def test_the_csv_of_a_sweep_has_every_number_as_it_is(runs):
-    table = pd.read_csv(io.StringIO(tables.sweep_csv(runs).to_csv(index=False)))
+    table = pd.read_csv(io.StringIO(several.sweep_csv(runs).to_csv(index=False)))
     for (_, row), run in zip(table.iterrows(), runs, strict=True):
         r = run.results
         assert row["run"] == run.label and row["alpha/mean"] == pytest.approx(r["alpha"]["mean"], rel=1e-12)
@@ -139,7 +139,7 @@ def hostile(tmp_path_factory) -> pd.DataFrame:
 
 
 def test_a_name_of_a_user_stays_one_cell_of_markdown(hostile):
-    lines = tables.written(hostile, "markdown").splitlines()
+    lines = several.written(hostile, "markdown").splitlines()
     assert len(lines) == 2 + len(hostile)
     for line in lines:
         assert len(re.findall(r"(?<!\\)\|", line)) == len(hostile.columns) + 1
@@ -148,7 +148,7 @@ def test_a_name_of_a_user_stays_one_cell_of_markdown(hostile):
 
 
 def test_a_name_of_a_user_has_no_commands_in_latex(hostile):
-    lines = [line for line in tables.written(hostile, "latex").splitlines() if "alert" in line]
+    lines = [line for line in several.written(hostile, "latex").splitlines() if "alert" in line]
     assert len(lines) == 1
     body = lines[0].removesuffix(r" \\")
     assert not re.search(r"(?<!\\)[$%_&]", body.replace(" & ", "")) and r"\textbf{" not in body
@@ -156,7 +156,7 @@ def test_a_name_of_a_user_has_no_commands_in_latex(hostile):
 
 
 def test_csv_is_read_again_as_it_was(hostile):
-    again = pd.read_csv(io.StringIO(tables.written(hostile, "csv")), dtype=str, keep_default_na=False)
+    again = pd.read_csv(io.StringIO(several.written(hostile, "csv")), dtype=str, keep_default_na=False)
     assert list(again.columns) == list(hostile.columns) and len(again) == len(hostile)
     names = [name for name in again["method"] if "script" in name]
     assert len(names) == 1 and "\x1b" not in names[0] and names[0].startswith(HOSTILE[:20])

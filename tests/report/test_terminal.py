@@ -4,7 +4,7 @@ import pytest
 from stored import HOSTILE, hostile_records, stored
 
 from specbench.measure.compare import compare
-from specbench.report import tables, terminal
+from specbench.report import several, tables, terminal
 from specbench.report.files import Run
 
 
@@ -61,7 +61,7 @@ def test_one_line_of_a_job_says_if_the_verdict_is_not_good(run):
 
 def test_a_comparison_names_the_fastest_first(run, capsys):
     rows = compare({"fast": run.records, "same": run.records})
-    terminal.answer(terminal.compared_headline(rows), tables.comparison(rows), run.folder)
+    several.answer(several.compared_headline(rows), several.comparison(rows), run.folder)
     out = capsys.readouterr().out
     assert rows[0]["method"] in out.splitlines()[0] and "from 1 of" in out.splitlines()[0]  # equally fast
     assert all(f"{row['speedup']:.2f}" in out for row in rows)
@@ -71,15 +71,15 @@ def test_nothing_is_claimed_of_a_comparison_without_a_gain(run):
     rows = compare({"fast": run.records, "same": run.records})
     slow = [row | {"speedup": 0.9, "speedup_ci95": [0.8, 1.05]} for row in rows]
     unknown = [row | {"speedup_ci95": None} for row in rows]
-    assert all(terminal.compared_headline(found).startswith("None of 2") for found in (slow, unknown))
+    assert all(several.compared_headline(found).startswith("None of 2") for found in (slow, unknown))
     behind = [slow[0], rows[1] | {"speedup": 0.85, "speedup_ci95": [1.01, 1.3]}]
-    assert f": {rows[1]['method']}, 0.85x" in terminal.compared_headline(behind)
+    assert f": {rows[1]['method']}, 0.85x" in several.compared_headline(behind)
 
 
 def test_a_narrow_terminal_keeps_names_and_speedups(run, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     label = "gamma=1, temperature=0"
-    terminal.show(terminal.table(tables.runs_table([Run(run.folder, run.results, label)])))
+    terminal.show(terminal.table(several.runs_table([Run(run.folder, run.results, label)])))
     out = capsys.readouterr().out
     assert label in out and tables.ratio(*(run.results["speedup"][name] for name in ("measured", "ci95"))) in out
     assert "…" not in out and max(map(len, out.splitlines())) <= 80
@@ -88,8 +88,8 @@ def test_a_narrow_terminal_keeps_names_and_speedups(run, capsys, monkeypatch):
 def test_a_users_strings_send_no_commands(tmp_path, capsys):
     run = stored(tmp_path / "run", hostile_records(), notes=[HOSTILE], lossy_reason=HOSTILE, expected_lossless=False)
     terminal.summary(run.results, tmp_path / HOSTILE.replace("/", ""))
-    terminal.answer("1 run", tables.runs_table([Run(run.folder, run.results, HOSTILE)]), tmp_path)
+    several.answer("1 run", several.runs_table([Run(run.folder, run.results, HOSTILE)]), tmp_path)
     rows = compare({HOSTILE: run.records, "other": run.records})
-    terminal.answer(terminal.compared_headline(rows), tables.comparison(rows), tmp_path)
+    several.answer(several.compared_headline(rows), several.comparison(rows), tmp_path)
     out = capsys.readouterr().out
     assert "alert(1)" in out and "\x1b" not in out and "\u202e" not in out

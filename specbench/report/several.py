@@ -1,0 +1,197 @@
+"""Several runs, of a sweep or of a comparison: their tables, the fastest in a sentence, figures and page."""
+
+import html
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from specbench.errors import visible
+from specbench.report import page, tables, terminal
+from specbench.report.files import Run
+from specbench.report.page import GAIN, INK, LOSS, MEASURED, STYLE, THEORY, WIDTH
+from specbench.report.tables import Cells, mean, number, ratio
+
+LINES = (MEASURED, THEORY, GAIN, "#8a63a8", LOSS, "#b58a1b", "#4aa3a2", INK)
+MOST_TICKS = 8  # beyond them matplotlib chooses
+RUN_CELLS: Cells = {
+    "speedup": lambda r: ratio(r["speedup"]["measured"], r["speedup"]["ci95"]),
+    "Thm 3.8": lambda r: ratio(r["speedup"]["theorem_3_8"], None),
+    "lossless": lambda r: tables.verdict(r["lossless"]),
+    "alpha": lambda r: mean(r["alpha"]),
+    "block efficiency": lambda r: mean(r["block_efficiency"]),
+    "c": lambda r: number(r["cost"]["c"]),
+    "v": lambda r: number(r["cost"]["v"]),
+    "o": lambda r: number(r["cost"]["o"]),
+    "tokens/s": lambda r: number(r["throughput"].get("speculative_tokens_per_second")),
+    "plain tokens/s": lambda r: number(r["throughput"].get("baseline_tokens_per_second")),
+    "plain's bandwidth": lambda r: tables.bandwidth_share(r) or "-",
+}
+COMPARED_CELLS: Cells = {
+    "rank": lambda row: str(row["rank"]),
+    "method": lambda row: row["method"],
+    "speedup": lambda row: ratio(row["speedup"], row["speedup_ci95"]),
+    "vs fastest": lambda row: ratio(row["ratio"], row["ratio_ci95"]),
+    "p (Holm)": lambda row: number(row["p_value"]),
+    "alpha": lambda row: number(row["alpha"]),
+    "block efficiency": lambda row: number(row["block_efficiency"]),
+    "c": lambda row: number(row["c"]),
+    "v": lambda row: number(row["v"]),
+    "o": lambda row: number(row["o"]),
+    "tokens/s": lambda row: number(row["tokens_per_second"]),
+}
+
+
+def runs_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """One row for each run of a sweep."""
+    table = tables.frame([run.results for run in runs], RUN_CELLS)
+    table.insert(0, "run", [run.label for run in runs])
+    return table
+
+
+def comparison(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """The ranking of methods that decoded the same prompts."""
+    return tables.frame(rows, COMPARED_CELLS)
+
+
+def sweep_csv(runs: Sequence[Run]) -> pd.DataFrame:
+    """The numbers of each run under the names of results.json, for summary.csv."""
+    return pd.DataFrame([{"run": run.label, **tables.flat(tables.numbers(run.results))} for run in runs])
+
+
+def written(table: pd.DataFrame, form: str) -> str:
+    """A table as Markdown, LaTeX or CSV; signs that have a meaning there are escaped."""
+    table = table.map(lambda cell: visible(str(cell)))
+    if form == "csv":
+        return str(table.to_csv(index=False))
+    if form == "latex":
+        return str(table.style.format(escape="latex").hide(axis="index").to_latex(hrules=True))
+    escaped = table.map(lambda cell: re.sub(r"([\\|`*\[\]])", r"\\\1", html.escape(cell, quote=False)))
+    return str(escaped.to_markdown(index=False, disable_numparse=True)) + "\n"
+
+
+def answer(sentence: str, frame: Any, folder: Path) -> None:
+    """Prints the answer of several runs: a sentence, their table, and where the files are."""
+    terminal.show(sentence, "bold")
+    terminal.show(terminal.table(frame))
+    terminal.show(f"files: {folder}", "dim")
+
+
+def compared_headline(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The fastest method, whether it gains on plain decoding, and how many methods it is not distinguished from."""
+    sentence = fastest([(row["method"], row["speedup"], row["speedup_ci95"]) for row in rows], "methods")
+    alike = sum(row["rank"] == 1 for row in rows) - 1
+    return sentence + (f"; not distinguished from {alike} of the others" if alike else "")
+
+
+def fastest(rows: Sequence[tuple[str, float | None, Sequence[float] | None]], what: str) -> str:
+    """Which of several measured speedups of `what`, given with their names and intervals, is the largest that is shown
+    to be a gain; the largest of all if none is."""
+    gains = [row for row in rows if row[2] is not None and row[2][0] > 1]
+    name, speedup, interval = max(gains or rows, key=lambda row: row[1] or 0.0)
+    said = f"Largest gain on plain decoding of {len(rows)} {what}"
+    if not gains:
+        said = f"None of {len(rows)} {what} is shown to gain on plain decoding; largest"
+    return f"{said}: {name}, {ratio(speedup, interval)}"
+
+
+def sweep_page(runs: Sequence[Run], title: str) -> str:
+    """The page of several runs."""
+    rows = [(run.label, s["measured"], s["ci95"], s["theorem_3_8"]) for run in runs if (s := run.results["speedup"])]
+    answers = fastest([row[:3] for row in rows], "runs"), verdicts(runs)
+    drawn = {"Speedup": speedups(rows), "Speedup by setting": sweep_lines(runs)}
+    shown = {"Runs": runs_table(runs), "By category": tables.by_category(runs)}
+    notes = ["Jobs of a sweep run at different times: python -m specbench.compare decodes each prompt by all in turn."]
+    return page.rendered(drawn, shown, runs, title=title, answer=answers, notes=notes)
+
+
+def comparison_page(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], title: str) -> str:
+    """The page of a comparison, from the rows of `measure.compare` and its runs."""
+    predicted = {run.label: run.results["speedup"]["theorem_3_8"] for run in runs}
+    bars = [(row["method"], row["speedup"], row["speedup_ci95"], predicted.get(row["method"])) for row in rows]
+    places = {row["method"]: place for place, row in enumerate(rows)}
+    ordered = sorted(runs, key=lambda run: places.get(run.label, len(rows)))
+    shown = {"Ranking": comparison(rows), "Runs": runs_table(ordered)}
+    shown["By category"] = tables.by_category(ordered)
+    answers, notes = (compared_headline(rows), verdicts(runs)), ordered[0].results["notes"]
+    return page.rendered({"Speedup": speedups(bars)}, shown, runs, title=title, answer=answers, notes=notes)
+
+
+def verdicts(runs: Sequence[Run]) -> str:
+    """How many runs have which verdict."""
+    found = Counter(tables.verdict(run.results["lossless"]) for run in runs)
+    return "lossless: " + ", ".join(f"{number} of {len(runs)} {word}" for word, number in found.items())
+
+
+def speedups(rows: Sequence[tuple[str, float | None, Sequence[float] | None, float | None]]) -> Figure:
+    """Rows of a name, a measured speedup, its interval, and Theorem 3.8's prediction."""
+    with matplotlib.rc_context(STYLE):
+        figure, axes = page.canvas(len(rows))
+        for y, (_, measured, ends, predicted) in enumerate(rows):
+            if measured is not None:
+                axes.plot(measured, y, "o", color=MEASURED, label="measured, 95 % interval")
+                axes.plot(ends or (measured, measured), (y, y), linewidth=2, color=MEASURED)
+            if predicted is not None:
+                axes.plot(predicted, y, "D", color=THEORY, markerfacecolor="none", label="Theorem 3.8")
+        page.name_rows(axes, [row[0] for row in rows])
+        page.legend(axes, 2)
+        page.at_one(axes)
+    return figure
+
+
+def sweep_lines(runs: Sequence[Run]) -> Figure | None:
+    """The speedup over the override that has the most numbers, a line for each setting of the others, and Theorem 3.8's
+    predictions dashed; None if no override has three numbers."""
+    settings = [overrides(run) for run in runs]
+    key = swept_number(settings)
+    if key is None:
+        return None
+    lines: dict[str, list[tuple[float, Mapping[str, Any]]]] = {}
+    common = set.intersection(*(set(own.items()) for own in settings))
+    for run, own in zip(runs, settings, strict=True):
+        if run.results["speedup"]["measured"] is not None:
+            rest = [f"{name}={value}" for name, value in own.items() if name != key and (name, value) not in common]
+            lines.setdefault(", ".join(rest), []).append((float(own[key]), run.results["speedup"]))
+    if not 0 < len(lines) <= len(LINES):
+        return None
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 3), layout="constrained")
+        axes = figure.subplots()
+        for colour, (name, points) in zip(LINES, sorted(lines.items()), strict=False):
+            draw_line(axes, sorted(points, key=lambda point: point[0]), colour, visible(name) or "measured")
+        axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
+        axes.set(xlabel=key, ylabel="speedup over plain decoding")
+        values = sorted({float(own[key]) for own in settings})
+        if len(values) <= MOST_TICKS:
+            axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.plot([], [], "--", color=INK, label="Theorem 3.8")
+        page.legend(axes, 2)
+    return figure
+
+
+def draw_line(axes: Any, points: Sequence[tuple[float, Mapping[str, Any]]], colour: str, name: str) -> None:
+    """Speedups by a number, with intervals, and their predictions."""
+    at, measured = [x for x, _ in points], [speedup["measured"] for _, speedup in points]
+    axes.plot(at, measured, "o-", color=colour, label=name)
+    for x, speedup in points:
+        axes.plot((x, x), speedup["ci95"] or (speedup["measured"],) * 2, color=colour, linewidth=1.2, alpha=0.6)
+    predicted = [float("nan") if speedup["theorem_3_8"] is None else speedup["theorem_3_8"] for _, speedup in points]
+    axes.plot(at, predicted, "--", color=colour, linewidth=1)
+
+
+def overrides(run: Run) -> dict[str, str]:
+    """The overrides of a run, by key."""
+    return {key: value for key, _, value in (word.partition("=") for word in run.results["details"]["overrides"])}
+
+
+def swept_number(settings: Sequence[Mapping[str, str]]) -> str | None:
+    """The key that all runs set to finite numbers, with the most of them; None if none has three."""
+    numbers = pd.DataFrame(settings).apply(pd.to_numeric, errors="coerce").replace([np.inf, -np.inf], np.nan)
+    counts = numbers.dropna(axis="columns").nunique()
+    return str(counts.idxmax()) if (counts >= 3).any() else None
