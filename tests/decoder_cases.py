@@ -36,8 +36,7 @@ from specbench.drafters.multi_draft import MultiDrafter
 from specbench.drafters.ngram_lm import BigramDrafter, RandomDrafter, UnigramDrafter, training_tokens
 from specbench.drafters.pair_model import PairInput, PairModel
 from specbench.drafters.parallel import ParallelDrafter, PassDrafter
-from specbench.drafters.prompt_lookup import PromptLookupDrafter
-from specbench.drafters.suffix import NgramDrafter, SuffixDrafter
+from specbench.drafters.suffix import NgramDrafter, PromptLookupDrafter, SuffixDrafter
 from specbench.drafters.tree import TreeDrafter
 from specbench.drafters.tree_shapes import CHILDREN, BlockTreeSettings, DynamicTree, FixedTree, SampledTree, widths
 from specbench.executors.base import Executor
@@ -48,7 +47,7 @@ from specbench.models.layers import first_layers
 from specbench.policies.base import FixedGamma, GammaPolicy
 from specbench.verifiers.base import SpeculativeVerifier, Verifier
 from specbench.verifiers.chains import BlockVerifier, RejectionVerifier
-from specbench.verifiers.iterative import IterativeVerifier, MatchVerifier, TraversalVerifier
+from specbench.verifiers.trees import IterativeVerifier, MatchVerifier, TraversalVerifier
 
 CACHES: dict[str, Callable[[int, int], SlotCache]] = {
     "static": StaticCache,

@@ -17,7 +17,7 @@ from specbench.decoding.verify_tree import iterative_sampling
 from specbench.policies.base import Costs, FixedGamma
 from specbench.verifiers.base import SpeculativeVerifier
 from specbench.verifiers.chains import BlockVerifier, RejectionVerifier
-from specbench.verifiers.iterative import IterativeVerifier, TraversalVerifier
+from specbench.verifiers.trees import IterativeVerifier, TraversalVerifier
 
 TRIALS, FEW = 10_000, 5_000  # texts, which decode together
 PROMPT = [3, 7, 1, 3, 7, 2, 3]  # repeats, so that copying drafters have something to copy

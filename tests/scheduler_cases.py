@@ -7,7 +7,7 @@ from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import ignore
 from specbench.policies.base import FixedGamma
 from specbench.verifiers.base import SpeculativeVerifier
-from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.trees import IterativeVerifier
 
 GAMMA, COLUMNS = 4, 60
 

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 from specbench.decoding.sampling import Sampling
 from specbench.drafters.base import OwnSampling
 from specbench.drafters.eagle3_checkpoint import inspect, load_eagle3, refuse_unfit
-from specbench.drafters.mtp import PairDrafter
-from specbench.drafters.pair_model import PairModel
+from specbench.drafters.pair_model import PairDrafter, PairModel
 from specbench.drafters.tree_shapes import TreeSettings
 from specbench.models.checkpoint import MODEL, local_path
 from specbench.models.heads import PartSettings

@@ -1,9 +1,9 @@
-"""The model of a drafter that reads the target's hidden states, with a cache of its own: multi-token prediction
-(DeepSeek-V3, 2412.19437, section 2.2) and EAGLE-3 (2503.01840).
+"""Drafters whose model reads the target's hidden states, with a cache of its own: multi-token prediction (DeepSeek-V3,
+2412.19437, section 2.2) and EAGLE-3 (2503.01840).
 
-It reads pairs: pair i is the hidden state of token i and the embedding of token i + 1, joined to the input of its
-layers, and predicts token i + 2 through an output matrix. Behind the text it reads its own hidden states in place of
-the target's. b rows (B in all), N pairs of a forward, T columns, H hidden, V vocabulary.
+Such a model reads pairs: pair i is the hidden state of token i and the embedding of token i + 1, joined to the input
+of its layers, and predicts token i + 2 through an output matrix. Behind the text it reads its own hidden states in
+place of the target's. b rows (B in all), N pairs of a forward, T columns, H hidden, V vocabulary.
 """
 
 from collections import abc
@@ -14,11 +14,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.rows import Rows
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.decoding.token_tree import Tree
+from specbench.decoding.transfers import upload
+from specbench.drafters.model import Inputs, Memory
+from specbench.drafters.tree import TreeDrafter
+from specbench.drafters.tree_shapes import Shape
 from specbench.models.language_model import LanguageModel
 from specbench.models.layers import hidden_states
 from specbench.models.sizes import READ_CHUNK
@@ -166,6 +171,59 @@ class PairModel(LanguageModel):
         new = F.pad(hidden, (0, 0, 0, self.width - hidden.shape[1])).to(self.pending.dtype)
         self.pending = torch.where(active[:, None, None], new, self.pending)
         self.behind = torch.where(active, accepted, self.behind)
+
+
+class PairDrafter(TreeDrafter):
+    """Drafts with a `PairModel`. The first guess of a round follows from the target's hidden states, the others from
+    the model's own: it is applied again for each guess, in a tree to the states of the guess's parent. What it stored
+    for guesses is overwritten by pairs with the target's states.
+
+    The memory of a step is hidden states and where they end. In the first step they are those of the pending pairs
+    [b, n, H], and behind[b] is the number of the last pair of each row; later they are the model's own [b, m, H], and
+    None."""
+
+    needs_hidden = True
+    needs_prompt_hidden = True
+    reads_text = False  # q depends on where the round began
+    with_encoders = False
+    with_states = False  # a recurrent target reads its prompt in pieces whose hidden states are not passed on
+    trees = False
+    ends_early = True
+
+    def __init__(self, model: PairModel, vocab_size: int, gamma: int, shape: Shape | None = None):
+        super().__init__(model, vocab_size, gamma, shape)
+        self.pairs = model
+
+    def propose(self, state: State, gamma: list[int]) -> Draft:
+        if None in self.pairs.unread:
+            self.pairs.prefill(state)
+        return super().propose(state, [g if n > 1 else 0 for g, n in zip(gamma, state.lengths, strict=True)])
+
+    def skip_round(self, state: State) -> None:
+        """Reads the pending pairs all the same, so that they do not pile up."""
+        self.pairs.executor.compiled(self.read, self.pairs)(*self.prepare(state, 0))
+
+    def prepare(self, state: State, steps: int) -> Inputs:
+        own, rows = self.pairs, self.pairs.rows_of(state)
+        missing = zip(own.cached, state.lengths, state.active, strict=True)
+        most = max((length - 1 - cached for cached, length, on in missing if on), default=1)
+        n = own.width if own.executor.fixed_shapes else max(1, most)  # pairs that are read, of each row
+        visible, B = own.make_room_for(state, steps), len(rows.length)
+        pending, behind = own.pending[:B, :n], own.behind[:B].clamp(max=n - 1)
+        tokens, first = own.first_pairs(rows, behind, n)
+        return Inputs(tokens, first, (pending, behind), visible)
+
+    def read(
+        self, x: Tensor, first: Tensor, memory: Memory, visible: int, tree: Tree | None = None
+    ) -> tuple[Tensor, Memory]:
+        hidden, behind = memory
+        assert hidden is not None
+        logits, after = self.pairs.predict(x, hidden, first - 1, behind, visible, tree)  # where the hidden state stands
+        return logits, (after, None)
+
+    def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
+        hidden = scores.hidden_along(verdict)
+        self.pairs.take(hidden, verdict.accepted, upload(state.active, hidden.device))
 
 
 def _ends(module: Any) -> tuple[nn.Module, nn.Module]:

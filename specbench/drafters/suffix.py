@@ -1,7 +1,8 @@
-"""Continuations of the text's last tokens by counts of the text so far: n-grams (section 3.6) and SuffixDecoding
-(2411.04975), without a model or training."""
+"""Continuations of the text's last tokens, without a model or training: prompt lookup (section 3.6), and by counts of
+the text so far n-grams (section 3.6) and SuffixDecoding (2411.04975)."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from pydantic import Field
@@ -14,6 +15,39 @@ from specbench.policies.base import GammaPolicy
 from specbench.settings import BaseSettings
 
 Guess = tuple[list[int], list[float]]  # tokens, and for each the probability of the path to it
+
+
+class PromptLookupDrafter(PointMassDrafter):
+    """Prompt lookup (section 3.6): copies after the longest suffix of the text, of min_match to max_match tokens, that
+    occurred before; of equally long ones the most recent."""
+
+    class Settings(BaseSettings):
+        max_match: int = Field(ge=1, le=1000)
+        min_match: int = Field(ge=1, le=1000)
+
+        def check(self, prefix: str) -> None:
+            refuse_falling(self, prefix, "min_match", "max_match")
+
+    def __init__(self, max_match: int, min_match: int):
+        self.max_match, self.min_match = max_match, min_match
+
+    def guess(self, row: int, tokens: Sequence[int], gamma: int) -> list[int]:
+        last, most = len(tokens) - 1, self.max_match
+        longest, start = self.min_match - 1, None
+        back, at = tokens[last - 1 :: -1] if last else [], -1
+        with suppress(ValueError):  # of `index`: there is no earlier one
+            while longest < most:
+                at = back.index(tokens[last], at + 1)
+                end, size = last - 1 - at, 1  # of the suffix that ends here too
+                while size < most and size <= end and tokens[end - size] == tokens[last - size]:
+                    size += 1
+                if size > longest:
+                    longest, start = size, end + 1
+        if start is None:
+            return []
+        # A copy that reaches the end of the text goes on with its own first tokens.
+        period = len(tokens) - start
+        return [tokens[start + i % period] for i in range(gamma)]
 
 
 class SuffixAutomaton:

@@ -52,7 +52,7 @@ from specbench.policies.heuristic import HeuristicGamma
 from specbench.policies.optimal import AdaptiveGamma
 from specbench.policies.stopping import ConfidenceGamma, EntropyGamma
 from specbench.verifiers.base import SpeculativeVerifier
-from specbench.verifiers.iterative import IterativeVerifier, MatchVerifier
+from specbench.verifiers.trees import IterativeVerifier, MatchVerifier
 
 
 class StaleCache(StaticCache):

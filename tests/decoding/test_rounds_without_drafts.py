@@ -14,7 +14,7 @@ from specbench.decoding.timer import Clock
 from specbench.drafters.model import ModelDrafter
 from specbench.policies.base import GammaPolicy
 from specbench.verifiers.base import SpeculativeVerifier
-from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.trees import IterativeVerifier
 
 STATEFUL = ("model", "early_exit", "mtp", "eagle3", "under_model", "under_ngram",
             "pass_lookahead", "multi_draft_two", "tree_distinct", "mtp_distinct", *TABULAR)  # fmt: skip

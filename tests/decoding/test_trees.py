@@ -20,7 +20,7 @@ from specbench.decoding.verify_tree import iterative_sampling, longest_path, mat
 from specbench.drafters.blockwise import chosen_tree
 from specbench.drafters.multi_draft import join_drafts
 from specbench.drafters.tree_shapes import without_replacement
-from specbench.verifiers.typical import TypicalVerifier
+from specbench.verifiers.trees import TypicalVerifier
 
 ROWS = 150
 

@@ -12,10 +12,10 @@ from specbench.decoding.noise import exponentials
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify import greedy_matching, speculative_sampling
 from specbench.drafters.model import ModelDrafter
-from specbench.drafters.prompt_lookup import PromptLookupDrafter as PromptLookup
+from specbench.drafters.suffix import PromptLookupDrafter as PromptLookup
 from specbench.verifiers.base import SpeculativeVerifier
 from specbench.verifiers.chains import BlockVerifier, RejectionVerifier
-from specbench.verifiers.iterative import IterativeVerifier, MatchVerifier
+from specbench.verifiers.trees import IterativeVerifier, MatchVerifier
 
 
 @pytest.mark.parametrize(("point_mass", "lenience"), in_turn([False, True], [(1.0,), (0.5,), (0.1,)]))

@@ -17,7 +17,7 @@ from specbench.decoding.speculative import decode_autoregressive
 from specbench.decoding.timer import Clock
 from specbench.drafters.tree_shapes import ProductTree
 from specbench.models.sizes import ModelSize
-from specbench.verifiers.iterative import IterativeVerifier, TraversalVerifier
+from specbench.verifiers.trees import IterativeVerifier, TraversalVerifier
 
 KINDS = ("dflash_best", "dflash_drawn", "dspark_best", "dspark_drawn", "blockwise_best", "blockwise_drawn",
          "pass_lookahead_best", "pass_lookahead_drawn")  # fmt: skip

@@ -20,7 +20,7 @@ from specbench.decoding.verify_tree import match
 from specbench.drafters import tree
 from specbench.errors import ConfigError
 from specbench.policies.base import FixedGamma
-from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.trees import IterativeVerifier
 
 GAMMA = 3
 

@@ -32,7 +32,7 @@ from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import reads_trees
 from specbench.policies.base import FixedGamma
 from specbench.verifiers.base import SpeculativeVerifier
-from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.trees import IterativeVerifier
 
 DEVICE = "cpu" if knobs.runtime.interpret else "cuda"
 pytestmark = pytest.mark.cuda

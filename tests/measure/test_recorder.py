@@ -17,7 +17,7 @@ from specbench.measure.record import Rounds
 from specbench.measure.recorder import Recorder, round_numbers
 from specbench.policies.base import FixedGamma
 from specbench.verifiers.base import SpeculativeVerifier
-from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.trees import IterativeVerifier
 
 SECONDS = {Stage.DRAFT: 0.1, Stage.VERIFY: 0.2, Stage.ACCEPT: 0.03, Stage.HOST: 0.004}
 

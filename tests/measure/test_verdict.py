@@ -36,7 +36,7 @@ from specbench.models.reference_forward import FinishedText
 from specbench.policies.base import FixedGamma
 from specbench.verifiers.base import SpeculativeVerifier
 from specbench.verifiers.chains import BlockVerifier, RejectionVerifier
-from specbench.verifiers.iterative import IterativeVerifier, MatchVerifier
+from specbench.verifiers.trees import IterativeVerifier, MatchVerifier
 
 GAMMA, SAMPLED, GREEDY = 4, Sampling(), Sampling(temperature=0)
 

@@ -17,7 +17,7 @@ from tabular import random_table
 from specbench.errors import ConfigError
 from specbench.models.vocabulary import Intersection, intersection
 from specbench.verifiers.base import SpeculativeVerifier
-from specbench.verifiers.iterative import IterativeVerifier
+from specbench.verifiers.trees import IterativeVerifier
 
 TOKENS = 4096  # of the shipped tokenizer
 

@@ -6,7 +6,7 @@ from checkpoints import SHAPE
 from small_runs import composed
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specbench.train.distill import BoostedStudents
+from specbench.train.student import BoostedStudents
 
 VOCABULARY = 40
 
