@@ -22,6 +22,7 @@ class TabularMarkov(nn.Module):
         super().__init__()
         self.output = PairTable(table)
         self.config = TabularConfig(table.shape[-1], context)
+        self.dtype = table.dtype
 
     def get_input_embeddings(self) -> nn.Module:
         return TokenNumbers()

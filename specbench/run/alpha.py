@@ -9,22 +9,25 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from specbench.errors import ConfigError, answering, shown
+from specbench.measure.intervals import FEWEST, Estimate, Sums, estimates, student
 
 if TYPE_CHECKING:
     from specbench.config.build import Parts
-    from specbench.measure.intervals import Estimate
-    from specbench.measure.target_text import TeacherForced
     from specbench.report.files import Run
 
 FILE = "alpha.json"
 BROKEN = 3  # exit code if the control does not differ from alpha
+CLEAR = 3.0  # standard errors by which the control must differ from alpha
 
 
 def main(words: list[str] | None = None) -> None:
@@ -55,7 +58,6 @@ def measure(folder: Path | None, overrides: Sequence[str], reported: Decimal | N
     from specbench.config.build import build
     from specbench.config.check import check
     from specbench.config.compose import compose_as
-    from specbench.measure.target_text import read_alpha
 
     words = [*overrides, "executor=eager", "logger=none"]
     choices, settings = (run.results["details"]["choices"], run.results["config"]) if run else ({}, {})
@@ -100,10 +102,76 @@ def texts_of(run: "Run | None", parts: "Parts") -> Iterator[tuple[Sequence[int],
             yield [*prompts[name], *ids], len(prompts[name])
 
 
-def length_of(run: "Run") -> "Estimate":
-    """Tokens per target call of a run, whose drafter need not be a model."""
-    from specbench.measure.intervals import FEWEST, Estimate, student
+@dataclass(frozen=True)
+class TeacherForced:
+    """Means of beta over texts, with texts as clusters. `shifted`, the control, compares q with p of the next position:
+    a measurement that gives alpha there too is broken. `sound` says whether it differs clearly from alpha; None if
+    there are too few texts for an error. `length` is tokens per target call."""
 
+    alpha: Estimate
+    length: Estimate
+    shifted: Estimate
+    sound: bool | None
+    positions: int
+    texts: int
+    seconds: float
+
+
+def read_alpha(
+    target: Any, drafter: Any, texts: Iterable[tuple[Sequence[int], int]], gamma: int, own: bool
+) -> TeacherForced:
+    """beta at each position of texts, each given with the position that it is scored from, by the stock modules of two
+    `LanguageModel`s, and the control: no cache, no executor and no loop of ours takes part. Raises ValueError if
+    no text can be scored. For the length with drafts of gamma tokens, a text that is the target's `own` says which
+    guess was taken: x, drawn from p, was an accepted guess with probability min(1, q(x) / p(x)). Of another text only
+    beta is known."""
+    import torch
+
+    from specbench.models.reference_forward import FinishedText
+    from specbench.run.readers import distribution
+
+    clock, rows = time.perf_counter(), []
+    with torch.inference_mode():
+        for tokens, begin in texts:
+            read = tokens[: min(target.context, drafter.context)]
+            text = FinishedText(read[:begin], read[begin:])
+            if len(text.ids) < 2:  # the control needs a next position
+                continue
+            p, q = (distribution(text.scores(model), model.sampling) for model in (target, drafter))
+            alpha, shifted = (float(torch.minimum(of, q[: len(of)]).sum()) for of in (p, p[1:]))
+            p_x, q_x = (of[torch.arange(len(of)), text.ids] for of in (p, q))
+            accepts = (q_x / p_x.clamp(min=1e-300)).clamp(max=1) if own else torch.minimum(p, q).sum(-1)
+            rounds, kept = expected_rounds(accepts.tolist(), gamma)
+            rows.append((float(len(p)), len(p) - 1.0, rounds, kept, alpha, shifted))
+    if not rows:
+        raise ValueError("no text can be scored: each needs two tokens at least, behind a prompt that fits")
+    columns = dict(zip(("positions", "pairs", "rounds", "kept", "alpha", "shifted"), np.array(rows).T, strict=True))
+
+    def means(s: Sums) -> dict[str, Any]:
+        alpha, shifted = s["alpha"] / s["positions"], s["shifted"] / s["pairs"]
+        return {"alpha": alpha, "shifted": shifted, "apart": shifted - alpha, "length": s["kept"] / s["rounds"]}
+
+    found = estimates(columns, range(len(rows)), means, log=False)
+    apart = found["apart"]
+    sound = None if apart.stderr is None else abs(apart.value or 0.0) > CLEAR * apart.stderr
+    positions, seconds = round(columns["positions"].sum()), time.perf_counter() - clock
+    return TeacherForced(found["alpha"], found["length"], found["shifted"], sound, positions, len(rows), seconds)
+
+
+def expected_rounds(accepts: Sequence[float], gamma: int) -> tuple[float, float]:
+    """The expected number of rounds of gamma guesses that end in a text, and of the tokens that they keep.
+    accepts[i] is the probability that the guess of token i is accepted, where there is one."""
+    place = np.eye(gamma + 1)[0]  # how likely the next token is x_1 .. x_gamma of its round, or the bonus token
+    rounds = 0.0
+    for accepted in accepts:
+        ends = place[-1] + (1 - accepted) * place[:-1].sum()
+        place = np.append(ends, accepted * place[:-1])
+        rounds += ends
+    return rounds, len(accepts) - float(place @ np.arange(gamma + 1))
+
+
+def length_of(run: "Run") -> Estimate:
+    """Tokens per target call of a run, whose drafter need not be a model."""
     found, prompts = run.results["block_efficiency"], run.results["counts"]["prompts"]
     if found["stderr"] is None or prompts < FEWEST:
         return Estimate(found["mean"])
@@ -111,7 +179,7 @@ def length_of(run: "Run") -> "Estimate":
     return Estimate(found["mean"], found["stderr"], (found["mean"] - half, found["mean"] + half))
 
 
-def agreement(length: "Estimate", reported: Decimal) -> bool | None:
+def agreement(length: Estimate, reported: Decimal) -> bool | None:
     """Whether the interval of the length holds what an engine reported, as far as its digits go; None without an
     interval. Prints the answer."""
     from specbench.measure.claim import Figure
@@ -130,7 +198,7 @@ def agreement(length: "Estimate", reported: Decimal) -> bool | None:
     return agrees
 
 
-def show(found: "TeacherForced", run: "Run | None", gamma: int) -> None:
+def show(found: TeacherForced, run: "Run | None", gamma: int) -> None:
     """Prints the table and what it means."""
     import pandas as pd
 

@@ -15,9 +15,8 @@ from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Sampling
 from specbench.errors import ConfigError
 from specbench.measure.intervals import Estimate
-from specbench.measure.target_text import expected_rounds
 from specbench.report.files import read_run
-from specbench.run.alpha import agreement, length_of, main, measure
+from specbench.run.alpha import agreement, expected_rounds, length_of, main, measure
 
 CURVE = {1: 1.84, 2: 2.51, 3: 3.01, 4: 3.36, 5: 3.61}
 LENGTHS = "".join(f"    {k}: {length:.2f}\n" for k, length in CURVE.items())

@@ -8,9 +8,10 @@ import torch
 from decoder_cases import V, make_drafter, tabular_model
 
 from specbench.decoding.sampling import Sampling
-from specbench.measure import target_text
-from specbench.measure.target_text import read_alpha, read_target_text
 from specbench.models.reference_forward import FinishedText
+from specbench.run import readers
+from specbench.run.alpha import read_alpha
+from specbench.run.readers import read_target_text
 
 PROMPT, NEW = [3, 7, 1, 4], [2, 9, 5, 5, 1, 0, 8]
 
@@ -61,8 +62,8 @@ def test_the_control_differs_from_alpha(sound: bool, tables: Any, monkeypatch: A
     """Where the same p stands at every position, p of the next one gives alpha too, and nothing is shown."""
     target, drafter = tabular_model(tables.target, Sampling()), tabular_model(tables.similar, Sampling())
     if not sound:
-        read = target_text.distribution
-        monkeypatch.setattr(target_text, "distribution", lambda *given: read(*given).mean(0).expand(40, V))
+        read = readers.distribution
+        monkeypatch.setattr(readers, "distribution", lambda *given: read(*given).mean(0).expand(40, V))
     rng = np.random.default_rng(0)
     texts = [([*PROMPT, *rng.integers(0, V, 40).tolist()], len(PROMPT)) for _ in range(12)]
     found = read_alpha(target, drafter, texts, 3, False)
