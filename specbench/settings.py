@@ -9,6 +9,8 @@ import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import hydra
@@ -25,6 +27,8 @@ MOST_BEAMS = 64  # w of a beam search
 LARGEST_GAMMA = 1000  # guesses of a draft, one after another
 LARGEST_SEED = 2**32 - 1  # of numpy; torch takes larger ones
 UNLIMITED_CONTEXT = 2**31 - 1  # tokens: of a model whose positions have no end, such as T5
+SHIPPED = Path(__file__).resolve().parent / "shipped"  # the models that come with the package
+PACKAGE = "package:"
 # Types and bounds of a JSON schema.
 WORDS = {"integer": "an integer", "number": "a number", "boolean": "true or false", "string": "a text", "null": "null",
          "object": "a mapping of keys to values", None: "any value"}  # fmt: skip
@@ -42,6 +46,17 @@ Temperature = Annotated[float, AfterValidator(_zero_or_more_than_a_thousandth)]
 TopK = Annotated[int, Field(ge=0, le=10**9)]
 TopP = Annotated[float, Field(ge=1e-6, le=1)]
 Lenience = Annotated[float, Field(ge=1e-6, le=1)]  # of p / l
+
+
+def place_of(path: str) -> str:
+    """A path as it is; `shipped:NAME` is a file or folder that comes with specbench, `package:NAME/FILE` a file of an
+    installed Python package, which is not imported."""
+    if path.startswith(PACKAGE):
+        name, _, file = path.removeprefix(PACKAGE).partition("/")
+        found = find_spec(name) if name.isidentifier() else None
+        folders = found and found.submodule_search_locations
+        return str(Path(folders[0], file)) if folders else path
+    return str(SHIPPED / path.removeprefix("shipped:")) if path.startswith("shipped:") else path
 
 
 class BaseSettings(BaseModel):

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from specbench.data.files import SHIPPED
+from specbench.settings import SHIPPED
 
 SIZES = dict(vocab_size=4160, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
              max_position_embeddings=2048, initializer_range=0.5)  # fmt: skip

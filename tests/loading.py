@@ -9,8 +9,8 @@ import copy
 
 import transformers
 
-from specbench.data.files import SHIPPED
 from specbench.models import load
+from specbench.settings import SHIPPED
 
 make_tokenizer = transformers.AutoTokenizer.from_pretrained
 read_weights, ask_for_trees = load._read_weights, load.reads_trees

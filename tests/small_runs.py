@@ -18,12 +18,12 @@ import specbench.run.run
 from specbench.config.build import build
 from specbench.config.check import check
 from specbench.config.compose import conf_dir
-from specbench.data.files import SHIPPED
 from specbench.data.stdlib import StdlibData
 from specbench.run.evaluate import Fields
 from specbench.run.jobs import Job
 from specbench.run.run import Group, execute
 from specbench.run.session import Session
+from specbench.settings import SHIPPED
 
 
 def composed(*overrides: str):

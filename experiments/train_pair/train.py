@@ -32,8 +32,8 @@ from transformers import (
     set_seed,
 )
 
-from specbench.data.files import SHIPPED
 from specbench.data.stdlib import read_modules
+from specbench.settings import SHIPPED
 
 Losses = dict[str, float]  # a line of the Trainer's log
 SEED = 0

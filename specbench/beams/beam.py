@@ -9,7 +9,7 @@ from pydantic import Field
 
 from specbench.beams.decode import FoundBeams, decode_beams
 from specbench.beams.search import MOST_UNUSED, BeamRules
-from specbench.config.decoding import Decoding
+from specbench.config.compose import Decoding
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import EncoderInput, Sequence
 from specbench.errors import ConfigError

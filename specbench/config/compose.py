@@ -1,4 +1,4 @@
-"""The settings of a run, and how configurations are composed; what Hydra does not accept becomes one sentence.
+"""The settings of a run, what it decodes, and how configurations are composed.
 
 Each group's YAML in `conf/` names its class with Hydra's `_target_`; the class has its settings as a nested pydantic
 model. A new component is one .py and one .yaml; a new scalar is one field here and one line in `conf/config.yaml`.
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
@@ -20,9 +20,20 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from pydantic import Field
 
-from specbench.data.files import PACKAGE, place_of
-from specbench.errors import ConfigError, first_line, shown, unknown, visible
-from specbench.settings import LARGEST_GAMMA, LARGEST_SEED, MOST_BEAMS, BaseSettings, Lenience, Temperature, TopK, TopP
+from specbench.errors import ConfigError, shown, unknown, visible
+from specbench.settings import (
+    LARGEST_GAMMA,
+    LARGEST_SEED,
+    MOST_BEAMS,
+    PACKAGE,
+    BaseSettings,
+    Component,
+    Lenience,
+    Temperature,
+    TopK,
+    TopP,
+    place_of,
+)
 
 # Groups of `conf/`, with the base class of their options: imported when needed, since most load torch.
 GROUPS = {
@@ -30,7 +41,7 @@ GROUPS = {
     "drafter": "specbench.drafters.base.Drafter",
     "gamma_policy": "specbench.policies.base.GammaPolicy",
     "verifier": "specbench.verifiers.base.Verifier",
-    "decoding": "specbench.config.decoding.Decoding",
+    "decoding": "specbench.config.compose.Decoding",
     "lenience_policy": "specbench.policies.base.LeniencePolicy",
     "cache": "specbench.cache.slots.SlotCache",
     "executor": "specbench.executors.base.Executor",
@@ -90,6 +101,28 @@ class RunConfig(BaseSettings):
         return [text.replace("\\n", "\n").replace("\\t", "\t") for text in self.stop]
 
 
+class Decoding(Component):
+    """A text that is sampled from the standardized distribution (section 2.2): by Algorithm 1, and plainly by one draw
+    per target call. A subclass that decodes otherwise has `samples` False, and `decode`, `read` and `results` as
+    `beams.beam.BeamDecoding` has them."""
+
+    samples: ClassVar[bool] = True
+    generate_settings: tuple[str, ...] = ()  # settings of transformers' generation_config that it applies
+
+    @classmethod
+    def target_tokens(cls, settings: Any, nodes: int, gamma: int) -> int:
+        """The most tokens that a target call reads, for drafts of at most `nodes` guesses and `gamma` levels."""
+        return nodes + 1
+
+    @classmethod
+    def spare(cls, settings: Any, nodes: int, gamma: int, new_tokens: int) -> int:
+        """Cache columns that a request may need beyond its limit, with `new_tokens` new tokens at most."""
+        return nodes + 1
+
+    def refuse_models(self, models: Sequence[Any]) -> None:
+        """Raises ConfigError if it cannot decode with these models, the target first, which are loaded."""
+
+
 def conf_dir() -> Path:
     """The folder `conf/`: beside the package in a checkout, inside it in an installed wheel."""
     package = Path(__file__).resolve().parents[1]
@@ -139,6 +172,8 @@ def refuse_no_overrides(words: Sequence[str], options: Iterable[str] = ()) -> No
             raise ConfigError(f"{key}={shown(value)} is not allowed: it must be the name of a folder")
         if not key.startswith("--") or any(option.startswith(key) for option in options):
             continue
+        from specbench.config.mistakes import known_keys
+
         name = key[2:].replace("-", "_")
         if name not in (keys := known_keys(words)):
             raise unknown(name, keys, "setting (settings are given without --, as gamma=4)")
@@ -155,61 +190,9 @@ def explained(overrides: Sequence[str]) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:  # its composition fails with errors of any class
+        from specbench.config.mistakes import explain
+
         raise ConfigError(explain(error, overrides)) from error
-
-
-def explain(error: BaseException, overrides: Sequence[str] = (), keys: Iterable[str] | None = None) -> str:
-    """A mistake that Hydra or OmegaConf found while composing these overrides, as one sentence. `keys` are those that
-    can be set, if not those of a run."""
-    text = str(error)
-    if found := re.search(r"ConfigError raised while resolving interpolation: (.*)", text):  # by one of our resolvers
-        return found[1]
-    if found := re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text):
-        key = found[1] or found[2]
-        group, _, name = key.rpartition(".")
-        own = dict(override.partition("=")[::2] for override in overrides).get(group)
-        what = (f"setting of {group}={own}" if own else f"setting of the chosen {group}") if group else "setting"
-        every = [*(known_keys(overrides) if keys is None else keys)]
-        elsewhere = [known for known in every if known == name or known.endswith(f".{key}")]
-        return str(unknown(key, (known for known in every if known.rpartition(".")[0] == group), what, elsewhere))
-    if found := re.search(r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':\n((?:\t.*\n?)*)", text):
-        group, option, options = found[1], found[2], found[3].split()
-        return str(unknown(f"{group}={option}", (f"{group}={name}" for name in options), "choice"))
-    if found := re.search(r"Ambiguous value for argument '(.*?)'\n", text):
-        return (
-            f"{shown(found[1])} has several values: python -m specbench -m makes a run of each, python -m "
-            "specbench.compare also compares them"
-        )
-    if override := getattr(error, "override", None):
-        key, _, value = str(override).partition("=")
-        hint = f"; a value with = in it needs quotes: '{key}=\"{value}\"'" if "=" in value else ""
-        return f"{shown(override)} is not an override that Hydra can read: {first_line(error)}{hint}"
-    where = getattr(error, "full_key", None) or "hydra."
-    if where.startswith("hydra.") and overrides:  # a folder's name holds all overrides
-        where = shown(", ".join(override for override in overrides if not override.startswith("-")))
-    return f"{where} is not possible: {first_line(error)} (see python -m specbench --help)"
-
-
-def known_keys(overrides: Sequence[str]) -> list[str]:
-    """Every key that can be set, given the options chosen by these overrides: for "did you mean" in errors."""
-    config: Any = OmegaConf.to_container(OmegaConf.load(conf_dir() / "config.yaml"))
-    chosen: dict[str, str] = {}
-    for entry in config["defaults"]:
-        chosen |= entry if isinstance(entry, dict) else {}
-    chosen |= dict(override.split("=", 1) for override in overrides if "=" in override)
-    keys = [*RunConfig.model_fields, *GROUPS, "experiment"]
-    for group in GROUPS:
-        file = conf_dir() / group / f"{chosen[group]}.yaml"
-        keys += [f"{group}.{key}" for key in option_file(file) if key not in ("_target_", "defaults")]
-    return keys
-
-
-def option_file(file: Path) -> dict[str, Any]:
-    """What an option's file says, with the files of its group that it begins with; empty if there is none."""
-    own: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
-    names = [name for name in own.get("defaults", ()) if isinstance(name, str) and name != "_self_"]
-    before = [option_file(file.with_name(f"{name}.yaml")) for name in names]
-    return {key: value for each in (*before, own) for key, value in each.items()}
 
 
 def fields(override_dirname: str) -> str:

@@ -1,31 +1,16 @@
-"""Files that a run reads, and where they lie: text, and JSON objects, one a line, plain or gzipped."""
+"""Files that a run reads: text, and JSON objects, one a line, plain or gzipped."""
 
 import gzip
 import json
 import os
 import zlib
 from collections.abc import Iterator
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from specbench.errors import AbsentError, ConfigError, first_line, shown
 
-SHIPPED = Path(__file__).resolve().parents[1] / "shipped"  # the models that come with the package
-PACKAGE = "package:"
 LINES = "a file of JSON objects, one a line (.jsonl or .jsonl.gz)"
 TEXT = "a text file in UTF-8"
-
-
-def place_of(path: str) -> str:
-    """A path as it is; `shipped:NAME` is a file or folder that comes with specbench, `package:NAME/FILE` a file of an
-    installed Python package, which is not imported."""
-    if path.startswith(PACKAGE):
-        name, _, file = path.removeprefix(PACKAGE).partition("/")
-        found = find_spec(name) if name.isidentifier() else None
-        folders = found and found.submodule_search_locations
-        return str(Path(folders[0], file)) if folders else path
-    return str(SHIPPED / path.removeprefix("shipped:")) if path.startswith("shipped:") else path
 
 
 def need_file(path: str, key: str, what: str = LINES) -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from pydantic import Field
 
-from specbench.data.files import TEXT, need_file, place_of, read_text
+from specbench.data.files import TEXT, need_file, read_text
 from specbench.data.prompts import Data, Prompt
 from specbench.data.records import check_template, fill, label_of
 from specbench.errors import ConfigError
-from specbench.settings import BaseSettings
+from specbench.settings import BaseSettings, place_of
 
 ENDINGS = (".txt", ".md", ".text")  # of the files that are read in a folder
 

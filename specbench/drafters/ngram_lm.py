@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specbench.data.files import place_of, read_text
+from specbench.data.files import read_text
 from specbench.data.stdlib import read_modules
 from specbench.decoding.draft import Draft
 from specbench.decoding.noise import PROPOSAL, uniforms
@@ -19,6 +19,7 @@ from specbench.drafters.base import Drafter, OwnSampling
 from specbench.drafters.lookup_base import CountDrafter
 from specbench.models.language_model import LanguageModel
 from specbench.models.load import Context
+from specbench.settings import place_of
 
 
 class RandomDrafter(Drafter):

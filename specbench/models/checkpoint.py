@@ -17,11 +17,11 @@ from huggingface_hub.utils._validators import validate_repo_id
 from torch import Tensor, nn
 from transformers.utils.hub import cached_file
 
-from specbench.data.files import place_of
 from specbench.errors import AbsentError, ConfigError, shown
 from specbench.executors.machine import cache_dir, out_of_memory
 from specbench.models.hub import hub_answers
 from specbench.models.sizes import plain_parts
+from specbench.settings import place_of
 
 LONGEST_REASON = 240  # characters of a library's message
 INDEX = {"model.safetensors": "model.safetensors.index.json", "pytorch_model.bin": "pytorch_model.bin.index.json"}

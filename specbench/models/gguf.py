@@ -13,9 +13,9 @@ import torch
 import transformers
 from filelock import FileLock
 
-from specbench.data.files import place_of
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import WHOLE, local_path, reading, refuse_incomplete
+from specbench.settings import place_of
 
 NEEDED = ("gguf", "accelerate", "psutil")  # accelerate needs the last one
 ROPE = "rope_freqs.weight"  # Llama 3's scaling of rotary frequencies, which transformers does not read

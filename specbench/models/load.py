@@ -16,7 +16,6 @@ from pydantic import Field
 from transformers import PretrainedConfig, PreTrainedModel
 
 from specbench.cache.slots import SlotCache
-from specbench.data.files import SHIPPED
 from specbench.decoding.sampling import Sampling
 from specbench.errors import ConfigError, unknown
 from specbench.executors.base import Executor
@@ -25,7 +24,7 @@ from specbench.models.attention_mask import refuse_unknown_kinds
 from specbench.models.language_model import LanguageModel
 from specbench.models.reference_forward import reads_trees
 from specbench.models.sizes import HALVES, ModelSize, loader_of, without_memory
-from specbench.settings import BaseSettings
+from specbench.settings import SHIPPED, BaseSettings
 
 # Of a shape, which transformers reads but has no field for.
 OTHER_NAMES = ("rope_theta", "rope_scaling", "decoder_start_token_id", "tie_word_embeddings")

@@ -23,7 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from specbench import BEGUN, __version__
-from specbench.config.compose import conf_dir, explain, refuse_no_overrides
+from specbench.config.compose import conf_dir, refuse_no_overrides
 from specbench.errors import CommandError, ConfigError, answering, comes_from, first_line, stop
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ def refused_by_hydra(error: Exception) -> NoReturn:
     if isinstance(cause, OSError) and not isinstance(cause, HydraException):  # some of Hydra's own are OSErrors too
         where = f"{cause.filename} cannot be used" if cause.filename else "a file cannot be read or written"
         stop(f"{where} ({cause.strerror or cause}): choose another folder with hydra.run.dir=D or name=NAME", 2)
+    from specbench.config.mistakes import explain
+
     stop(explain(error, sys.argv[1:]), 2)
 
 

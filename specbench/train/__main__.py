@@ -11,7 +11,8 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from specbench.config.compose import conf_dir, explain
+from specbench.config.compose import conf_dir
+from specbench.config.mistakes import explain
 from specbench.errors import ConfigError, comes_from, stop, visible
 
 

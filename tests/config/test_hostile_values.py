@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from specbench.config.check import base_of
-from specbench.config.compose import GROUPS, RunConfig, conf_dir, explain, option_file
+from specbench.config.compose import GROUPS, RunConfig, conf_dir
+from specbench.config.mistakes import explain, option_file
 from specbench.data.records import check_template, fill
 from specbench.errors import ConfigError, visible
 from specbench.settings import BaseSettings, chosen, validate

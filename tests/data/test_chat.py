@@ -9,9 +9,9 @@ from transformers import AutoTokenizer
 
 from specbench.config.check import check
 from specbench.data.chat import template_name
-from specbench.data.files import SHIPPED
 from specbench.data.prompts import Prompt, Request, load, notes_on_prompts, render
 from specbench.errors import ConfigError
+from specbench.settings import SHIPPED
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}<answer>"
 PARTS = "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{{ p['text'] }}{% endfor %}{% endfor %}<answer>"

@@ -6,10 +6,10 @@ import pytest
 from choosing import slow_unless
 from small_runs import composed, parts_of, run
 
-from specbench.data.files import place_of
 from specbench.data.prompts import load
 from specbench.data.text import UnconditionalData
 from specbench.drafters.ngram_lm import training_tokens
+from specbench.settings import place_of
 
 DATA = {"ende": "ParallelData", "unconditional": "UnconditionalData"}
 TASKS = {"ende": "ende", "bytes": "unconditional"}
