@@ -48,7 +48,7 @@ GROUPS = {
     "data": "specbench.data.prompts.Data",
     "workload": "specbench.policies.workload.Workload",
     "peers": "specbench.peers.Peers",
-    "logger": "specbench.report.loggers.Logger",
+    "logger": "specbench.report.files.Logger",
 }
 # Settings that no number depends on: a finished run that differs in these alone is not repeated.
 LABELS = ("name", "logger", "force", "strict", "experiment")

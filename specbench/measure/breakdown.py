@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 
 from specbench.measure import formulas
-from specbench.measure.intervals import Estimate, Sums
 from specbench.measure.record import Record, Text
-from specbench.measure.rounds import ACCEPTED_OF, BETA_AT, TESTED_AT, Sample, finished
+from specbench.measure.sums import ACCEPTED_OF, BETA_AT, TESTED_AT, Estimate, Sample, Sums, finished
 
 PERCENTILES = (50, 90, 99)
 METHODS = ("speculative", "baseline")

@@ -19,9 +19,8 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from specbench import theory
 from specbench.errors import ConfigError, first_line, unknown
-from specbench.measure.intervals import student
 from specbench.measure.record import Number, Record, Some, refused
-from specbench.measure.rounds import finished
+from specbench.measure.sums import finished, student
 
 Answer = Literal["consistent", "inconsistent", "cannot tell"]
 EXACT = 1e-6  # relative difference of what follows from tokens alone, with the same settings at temperature 0

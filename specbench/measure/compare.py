@@ -8,9 +8,8 @@ from typing import Any
 import pandas as pd
 
 from specbench.measure import formulas
-from specbench.measure.intervals import FEWEST, Estimate, Sums, estimates, student_tail
 from specbench.measure.record import Record
-from specbench.measure.rounds import Sample, prompts_frame
+from specbench.measure.sums import FEWEST, Estimate, Sample, Sums, estimates, prompts_frame, student_tail
 
 LEVEL = 0.05  # of all tests of one comparison together
 

@@ -1,4 +1,4 @@
-"""Every rate of a run as a formula of its sums over requests, which are numbers or arrays by name (`measure/rounds`).
+"""Every rate of a run as a formula of its sums over requests, which are numbers or arrays by name (`measure/sums`).
 
 c, v and o are in units of a single-token target step: a drafter step, the target's call of a round, and the rest.
 """
@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specbench.measure.intervals import Sums
-from specbench.measure.rounds import OWN_SECONDS, OWN_TOKENS, PEER_SECONDS, PEER_TOKENS
+from specbench.measure.sums import OWN_SECONDS, OWN_TOKENS, PEER_SECONDS, PEER_TOKENS, Sums
 from specbench.theory import expected_tokens
 
 NEARLY_ONE = 1 - 1e-9  # equation 1 is continuous at alpha = 1, where it divides by 0

@@ -15,8 +15,8 @@ from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.state import State
 from specbench.decoding.timer import Stage
 from specbench.decoding.verify import dense, output_distribution
-from specbench.measure.intervals import Floats
 from specbench.measure.record import Rounds
+from specbench.measure.sums import Floats
 from specbench.verifiers.base import Verifier
 
 NUMBERS = ("tv", "kl", "bound")  # how far the output distribution of a lossy verifier is from p

@@ -12,9 +12,8 @@ import numpy as np
 
 from specbench import theory
 from specbench.measure import breakdown, formulas
-from specbench.measure.intervals import FEWEST
 from specbench.measure.record import SCHEMA_VERSION, Facts, Record
-from specbench.measure.rounds import Sample, finished, prompts_frame, rounds_without_room
+from specbench.measure.sums import FEWEST, Sample, finished, prompts_frame, rounds_without_room
 from specbench.measure.verdict import judge
 
 STEADY = 0.15  # relative change of plain decoding's pace over a run above which a note says so

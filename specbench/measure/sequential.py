@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specbench.measure.intervals import Floats
 from specbench.measure.recorder import Draws, Guess
+from specbench.measure.sums import Floats
 
 LEVEL = 1 / 200  # the probability that an exact run fails is at most this
 FOUND = 1.28  # standard deviations below the mean that nine of ten values exceed

@@ -21,8 +21,8 @@ from specbench.decoding.sampling import Sampling
 from specbench.measure import sequential
 from specbench.measure.record import Facts, Reading, Record
 from specbench.measure.recorder import Draws
-from specbench.measure.rounds import finished
 from specbench.measure.sequential import Kept, Readings
+from specbench.measure.sums import finished
 from specbench.models.reference_forward import FinishedText
 
 MEAN_SHARE = 0.25  # of what rounding explains at most, the mean total variation may reach this

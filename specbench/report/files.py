@@ -1,7 +1,7 @@
-"""The files of a finished run: results.json, rounds.parquet, page.html; and how they are read again."""
+"""What a run leaves: results.json, rounds.parquet, page.html, how they are read again, and what else follows it."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 
 from specbench.errors import ConfigError
 from specbench.measure.record import Record, content, read
+from specbench.settings import Component
 
 RESULTS, RECORDS, ROUNDS, PAGE = "results.json", "prompts.jsonl", "rounds.parquet", "page.html"
 CONFIG = "config.yaml"
@@ -81,3 +82,31 @@ def labels_of(overrides: Sequence[Sequence[str]]) -> list[str]:
         if not any(value[:1] in "-+.0123456789" for value in values):
             return values
     return [", ".join(words) or "default" for words in own]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What is known of a run before it decodes."""
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]  # every setting, resolved
+    choices: Mapping[str, str]  # the option that was chosen in each group
+    kind: str = "run"  # or "job" of a sweep, "method" of a comparison, "repeats"
+
+
+class Logger(Component):
+    """What follows a run; the option `none` leaves only its files. Others never hold the only copy of anything; an
+    error in `open` stops the run before it decodes, one in any other method loses no results."""
+
+    def open(self, opening: Opening) -> None:
+        """Called before decoding begins."""
+
+    def progress(self, record: Record) -> None:
+        """Called with the record of each request, when its line is written."""
+
+    def finish(self, run: Run) -> None:
+        """Called when all files are written."""
+
+    def abandon(self, status: str) -> None:
+        """Called instead of `finish` if the run ends without results: "interrupted" or "failed"."""

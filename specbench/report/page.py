@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from specbench.errors import visible
 from specbench.measure.record import Record
-from specbench.measure.rounds import rounds_frame
+from specbench.measure.sums import rounds_frame
 from specbench.report import files, tables
 from specbench.report.files import Run
 from specbench.report.terminal import baseline_strength, speedup_sentence, verdict_and_prediction

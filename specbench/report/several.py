@@ -90,6 +90,12 @@ def compared_headline(rows: Sequence[Mapping[str, Any]]) -> str:
     return sentence + (f"; not distinguished from {alike} of the others" if alike else "")
 
 
+def sweep_headline(runs: Sequence[Run]) -> str:
+    """The run with the largest speedup."""
+    speedups = [(run.label, run.results["speedup"]) for run in runs]
+    return fastest([(label, own["measured"], own["ci95"]) for label, own in speedups], "runs")
+
+
 def fastest(rows: Sequence[tuple[str, float | None, Sequence[float] | None]], what: str) -> str:
     """Which of several measured speedups of `what`, given with their names and intervals, is the largest that is shown
     to be a gain; the largest of all if none is."""
@@ -104,7 +110,7 @@ def fastest(rows: Sequence[tuple[str, float | None, Sequence[float] | None]], wh
 def sweep_page(runs: Sequence[Run], title: str) -> str:
     """The page of several runs."""
     rows = [(run.label, s["measured"], s["ci95"], s["theorem_3_8"]) for run in runs if (s := run.results["speedup"])]
-    answers = fastest([row[:3] for row in rows], "runs"), verdicts(runs)
+    answers = sweep_headline(runs), verdicts(runs)
     drawn = {"Speedup": speedups(rows), "Speedup by setting": sweep_lines(runs)}
     shown = {"Runs": runs_table(runs), "By category": tables.by_category(runs)}
     notes = ["Jobs of a sweep run at different times: python -m specbench.compare decodes each prompt by all in turn."]

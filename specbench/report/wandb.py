@@ -10,8 +10,7 @@ from pydantic import Field
 
 from specbench.errors import ConfigError, installing, shown
 from specbench.measure.record import Record
-from specbench.report.files import PAGE, Run
-from specbench.report.loggers import Logger, Opening
+from specbench.report.files import PAGE, Logger, Opening, Run
 from specbench.settings import BaseSettings
 
 EXIT_CODES = {"complete": 0, "interrupted": 130, "failed": 1}
@@ -47,7 +46,7 @@ class WandbLogger(Logger):
     def __init__(self, mode: str, project: str, entity: str | None, tags: list[str]):
         # Without tags they are those of WANDB_TAGS.
         self.settings: dict[str, Any] = {"mode": mode, "project": project, "entity": entity, "tags": tags or None}
-        self.sums: dict[str, float] = {}  # of all requests so far, by the names of `measure.rounds.sums_of`
+        self.sums: dict[str, float] = {}  # of all requests so far, by the names of `measure.sums.sums_of`
         self._run: Any = None
 
     def open(self, opening: Opening) -> None:
@@ -72,7 +71,7 @@ class WandbLogger(Logger):
             self._run.define_metric(keys, step_metric=step, summary="none")
 
     def progress(self, record: Record) -> None:
-        from specbench.measure.rounds import finished, sums_of
+        from specbench.measure.sums import finished, sums_of
 
         if not finished([record]):
             return

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specbench.errors import ConfigError, answering, shown
-from specbench.measure.intervals import FEWEST, Estimate, Sums, estimates, student
+from specbench.measure.sums import FEWEST, Estimate, Sums, estimates, student
 
 if TYPE_CHECKING:
     from specbench.config.build import Parts

@@ -23,8 +23,7 @@ from specbench.executors import waiting
 from specbench.measure.record import Facts, Record
 from specbench.measure.results import facts_of, results
 from specbench.report import files, terminal
-from specbench.report.files import Run
-from specbench.report.loggers import Logger, Opening
+from specbench.report.files import Logger, Opening, Run
 from specbench.report.page import write_run
 from specbench.run.jobs import Job, finished, locked, settings
 from specbench.settings import Choice

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
@@ -145,30 +144,13 @@ class Sweep(Callback):
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
-        self.folder = Path()
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Checks every job, so that a mistake in the last one is not found after hours of the others."""
-        from specbench.run.jobs import jobs_of
+        from specbench.run import sweep
 
-        self.folder = Path(config.hydra.sweep.dir)
-        try:
-            if not config.hydra.sweeper._target_.endswith(".BasicSweeper"):
-                raise ConfigError("hydra/sweeper must be basic: all jobs are known before the first one begins")
-            self.jobs = jobs_of(config, GlobalHydra.instance().config_loader(), self.folder)
-        except ConfigError as error:  # Hydra would only warn of it
-            stop(str(error), 2)
-        except Exception as error:  # likewise
-            log.info("the sweep was not begun", exc_info=error)
-            stop(f"the sweep cannot begin ({first_line(error)})", 1)
+        self.jobs = sweep.begin(config)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        from specbench.run.jobs import summarise
+        from specbench.run import sweep
 
-        try:
-            sentence, code = summarise(self.jobs, self.folder)
-        except Exception as error:  # Hydra would only warn of it
-            log.exception("no summary")
-            sentence, code = f"the sweep has no summary ({first_line(error)}): its jobs have their results", 1
-        if code:
-            stop(sentence, code)
+        sweep.end(self.jobs, Path(config.hydra.sweep.dir))

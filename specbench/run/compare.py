@@ -24,7 +24,8 @@ from specbench.errors import CommandError, ConfigError, answering, first_line
 from specbench.report import files
 from specbench.report.files import Run, labels_of
 from specbench.run.command import interruptible
-from specbench.run.jobs import HOW, Job, alike, finished, jobs_of
+from specbench.run.jobs import HOW, Job, alike, finished
+from specbench.run.sweep import jobs_of
 
 log = logging.getLogger(__name__)
 

@@ -1,18 +1,15 @@
-"""Jobs, which are runs that are checked and not yet executed: those of a sweep, and whether a folder holds a job's run
-already, or is in use. At the end of a sweep there are a table, summary.csv and a page."""
+"""Jobs, which are runs that are checked and not yet executed, and whether a folder holds a job's run already, or is in
+use."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import filelock
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.config_loader import ConfigLoader
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from specbench.config.compose import DRAFTING, LABELS
 from specbench.errors import ConfigError, VerdictError
@@ -140,49 +137,3 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         lock.release()
         (folder / LOCK).unlink(missing_ok=True)
-
-
-def jobs_of(config: DictConfig, loader: ConfigLoader, folder: Path, kind: str = "job") -> list[Job]:
-    """The checked jobs of a sweep, whose folders are below `folder`. Raises ConfigError if one is not possible."""
-    from specbench.config.compose import explained
-
-    swept = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
-    given: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
-    with explained([*swept, *given]):
-        parsed = OverridesParser.create().parse_overrides([*swept, *given])
-        every = BasicSweeper.split_arguments(parsed, None)[0]
-    jobs = []
-    for number, words in enumerate(every):
-        with explained(words):
-            own = loader.load_sweep_config(config, list(words))
-        with open_dict(own):
-            own.hydra.job.id = own.hydra.job.num = number
-        try:
-            jobs.append(job_of(own, folder / str(own.hydra.sweep.subdir), words, kind))
-        except ConfigError as error:
-            # The sentence names the job, by the words that not all jobs have.
-            name = " ".join(word for word in words if any(word not in others for others in every))
-            if not name or name in str(error):
-                raise
-            raise ConfigError(f"{name}: {error}") from error
-    return jobs
-
-
-def summarise(jobs: Sequence[Job], folder: Path) -> tuple[str, int]:
-    """Prints the table of the finished jobs, and writes summary.csv and the page. Returns a sentence and the exit code:
-    1 if a job has no results, 3 if one with strict=true has no good verdict."""
-    from specbench.report import several
-
-    found = [finished(job.folder, job.checked.resolved) for job in jobs]
-    labels = files.labels_of([job.overrides for job in jobs])
-    runs = [replace(run, label=label) for run, label in zip(found, labels, strict=True) if run is not None]
-    if runs:
-        speedups = [(run.label, run.results["speedup"]) for run in runs]
-        answer = several.fastest([(label, own["measured"], own["ci95"]) for label, own in speedups], "runs")
-        several.answer(answer, several.runs_table(runs), folder)
-        files.write_text(folder / "summary.csv", several.sweep_csv(runs).to_csv(index=False))
-        files.write_text(folder / files.PAGE, several.sweep_page(runs, folder.name))
-    if len(runs) < len(jobs):
-        return f"{len(jobs) - len(runs)} of {len(jobs)} jobs have no results, see run.log in their folders", 1
-    bad = sum(not_shown_lossless(job, run) for job, run in zip(jobs, runs, strict=True))
-    return (f"strict=true: {bad} of {len(jobs)} jobs are not shown to be lossless", 3) if bad else ("", 0)

@@ -23,7 +23,7 @@ from specbench.measure.record import Facts, Record, Status, append, read
 from specbench.measure.results import results
 from specbench.models.language_model import LanguageModel
 from specbench.report import files
-from specbench.report.loggers import Logger, Opening
+from specbench.report.files import Logger, Opening
 from specbench.report.terminal import progress
 from specbench.run.batching import Batch, Requests
 from specbench.run.jobs import Job, alike, decoded_before, locked

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specbench.measure.formulas import speedups
-from specbench.measure.intervals import FEWEST, Sums, by_cluster, estimates, student, student_tail
+from specbench.measure.sums import FEWEST, Sums, by_cluster, estimates, student, student_tail
 
 
 def ratio(s: Sums) -> dict[str, Any]:

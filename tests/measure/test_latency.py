@@ -15,7 +15,7 @@ from specbench.measure.formulas import speedups
 from specbench.measure.record import Record
 from specbench.measure.recorder import drift_of_steps
 from specbench.measure.results import results
-from specbench.measure.rounds import Sample, prompts_frame
+from specbench.measure.sums import Sample, prompts_frame
 
 
 def test_a_request_alone_waits_for_its_prompt_and_its_first_round() -> None:

@@ -11,8 +11,8 @@ from records import facts, plainly, record, records, text_of
 
 from specbench.measure.record import Record
 from specbench.measure.results import facts_of, pace_drift, results
-from specbench.measure.rounds import clusters_of_times, prompts_frame, rounds_frame
 from specbench.measure.schema import FIELDS
+from specbench.measure.sums import clusters_of_times, prompts_frame, rounds_frame
 
 NAMES = [
     *("schema_version", "name", "status", "config", "provenance", "alpha", "alpha_counted", "alpha_on_target_text"),

@@ -14,8 +14,7 @@ from wandb.proto.wandb_internal_pb2 import Record as WandbRecord
 from specbench.config.check import check
 from specbench.errors import ConfigError
 from specbench.report import wandb
-from specbench.report.files import Run
-from specbench.report.loggers import Opening
+from specbench.report.files import Opening, Run
 from specbench.report.wandb import WandbLogger, run_id
 
 CONFIG = {"gamma": 4, "drafter": {"_target_": "specbench.drafters.X", "path": "x"}}

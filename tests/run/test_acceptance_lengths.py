@@ -14,7 +14,7 @@ from specbench.decoding.draft import Draft
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Sampling
 from specbench.errors import ConfigError
-from specbench.measure.intervals import Estimate
+from specbench.measure.sums import Estimate
 from specbench.report.files import read_run
 from specbench.run.alpha import agreement, expected_rounds, length_of, main, measure
 

@@ -6,8 +6,7 @@ from pydantic import Field
 
 from specbench.data.prompts import Data, Prompt
 from specbench.drafters.lookup_base import PointMassDrafter
-from specbench.report.files import Run
-from specbench.report.loggers import Logger
+from specbench.report.files import Logger, Run
 from specbench.settings import BaseSettings
 from specbench.verifiers.base import SpeculativeVerifier
 
