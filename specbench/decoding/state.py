@@ -35,12 +35,10 @@ class State:
     ) -> "State":
         """A state of `rows` idle rows of `width` columns, without requests."""
         tokens = torch.zeros(rows, width, dtype=torch.long, device=device)
-        length, done = tokens.new_zeros(rows), tokens.new_zeros(rows, dtype=torch.bool)
+        length, done = tokens.new_ones(rows), tokens.new_ones(rows, dtype=torch.bool)
         stops = upload(list(stop_tokens), device, torch.long)
         noise = tokens.new_zeros(STREAMS, rows, width)
-        state = State(Rows(tokens, length, length.clone(), done, noise, stops), stop_strings)
-        state.clear()
-        return state
+        return State(Rows(tokens, length, length.clone(), done, noise, stops), stop_strings)
 
     @staticmethod
     def start(

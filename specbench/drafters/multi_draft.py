@@ -39,12 +39,8 @@ class MultiDrafter(Drafter):
         trust_remote_code: bool = False
 
         def models(self) -> Sequence[PretrainedModel.Settings]:
-            common: dict[str, Any] = {
-                "weights": "pretrained",
-                "chat_template": "never",
-                "trust_remote_code": self.trust_remote_code,
-            }
-            return [PretrainedModel.Settings(path=path, **common) for path in self.paths]
+            made = partial(PretrainedModel.Settings, weights="pretrained", chat_template="never")
+            return [made(path=path, trust_remote_code=self.trust_remote_code) for path in self.paths]
 
         def check(self, prefix: str) -> None:
             if not self.paths:

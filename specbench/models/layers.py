@@ -1,7 +1,6 @@
 """Hidden states of a module of transformers while it runs unmodified, and its first layers as a module. B rows, N
 tokens, H hidden."""
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specbench.errors import ConfigError
+from specbench.executors.half_linear import twin_of
 
 
 @contextmanager
@@ -91,19 +91,7 @@ def first_layers(module: PreTrainedModel, count: int) -> PreTrainedModel:
         raise ConfigError(f"drafter.layers={count} is not possible: {error}") from error
     if not 0 < count < len(own):
         raise ConfigError(f"drafter.layers={count} is not allowed: it must be from 1 to {len(own) - 1}")
-    *path, last = next(name for name, part in module.named_modules() if part is own).split(".")
-    view: PreTrainedModel = _view_of(module)
-    part: Any = view
-    for name in path:
-        part._modules[name] = _view_of(part._modules[name])
-        part = part._modules[name]
-    part._modules[last] = own[:count]
-    return view
-
-
-def _view_of(module: Any) -> Any:
-    """A module that shares all its parameters with another one, and whose children can be exchanged."""
-    view = copy.copy(module)
-    view._modules = dict(view._modules)
-    vars(view).pop("forward", None)  # an executor's, which runs the other one
+    path, _, name = next(name for name, part in module.named_modules() if part is own).rpartition(".")
+    view = twin_of(module)
+    view.get_submodule(path).register_module(name, own[:count])
     return view

@@ -17,6 +17,7 @@ from specbench.data.stdlib import read_modules
 from specbench.errors import ConfigError, first_line, installing
 from specbench.executors.machine import pick_device, pick_dtype
 from specbench.models.load import PretrainedModel, load_config, load_module, load_tokenizer
+from specbench.models.sizes import context_of
 from specbench.settings import LARGEST_SEED, BaseSettings, chosen, validate
 from specbench.train.student import Student
 
@@ -91,8 +92,7 @@ def checked_settings(config: DictConfig) -> tuple[Training, Any, Any, Any]:
             f"target.path={target.path} cannot be trained for: it is an encoder-decoder, and python -m specbench.train "
             "needs a target without an encoder; experiments/train_ende trains a drafter of one"
         )
-    longest = getattr(config_of_target.get_text_config(), "max_position_embeddings", None)
-    if longest is not None and scalars.row > longest:
+    if scalars.row > (longest := context_of(config_of_target.get_text_config(), "decoder")):
         raise ConfigError(f"row={scalars.row} is not possible: the context of {target.path} is {longest} tokens")
     if settings.own_model is not None:
         settings.own_model.check("method.")
