@@ -85,10 +85,6 @@ class MedusaDrafter(BlockwiseDrafter):
         size: int = Field(ge=1, le=10_000)
 
     @classmethod
-    def branches(cls, settings: Settings) -> bool:
-        return True
-
-    @classmethod
     def point_masses(cls, settings: Settings) -> bool:
         return True
 

@@ -32,7 +32,7 @@ class ParallelDrafter(Drafter):
 
     @classmethod
     def branches(cls, settings: Any) -> bool:
-        return settings.nodes is not None
+        return cls.trees or settings.nodes is not None
 
     @classmethod
     def point_masses(cls, settings: Any) -> bool:

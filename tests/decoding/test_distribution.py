@@ -48,8 +48,7 @@ from specbench.drafters import hierarchical
 from specbench.drafters.hierarchical import HierarchicalDrafter
 from specbench.models.language_model import LanguageModel
 from specbench.policies.base import FixedGamma, GammaPolicy
-from specbench.policies.heuristic import HeuristicGamma
-from specbench.policies.optimal import AdaptiveGamma
+from specbench.policies.choosing import AdaptiveGamma, HeuristicGamma
 from specbench.policies.stopping import ConfidenceGamma, EntropyGamma
 from specbench.verifiers.base import SpeculativeVerifier
 from specbench.verifiers.trees import IterativeVerifier, MatchVerifier

@@ -13,7 +13,7 @@ from specbench.cache.paged import PagedCache
 from specbench.decoding.scheduler import CacheTooSmallError
 from specbench.decoding.sequence import Sequence
 from specbench.models.language_model import LanguageModel
-from specbench.policies.heuristic import HeuristicGamma
+from specbench.policies.choosing import HeuristicGamma
 from specbench.policies.stopping import ConfidenceGamma
 
 LIKE_OTHERS = (  # in the default run other drafts of their kind stand for these

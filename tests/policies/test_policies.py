@@ -10,8 +10,7 @@ import torch
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.policies.base import FixedGamma
-from specbench.policies.heuristic import HeuristicGamma
-from specbench.policies.optimal import AdaptiveGamma, OptimalGamma
+from specbench.policies.choosing import AdaptiveGamma, HeuristicGamma, OptimalGamma
 from specbench.policies.stopping import ConfidenceGamma, EntropyGamma, root_entropy
 from specbench.theory import expected_tokens, optimal_gamma, walltime_improvement
 

@@ -1,4 +1,5 @@
-"""Policies that maximise Theorem 3.8 with measured costs (section 3.5): one gamma for a run, or one for each round."""
+"""Policies that choose gamma in front of a round: the one that maximises Theorem 3.8 with measured costs (section 3.5),
+for the whole run or anew in each round; and a schedule of transformers."""
 
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ from pydantic import Field
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
 from specbench.policies.base import Costs, VaryingGamma
+from specbench.settings import LARGEST_GAMMA
 from specbench.theory import expected_tokens
 
 
@@ -89,3 +91,28 @@ class AdaptiveGamma(VaryingGamma):
             own.tested = own.tested * keep + tested
             self.accepted += accepted
             self.tested += tested
+
+
+class HeuristicGamma(VaryingGamma):
+    """`heuristic_transient` of transformers' assisted generation: gamma rises by 2 after a round in which every guess
+    was accepted and falls by 1 after any other, between 1 and `largest`. Each request begins at `gamma` and has its
+    own."""
+
+    class Settings(VaryingGamma.Settings):
+        gamma: int = Field(ge=1, le=LARGEST_GAMMA)
+
+    def __init__(self, gamma: int, largest: int):
+        super().__init__(largest)
+        self.first = min(gamma, largest)
+        self.gammas: dict[Sequence | None, int] = {}  # of the requests that have rows
+
+    def next_gamma(self, state: State) -> list[int]:
+        self.sequences = list(state.sequences)
+        self.gammas = {sequence: self.gammas.get(sequence, self.first) for sequence in self.sequences}
+        return [self.gammas[sequence] for sequence in self.sequences]
+
+    def observe(self, drafted: list[int], kept: list[int]) -> None:
+        for sequence, guesses, new in zip(self.sequences, drafted, kept, strict=True):
+            if new:
+                wanted = self.gammas[sequence] + (2 if new == guesses + 1 else -1)
+                self.gammas[sequence] = min(max(wanted, 1), self.largest)
