@@ -92,8 +92,7 @@ class BeamDecoding(Decoding):
         return texts, found, sum(model.cache_bytes() for model in (parts.target, *parts.drafter.models))
 
     def read(self, target: LanguageModel, request: Any, ours: FoundBeams, plain: FoundBeams) -> dict[str, Any]:
-        """What the record of a request keeps: both searches, and the best score by the stock module with how far
-        rounding may move it."""
+        """For a record: both searches, the best score by the stock module, and how far rounding may move it."""
         new = ours.hypotheses[0].tokens
         score, slack = stock_score(target, request.tokens, new, self.rules, request.encoder_input)
         return {"speculative": asdict(ours), "baseline": asdict(plain), "score": score, "tolerance": slack}
@@ -130,8 +129,7 @@ def is_tie(search: dict[str, Any]) -> bool:
 
 def judge(records: abc.Sequence[Record], coarse: bool) -> dict[str, Any]:
     """The verdict: all hypotheses are plain beam search's, or differ by what rounding explains, and each best score is
-    the stock module's. If log p were computed in 16 bits (`coarse`) roundings are too large to tell a tie from an
-    error."""
+    the stock module's. In 16 bits (`coarse`) roundings are too large to tell a tie from an error."""
     searches = [record.search for record in records if record.search is not None]
     best = [(search["speculative"]["hypotheses"][0][1], search["score"], search["tolerance"]) for search in searches]
     wrong = sum(not abs(score - stock) <= slack for score, stock, slack in best)

@@ -109,8 +109,7 @@ def _search(
 
 def recorded(rounds: abc.Sequence[BeamRound], calls: abc.Sequence[Seconds], end: int) -> Rounds:
     """The rounds that yielded tokens of a best text of `end` tokens, with the seconds of their calls. Levels behind its
-    end are not counted, as tokens behind a stop are not; the time of calls behind it is split evenly among the others.
-    """
+    end are not counted, as tokens behind a stop; the time of calls behind it is split evenly among the others."""
     begins = [0, *accumulate(made.levels for made in rounds)][:-1]
     count = sum(begin < end for begin in begins)
     behind = {stage: sum(call.get(stage, 0.0) for call in calls[count:]) / count for stage in DECODING}
@@ -201,7 +200,6 @@ def advance(search: Search, nodes: abc.Sequence[Node], log_p: Tensor) -> tuple[i
 
 
 def drafted(chosen: abc.Sequence[Chosen]) -> list[Node] | None:
-    """The guesses that these continuations are, or None unless all of them were drafted: top_w(M_p) is a part of
-    top_u(M_q)."""
+    """These continuations as guesses; None unless all of them were drafted: top_w(M_p) is a part of top_u(M_q)."""
     found = [node for parent, token in chosen if (node := parent.children.get(token)) is not None]
     return found if len(found) == len(chosen) else None

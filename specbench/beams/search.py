@@ -128,8 +128,7 @@ class TreeReader:
     def __init__(
         self, model: LanguageModel, prompt: Sequence[int], columns: int, encoder_input: EncoderInput | None = None
     ):
-        """Reads an encoder's input, if there is one, and a prompt, all but its last token, into an empty cache of so
-        many columns."""
+        """Reads an encoder's input, if there is one, and a prompt but for its last token, into an empty cache."""
         self.model = model
         model.allocate(1, columns)
         model.open_text(torch.tensor([list(prompt)], device=model.device), len(prompt), columns, encoder_input)
@@ -150,8 +149,7 @@ class TreeReader:
 
     def read(self, nodes: Sequence[Node]) -> Tensor:
         """Reads nodes, parents before their children, whose earlier nodes are in the cache. Returns log p [N, V] of the
-        token after each of them; as in generate(), suppressed tokens have none, and the others are not normalised
-        again."""
+        token after each; as in generate(), suppressed tokens have none, and the others are not normalised again."""
         first = len(self.columns)
         for node in nodes:
             self.place[node] = len(self.columns)

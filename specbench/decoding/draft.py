@@ -89,8 +89,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verifier decided: x_1 .. x_n of the draft are accepted, and t, a recovered or bonus token, follows (the
-    last lines of Algorithm 1)."""
+    """What a verifier decided: x_1 .. x_n are accepted, and t, a recovered or bonus token, follows (Algorithm 1)."""
 
     tokens: Tensor  # [B, D + 1]: x_1 .. x_n, t; columns after these n + 1 are undefined
     accepted: Tensor  # [B], n: the number of accepted guesses
@@ -109,8 +108,7 @@ class Scores:
     logits: Tensor | None = None  # [B, N + 1, V] before the argmax of temperature 0, after the repetition penalty
 
     def hidden_along(self, verdict: Verdict) -> Tensor:
-        """[B, D + 1, H]: the hidden states of the last committed token and of the n accepted guesses; those after them
-        are undefined."""
+        """[B, D + 1, H]: the hidden states of the last committed token and the n accepted guesses, then undefined."""
         assert self.hidden is not None
         if verdict.path is None:
             return self.hidden

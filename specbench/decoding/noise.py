@@ -87,8 +87,7 @@ class Noise:
 
 
 def node_bits(bits: Tensor, length: Tensor, levels: Levels, stream: int = 0) -> Tensor:
-    """Bits [B, N] for the nodes of a tree, from a table [B, T] at the positions that follow length [B]. Another
-    `stream` gives independent bits."""
+    """Bits [B, N] of a tree's nodes, from a table [B, T] behind length [B]; another `stream` has independent ones."""
     depth, number = constant(places_of)(levels, bits.device)
     return sibling_bits(bits.gather(1, length[:, None] + depth - 1), number + stream * STREAM)
 

@@ -50,8 +50,7 @@ class Sampling:
         return _softmax(self.truncate(logits))
 
     def penalize(self, logits: Tensor, seen: Tensor | None) -> Tensor:
-        """Logits [..., V] to logits [..., V] after the repetition penalty on the tokens that `seen` [..., V] marks;
-        unchanged if `seen` is None."""
+        """Logits [..., V] after the repetition penalty on the tokens that `seen` [..., V] marks; None marks none."""
         if self.repetition_penalty == 1 or seen is None:
             return logits
         penalty = self.repetition_penalty

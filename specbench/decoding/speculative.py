@@ -43,8 +43,7 @@ def decode_speculative(
     begin: bool = True,
 ) -> State:
     """Repeats Algorithm 1 until `admit`, which may give rows to requests, returns False; returns the state. For every
-    active row the target's cache must hold all committed tokens but the last. Without `begin` the drafter keeps what it
-    knows."""
+    active row the target's cache must hold all committed tokens but the last. Without `begin` the drafter goes on."""
     drafter.widths = sorted(policy.widths) if target.executor.fixed_shapes else ()  # few shapes to compile or capture
     if begin:
         drafter.begin(state, policy.stop)
@@ -81,8 +80,7 @@ def choose_gamma(policy: "GammaPolicy", state: State, context: int) -> list[int]
 
 
 def propose(drafter: "Drafter", state: State, gamma: list[int]) -> Draft:
-    """The drafter's guesses, at most gamma[b] levels for row b, padded to the width that the drafter's executor
-    wants."""
+    """The drafter's guesses, at most gamma[b] levels for row b, padded to a width that its executor knows."""
     draft = drafter.propose(state, gamma)
     state.drawn = draft.depth
     return draft.padded(drafter.steps([draft.depth])) if draft.is_chain else draft
@@ -122,9 +120,8 @@ def decode_autoregressive(
 ) -> State:
     """Plain decoding, the baseline of every speedup, through the same model, cache, executor, sampler and clock.
 
-    Decodes one token per active row and step until `admit` returns False; returns the state. `admit` may give
-    rows to requests before each step. For every active row, the target's cache must hold all committed tokens but the
-    last."""
+    Decodes one token per active row and step until `admit`, which may give rows to requests, returns False; returns the
+    state. For every active row the target's cache must hold all committed tokens but the last."""
     no_draft = Draft.empty(state.batch_size, state.tokens.device)
     state.drawn = 0
     clock.start()

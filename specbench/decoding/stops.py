@@ -45,8 +45,7 @@ class StopStrings:
         return bool(self.naming) and any(s in self.tokenizer.decode(tokens) for s in self.naming)
 
     def _window(self, tokens: Sequence[int]) -> int:
-        """Where to begin to decode, so that of the text before the new tokens `needed` characters are decoded, and none
-        of them in parts."""
+        """Where to begin to decode, so that `needed` characters before the new tokens are decoded, none in parts."""
         end = len(tokens)
         while end and self._is_piece(tokens[end - 1]):  # new tokens may change what they say
             end -= 1

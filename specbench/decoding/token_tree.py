@@ -103,8 +103,7 @@ class Packed:
 
 def pack(tokens: Tensor, levels: Levels, parent: Tensor, exists: Tensor, most: int | None = None) -> Packed:
     """Packs guesses tokens [B, N] with parents [1 or B, N] into a prefix tree per row (SpecInfer). exists [B, N] says
-    which guesses there are. It is `most` wide or, for None, as wide as the widest row's, which costs a host
-    synchronisation."""
+    which there are. It is `most` wide; None, which costs a host synchronisation, is as wide as the widest row's."""
     B, N = tokens.shape
     nodes = torch.arange(N + 1, device=tokens.device)
     first = torch.zeros(B, N + 1, dtype=torch.long, device=tokens.device)  # by node, the first one of the same text

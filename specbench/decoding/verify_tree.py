@@ -50,8 +50,7 @@ class Walk:
         self.n = self.n + found
 
     def descend(self, kept: Tensor) -> None:
-        """Moves each row down to a node that is kept [B, N + 1], 0 or 1: always to the first child that is kept or has
-        one under it."""
+        """Moves each row to a kept node [B, N + 1], 0 or 1: to the first child that is kept or has one under it."""
         levels = level_slices(self.draft.levels)
         for level in reversed(levels):
             kept = kept.scatter_reduce(1, self.parent[:, level], kept[:, 1:][:, level], "amax")

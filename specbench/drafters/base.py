@@ -54,8 +54,7 @@ class Drafter(Component, ABC):
 
     @classmethod
     def refuse_target(cls, settings: Any, target: Any) -> None:
-        """Raises ConfigError, before a model is loaded, if a checkpoint that the settings name does not fit a target of
-        these settings."""
+        """Raises ConfigError, before a model is loaded, if the checkpoint in the settings does not fit the target's."""
 
     @classmethod
     def estimates(cls, settings: Any) -> bool:
@@ -105,8 +104,7 @@ class OwnSampling(BaseSettings):
     top_p: TopP | None = None
 
     def own(self, context: Context) -> Context:
-        """The run's context with the drafter's own sampling. The output distribution stays p, because guesses are drawn
-        from this q."""
+        """The run's context with the drafter's own sampling. Guesses are drawn from this q, so the output stays p."""
         own = {name: getattr(self, name) for name in OwnSampling.model_fields}
         changed = {name: value for name, value in own.items() if value is not None}
         return dataclasses.replace(context, sampling=dataclasses.replace(context.sampling, **changed))

@@ -34,8 +34,7 @@ class HeadsSettings(PartSettings, OwnSampling):
 
 class BlockwiseDrafter(ParallelDrafter):
     """Draws guess k from the logits of head k on the hidden state from which the last round drew its last token. A
-    draft costs no forward pass of any model. In a row's first round there is no hidden state yet, and nothing is
-    drafted."""
+    draft costs no forward pass of a model. In a row's first round, without a hidden state, nothing is drafted."""
 
     needs_hidden = True
 

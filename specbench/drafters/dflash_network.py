@@ -64,8 +64,7 @@ class DFlashNetwork(nn.Module):
             self.layers = nn.ModuleList(Qwen3DecoderLayer(own, i) for i in range(own.num_hidden_layers))
 
     def context(self, features: Tensor, first: Tensor) -> Tensor:
-        """Keys and values [layers, 2, b, K, n, D] of hidden states [b, n, A * H] of the target, at positions from
-        first [b] on."""
+        """Keys and values [layers, 2, b, K, n, D] of the target's states [b, n, A * H], from position first [b] on."""
         states = self.hidden_norm(self.fc(features))
         angles = self._angles(states, first)
         return torch.stack([torch.stack(self._keys_and_values(layer, states, angles)) for layer in self.layers])

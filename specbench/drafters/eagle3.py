@@ -32,8 +32,7 @@ class Eagle3Model(PairModel):
         self, module: PreTrainedModel, target: LanguageModel, name: str, sampling: Sampling, gamma: int,
         layers: Sequence[int], normed: bool, targets: Tensor | None,
     ):  # fmt: skip
-        """`layers` are those of the target in front of which it reads hidden states; targets [V'] the tokens that it
-        predicts, None for all."""
+        """It reads hidden states in front of the target's `layers`, and predicts tokens targets [V'], or all."""
         super().__init__(module, target, name, sampling, gamma)
         self.features: Any = self.module.features
         self.own_states = () if normed else (self.config.num_hidden_layers,)

@@ -107,8 +107,7 @@ def _of_optimizer(more: Mapping[str, Any], named: str) -> list[int] | None:
 
 
 class FirstLayer(nn.Module):
-    """A decoder layer of transformers that attends with embeddings and hidden states side by side, and adds to the
-    hidden states."""
+    """A decoder layer of transformers that attends with embeddings beside hidden states, and adds to the latter."""
 
     def __init__(self, layer: Any, norm: Callable[[int], nn.Module], config: Eagle3Config):
         super().__init__()
@@ -215,8 +214,7 @@ def load_eagle3(
     path: str, key: str, target: LanguageModel, wanted: list[int] | None
 ) -> tuple[PreTrainedModel, Eagle3Config, Tensor | None]:
     """The module of a checkpoint on the target's device, with the target's embedding and output matrix where it has
-    none of its own; its shape; and the target's token [V'] of each of its tokens, None if they are the same. Raises
-    ConfigError."""
+    none; its shape; the target's token [V'] of each of its tokens, None if they are the same. Raises ConfigError."""
     config, found = inspect(path, key, wanted)
     refuse_unfit(config, f"{key}={path}", target.name, target.config)
     with reading(key, path, WHAT):

@@ -123,8 +123,7 @@ class ModelDrafter(Drafter):
         return Inputs(tokens, first, (), visible)
 
     def catch_up(self, state: State) -> int:
-        """Reads each row's committed tokens into the cache but for the last `reread` or fewer. Returns how many the
-        first step reads."""
+        """Reads committed tokens into the cache but for the last few; returns how many of them the first step reads."""
         width = self.reread if self.model.recurrence is None else 1
         self.model.catch_up(state, width)
         return width

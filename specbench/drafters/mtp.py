@@ -51,8 +51,7 @@ class MtpDrafter(PairDrafter):
 
 
 def missing_in(path: str, key: str) -> str | None:
-    """Why no module can be read from a local folder, None for hub ids, and for folders that cannot be
-    read, which another check refuses."""
+    """Why a local folder has no module; None for hub ids, and what cannot be read, which another check refuses."""
     try:
         config = checkpoint.read_json(checkpoint.local_path(path) / "config.json")
         config = config.get("text_config") or config

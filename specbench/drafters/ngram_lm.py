@@ -24,8 +24,7 @@ from specbench.settings import place_of
 
 class RandomDrafter(Drafter):
     """Draws every guess uniformly from the vocabulary, q(x) = 1 / V: the paper's theoretical case, which still
-    guarantees a small improvement (section 3.6). At temperature 0 the guess is random too, and a point mass like all
-    guesses there."""
+    guarantees a small improvement (section 3.6). At temperature 0 the guess is random too, and a point mass."""
 
     def __init__(self, vocab_size: int, greedy: bool):
         self.vocab_size, self.greedy = vocab_size, greedy
@@ -69,9 +68,8 @@ class UnigramDrafter(CountDrafter):
 
 
 class BigramDrafter(UnigramDrafter):
-    """The bigram model (section 3.6): q(x | y) is the share of x among the tokens that followed y in the text,
-    interpolated with the unigram as if each context had been seen `smoothing` times more, with unigram
-    continuations."""
+    """The bigram model (section 3.6): q(x | y) is the share of x among the tokens that followed y in the text, as if
+    each context had been seen `smoothing` times more, with unigram continuations."""
 
     class Settings(UnigramDrafter.Settings):
         smoothing: float = Field(ge=1e-6, le=1e9)

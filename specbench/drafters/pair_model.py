@@ -179,8 +179,7 @@ class PairDrafter(TreeDrafter):
     for guesses is overwritten by pairs with the target's states.
 
     The memory of a step is hidden states and where they end. In the first step they are those of the pending pairs
-    [b, n, H], and behind[b] is the number of the last pair of each row; later they are the model's own [b, m, H], and
-    None."""
+    [b, n, H], and behind[b] is the number of a row's last pair; later they are the model's own [b, m, H], and None."""
 
     needs_hidden = True
     needs_prompt_hidden = True

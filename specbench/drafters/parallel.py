@@ -110,9 +110,8 @@ class ParallelDrafter(Drafter):
 
 
 class PassDrafter(ParallelDrafter):
-    """PaSS (Monea et al. 2023): the target guesses its own next tokens in one more pass per round, over its last token
-    and trained look-ahead embeddings (`python -m specbench.train method=pass`), on its own weights and cache. Its first
-    guess is drawn from p itself."""
+    """PaSS (Monea et al. 2023): the target guesses its own next tokens in one more pass per round, on its own cache,
+    over its last token and trained look-ahead embeddings (`specbench.train method=pass`). x_1 is drawn from p."""
 
     with_states = False
 

@@ -123,8 +123,7 @@ class SuffixAutomaton:
 
     def guess(self, limits: Sequence[int], min_prob: float) -> Guess:
         """The continuation with the largest score, the sum of its probabilities, after the text's last m tokens, for
-        any m; of equal scores that of the longest m. After m tokens it has at most limits[m], numbers that rise and
-        then fall."""
+        any m; of equal scores that of the longest m. It has at most limits[m] tokens, which rise and then fall."""
         found: Guess = [], []
         state, size = self.end, self.size
         score, length, link = 0.0, self.length, self.link

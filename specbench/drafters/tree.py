@@ -18,8 +18,7 @@ from specbench.models.load import Context
 
 
 class TreeDrafter(ModelDrafter):
-    """Drafts trees of a `shape`, or chains if it is None. Each node is read behind its ancestors alone, with the memory
-    that its parent's step left."""
+    """Drafts trees of a `shape`, None for chains. A node is read behind its ancestors, with its parent's memory."""
 
     trees = True
     ends_early = False
@@ -102,14 +101,12 @@ class TreeDrafter(ModelDrafter):
         self, x: Tensor, first: Tensor, memory: Memory, bits: Tensor | None, seen: Tensor | None, visible: int,
         tree: Tree | None,
     ) -> tuple[Tensor, Tensor | None, Memory]:  # fmt: skip
-        """The `children` of the nodes that `read` reads, and the memory of the next step. seen [b, m, V] bool or
-        None."""
+        """The `children` of the nodes that `read` reads, and the memory of the next step. seen [b, m, V] or None."""
         assert self.shape is not None
         logits, memory = self.read(x, first, memory, visible, tree)
         return *self.shape.children(self.model.sampling, logits, bits, seen), memory
 
     def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
-        """Keeps the accepted path in the drafter's cache too, but for its last node, which may not be there, and is
-        read again."""
+        """Keeps the accepted path in the drafter's cache too, but for its last node, which is read again."""
         if verdict.path is not None and not draft.is_chain and draft.depth > 1:
             self.model.commit_path(verdict.path[:, :-1], root, self.place)

@@ -128,8 +128,7 @@ class DynamicTree:
         return (self.width, *[self.width**2] * (depth - 1)) if depth else ()
 
     def values(self, above: Tensor, guesses: Tensor, q: Tensor) -> Tensor:
-        """[B, m * K]: the values of guesses whose m parents have the values above [B, m], -inf for none; q is what
-        `children` returned for them."""
+        """[B, m * K]: values of guesses, with q from `children`; their m parents' are above [B, m], -inf for none."""
         return above.repeat_interleave(self.width, 1) + q
 
     def grow(self, step: Step, rows: Rows, depth: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
@@ -252,8 +251,7 @@ Shape = FixedTree | DynamicTree
 
 
 class TreeSettings(BaseSettings):
-    """The shape of drafts: `branching` and `children`, `nodes` and `width`, or chains if `branching` and `nodes` are
-    null."""
+    """The shape of drafts: `branching` and `children`, `nodes` and `width`, or without these chains."""
 
     branching: list[Annotated[int, Field(ge=1, le=MOST_LEAVES)]] | None = None
     children: Literal["independent", "distinct", "best"] = "distinct"
@@ -277,8 +275,7 @@ class TreeSettings(BaseSettings):
             )
 
     def tree_shape(self, model: LanguageModel, greedy: bool) -> Shape | None:
-        """The shape of drafts of a model, None for chains; `greedy`: the target is at temperature 0. Raises ConfigError
-        if the model has too few tokens."""
+        """The shape of a model's drafts for a target that is `greedy` or not; None for chains. Raises ConfigError."""
         if self.branching is None and self.nodes is None:
             return None
         if max(self.branching or [self.width]) > model.vocab_size:

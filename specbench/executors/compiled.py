@@ -67,8 +67,7 @@ class CompiledFunction:
         self.failure: str | None = None  # why it runs as it is written
 
     def __call__(self, *arguments: Any) -> Any:
-        """Runs what was compiled, or the function itself while the model's cache, which takes its shape from a first
-        forward, has no tensors."""
+        """Runs what was compiled; before the first forward, which shapes the model's cache, the function itself."""
         stored = [] if self.model is None else self.model.cache_tensors()
         if self.failure is not None or (self.model is not None and not stored):
             return self.function(*arguments)

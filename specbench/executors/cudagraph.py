@@ -166,8 +166,7 @@ class Captured:
 
     def __call__(self, *arguments: Any) -> Any:
         """Replays the graph for these shapes, constants and addresses, and captures it first if there is none. Runs the
-        function itself if it cannot be captured, and as long as a cache has no tensors: it takes its shape from a first
-        forward."""
+        function itself if it cannot be captured, and before the first forward, which shapes the model's cache."""
         stored = [] if self.model is None else self.model.cache_tensors()
         graph = self._graph(arguments, stored) if stored or self.model is None else None
         if graph is None:

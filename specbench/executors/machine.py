@@ -1,5 +1,4 @@
-"""Facts about this machine: its processor or GPU and what runs on it, free memory, and the folder for what can be made
-again."""
+"""This machine: its processor or GPU, the device and dtype that a run has there, free memory, and the cache folder."""
 
 import contextlib
 import hashlib
@@ -63,8 +62,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that can still be allocated: of the GPU, or of the machine and its control group. Very many where the
-    system does not say."""
+    """Bytes still free on the GPU, or the machine and its control group; very many where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     available = _system_line("/proc/meminfo", "MemAvailable")

@@ -14,8 +14,7 @@ notes: list[str] = []  # what was chosen, for results
 
 
 def working() -> tuple[float, float]:
-    """Seconds that this process's cores have worked, less what it has used itself, and when that was. The first is 0
-    where the system does not say."""
+    """Seconds that others have used of this process's cores, 0 where the system does not say, and when that was."""
     used = 0.0
     try:
         cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}

@@ -34,8 +34,7 @@ NAMED = 3  # tensors that an error names
 
 
 def local_path(path: str) -> Path:
-    """The path of a folder; `shipped:NAME` is a model that comes with specbench, FILE.gguf the folder that it is
-    converted to."""
+    """The path of a folder; `shipped:NAME` comes with specbench, FILE.gguf is the folder that it is converted to."""
     place = Path(os.path.expanduser(place_of(path)))
     if not path.endswith(GGUF) or not place.is_file():
         return place
@@ -78,8 +77,7 @@ def check_path(key: str, path: str, revision: str | None = None, must: str = MOD
 @contextmanager
 def reading(key: str, path: str, what: str, advice: str | None = None) -> Iterator[None]:
     """Turns whatever a library raises inside this context into a ConfigError that names the key, the path, `what` is
-    read of it and the reason, and ends with `advice`. What the libraries warn of is refused or harmless, and not
-    shown."""
+    read of it and the reason, and ends with `advice`. Warnings, of what is refused or harmless, are not shown."""
     verbosity = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
     try:

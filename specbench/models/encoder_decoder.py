@@ -172,8 +172,7 @@ def plain_logits(module: Any, texts: Tensor, read: Sequence[int]) -> Tensor:
 
 
 def refuse_decoder(module: Any, name: str) -> None:
-    """Raises ConfigError if a token's distribution depends on more than text and input, or positions cannot be set by
-    row."""
+    """Raises ConfigError if p depends on more than text and input, or if positions cannot be set by row."""
     config = module.config
     why = None
     if getattr(config, "expert_capacity", None) is not None:

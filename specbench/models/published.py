@@ -81,8 +81,7 @@ def fill_module(module: nn.Module, tensors: Mapping[str, Tensor], named: str) ->
 def refuse_others(
     own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], named: str, optional: Collection[str] = ()
 ) -> None:
-    """Raises ConfigError if a module's `own` tensors are not there, but for `optional` ones, or have other shapes, or
-    if there are others."""
+    """Raises ConfigError if tensors are not a module's `own` by name and shape; `optional` ones may be missing."""
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     wanted = {name: list(tensor.shape) for name, tensor in own.items()}
     others = [(name, shape, wanted[name]) for name, shape in shapes.items() if shape != wanted.get(name, shape)]

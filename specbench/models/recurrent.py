@@ -60,8 +60,7 @@ class RowStates:
             self.kept = [kept[-1:] for kept in self.kept]
 
     def truncate(self, lengths: Sequence[int]) -> None:
-        """Restores the state behind lengths[b] tokens in each row that has read more. Raises RuntimeError if it was not
-        kept."""
+        """Restores the state behind lengths[b] tokens in rows that read more. RuntimeError if it was not kept."""
         for row, (kept, length) in enumerate(zip(self.kept, lengths, strict=True)):
             if kept and kept[-1].read > length:
                 while kept and kept[-1].read > length:
@@ -192,8 +191,7 @@ class Recurrence(CausalCall):
 
     @torch.no_grad()
     def _differs(self, module: PreTrainedModel) -> bool:
-        """Whether several tokens that are read together behind a state leave another state, or have other logits, than
-        read one by one."""
+        """Whether tokens read together behind a state leave another state, or have other logits, than one by one."""
         weight = next(module.parameters())
         device, vocabulary, wide = weight.device, int(self.mask.config.vocab_size), weight.element_size() >= 4
         text = (torch.arange(FIRST + MORE, device=device) * 7 + 3)[None] % vocabulary

@@ -57,8 +57,7 @@ class FinishedText:
 
 
 def penalised(logits: Tensor, text: Tensor, begin: int, sampling: Sampling) -> Tensor:
-    """Logits [n, V] of the tokens from `begin` on of a text [1, T], after the repetition penalty of each position, by
-    transformers' own processor."""
+    """Logits [n, V] of the tokens from `begin` on of a text [1, T], after transformers' own repetition penalty."""
     if sampling.repetition_penalty == 1:
         return logits
     processor = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
@@ -85,8 +84,7 @@ def stock_logits(
 
 
 def plain_logits(module: Any, texts: Tensor, encoder_input: EncoderInput | None, **options: int) -> Tensor:
-    """Logits [n, T, V] of texts [n, T], each after an encoder's input if there is one, without a cache, as transformers
-    computes them."""
+    """Logits [n, T, V] of texts [n, T] after an encoder's input, if any, by transformers without a cache."""
     if encoder_input is not None:
         from specbench.models import encoder_decoder
 

@@ -144,8 +144,7 @@ def per_token(module: PreTrainedModel) -> tuple[int, int]:
 
 
 def expert_shares(module: nn.Module, config: PretrainedConfig) -> dict[int, float]:
-    """By the id of each weight that holds all experts of a layer, stacked [experts, out, in], the share of them that a
-    token is routed to."""
+    """By id of each weight [experts, out, in] that holds a layer's experts, the share that a token is routed to."""
     chosen = first_of(config.get_text_config(), *CHOSEN)
     found: dict[int, float] = {}
     for layer in module.modules() if chosen is not None else ():

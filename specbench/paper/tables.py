@@ -135,8 +135,7 @@ def printed(name: str) -> pd.DataFrame:
 
 
 def rounds_of_a_text(run: Run) -> str:
-    """The first target calls of a run's first text as Figure 1 has them: tokens that were drafted and kept, and the one
-    that the call added."""
+    """A text's first target calls as Figure 1 has them: tokens drafted and kept, and the one that the call added."""
     record = next(record for record in run.records if record.speculative is not None)
     text, at = record.speculative, 0
     assert text is not None

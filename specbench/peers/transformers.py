@@ -141,8 +141,7 @@ class Generate:
 
 @contextmanager
 def only(config: GenerationConfig, *modules: Any) -> Iterator[None]:
-    """Inside this context the modules have this generation_config: generate() takes from a module's own what the one
-    that it is given leaves open."""
+    """Inside this context the modules have this generation_config, from which generate() takes what is left open."""
     before = [(module, module.generation_config) for module in modules if module is not None]
     try:
         for module, _ in before:

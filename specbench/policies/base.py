@@ -20,8 +20,7 @@ Signal = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass
 class Costs:
-    """Measured seconds of a call by its drafter steps, and how many guesses were accepted, for policies that choose by
-    cost."""
+    """Measured seconds of a call by its drafter steps, and of guesses how many were accepted."""
 
     calls: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     acceptance: tuple[float, int] = (0.0, 0)  # sum of betas, tested positions
@@ -103,8 +102,7 @@ class VaryingGamma(GammaPolicy):
 
 
 class LeniencePolicy(Component):
-    """Makes the run's verifier out of verifiers of constant lenience. This one has the setting `lenience`, in (0, 1],
-    for the whole run."""
+    """Makes the run's verifier out of verifiers of constant lenience: here one, of the setting `lenience` in (0, 1]."""
 
     def __init__(self, lenience: float):
         self.lenience = lenience

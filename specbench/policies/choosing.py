@@ -94,9 +94,8 @@ class AdaptiveGamma(VaryingGamma):
 
 
 class HeuristicGamma(VaryingGamma):
-    """`heuristic_transient` of transformers' assisted generation: gamma rises by 2 after a round in which every guess
-    was accepted and falls by 1 after any other, between 1 and `largest`. Each request begins at `gamma` and has its
-    own."""
+    """`heuristic_transient` of transformers' assisted generation: each request begins at `gamma`, which rises by 2
+    after a round in which every guess was accepted and falls by 1 after any other, between 1 and `largest`."""
 
     class Settings(VaryingGamma.Settings):
         gamma: int = Field(ge=1, le=LARGEST_GAMMA)

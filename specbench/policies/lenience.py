@@ -15,8 +15,7 @@ MOST_LEVELS = 16  # each is warmed up
 
 
 class LoadLenience(LeniencePolicy):
-    """The lenience of a round is levels[waiting // step], or the last level; `waiting` is the number of requests that
-    have no row yet."""
+    """The lenience of a round is levels[requests without a row // step], or the last level."""
 
     class Settings(BaseSettings):
         levels: list[Lenience]

@@ -22,8 +22,7 @@ def probability(q: Tensor, x: Tensor) -> Tensor:
 
 
 class ConfidenceGamma(VaryingGamma):
-    """Drafts until a guess has q(x) below `threshold`, as transformers' assisted generation does; that guess is still
-    verified."""
+    """Drafts up to a guess with q(x) below `threshold`, as transformers' assisted generation does."""
 
     class Settings(VaryingGamma.Settings):
         threshold: float = Field(ge=0, le=1)
@@ -61,8 +60,7 @@ class EstimateGamma(ConfidenceGamma):
 
 
 def root_entropy(q: Tensor, x: Tensor) -> Tensor:
-    """sqrt(H(q) / log V) [B], from q [B, V]; the guesses x [B] are not used. H enters bounds of beta as a square
-    root."""
+    """sqrt(H(q) / log V) [B], from q [B, V]: H enters bounds of beta as a square root. x [B] is not used."""
     H: Tensor = torch.special.entr(q).sum(-1)
     return (H.clamp(min=0) / math.log(q.shape[-1])).sqrt()
 

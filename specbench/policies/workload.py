@@ -33,8 +33,7 @@ class Workload(Component):
 
 
 class Poisson(Workload):
-    """A Poisson process of `rate` requests per second, the same for every decoder of a run and for every run with this
-    seed."""
+    """A Poisson process of `rate` requests per second, the same for all decoders and runs with this seed."""
 
     over_time = True
     rate: float

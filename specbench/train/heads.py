@@ -71,8 +71,7 @@ class EarlyExitStudent(Student):
 
 
 class LookAheadStudent(Student):
-    """Puts look-ahead tokens after every `stride`-th token of a row, all in one pass: a mask lets each group see only
-    the text before it."""
+    """Puts look-ahead tokens after every `stride`-th token, all in one pass: each group sees the text before it."""
 
     class Settings(StudentSettings):
         count: int = Field(ge=1, le=1000)

@@ -42,8 +42,7 @@ class Training(BaseSettings):
 
 
 def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
-    """Trains, measures on held-out text, and writes the checkpoint and metrics.json to `out_dir`; returns the metrics.
-    Raises ConfigError."""
+    """Trains, measures on held-out text, writes a checkpoint and metrics.json; returns these. Raises ConfigError."""
     scalars, target_settings, kind, settings = checked_settings(config)
     tokenizer = load_tokenizer(target_settings, "target")
     student = loaded_student(scalars, target_settings, kind, settings)

@@ -1,6 +1,5 @@
-"""Verifiers of token trees, exact for chains too: iterative speculative sampling (SpecInfer), traversal verification
-(2505.12398), and matching, the rule of engines that do not keep q; and typical acceptance (Medusa), which is not
-exact."""
+"""Verifiers of token trees, and of chains: iterative speculative sampling (SpecInfer), traversal verification
+(2505.12398), matching, the rule of engines that do not keep q; and typical acceptance (Medusa), which is not exact."""
 
 from dataclasses import replace
 from typing import Literal
