@@ -12,11 +12,11 @@ from specbench.decoding.sequence import Sequence
 from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
-from specbench.decoding.verify import leading, rejection_rate, speculative_sampling
+from specbench.decoding.verify import leading, speculative_sampling
 from specbench.decoding.verify_tree import iterative_sampling
 from specbench.policies.base import Costs, FixedGamma
 from specbench.verifiers.base import SpeculativeVerifier
-from specbench.verifiers.chains import BlockVerifier, RejectionVerifier
+from specbench.verifiers.chains import BlockVerifier, RejectionVerifier, rejection_rate
 from specbench.verifiers.trees import IterativeVerifier, TraversalVerifier
 
 TRIALS, FEW = 10_000, 5_000  # texts, which decode together

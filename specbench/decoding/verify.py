@@ -1,4 +1,4 @@
-"""Verification of chains as pure functions: speculative sampling (Algorithm 1) and its relatives.
+"""Verification of chains as pure functions: speculative sampling (Algorithm 1), and greedy matching.
 
 B rows, N drafted tokens, V vocabulary. p_1 .. p_{N+1} are the target's distributions, q_i the drafter's, x_i the
 guesses, n the number accepted, t the recovered or bonus token.
@@ -20,14 +20,14 @@ def speculative_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor, lenie
     x, q = draft.tokens, draft.probs
     if sampling.fused(p.device):
         return Verdict(*sampling.kernels.chain_verdict(p, q, x, r * lenience, bits, draft.count))
-    p_x = _at(p[:, :-1], x)  # [B, N]
-    q_x = 1.0 if q is None else _at(q, x)
+    p_x = at(p[:, :-1], x)  # [B, N]
+    q_x = 1.0 if q is None else at(q, x)
     n = leading(r * lenience * q_x < p_x, draft.count)
     p_next = at_row(p, n)  # [B, V], p_{n+1}
     residual = p_next if not x.shape[1] else (p_next - _q_next(draft, n, p.shape[-1])).clamp(min=0)
     # Rounding alone can leave nothing of p - q where p = q: then p is what remains.
     residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_next)
-    t = draw(residual, _at(bits, n))
+    t = draw(residual, at(bits, n))
     return verdict_of(x, n, t)
 
 
@@ -38,46 +38,9 @@ def greedy_matching(p: Tensor, draft: Draft, lenience: float = 1.0) -> Verdict:
     if lenience == 1:
         argmax = p.argmax(-1)  # [B, N + 1], which are the accepted guesses and t
         return Verdict(argmax, leading(x == argmax[:, :-1], draft.count))
-    n = leading(_at(p[:, :-1], x) >= lenience * p[:, :-1].amax(-1), draft.count)
+    n = leading(at(p[:, :-1], x) >= lenience * p[:, :-1].amax(-1), draft.count)
     t = at_row(p, n).argmax(-1)
     return verdict_of(x, n, t)
-
-
-def block_verification(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verdict:
-    """Block verification (Sun et al. 2024): n is the largest i with r_i < h_i, even if an earlier test failed. The
-    output distribution is p, and the expected n is at least that of `speculative_sampling`. p [B, N+1, V]; r [B, N]
-    uniforms in (0, 1); bits [B, N+1]. With w_i = min(1, w_{i-1} p_i(x_i) / q_i(x_i)), w_0 = 1 and S_i = sum_x max(0,
-    w_i p_{i+1}(x) - q_{i+1}(x)), h_i = S_i / (S_i + 1 - w_i) for i < N and h_N = w_N."""
-    x, N = draft.tokens, draft.tokens.shape[1]
-    q = dense(draft, p.shape[-1])
-    ratio = _at(p[:, :-1], x) / _at(q, x)  # [B, N]
-    weights = [torch.ones_like(p[:, 0, 0])]
-    for i in range(N):
-        weights.append((weights[i] * ratio[:, i]).clamp(max=1))
-    w = torch.stack(weights, 1)  # [B, N + 1]
-    places = torch.arange(N + 1, device=p.device)
-    q_next = torch.cat([q, torch.zeros_like(p[:, :1])], 1) * (places < draft.count[:, None])[..., None]
-    residual = (w[..., None] * p - q_next).clamp(min=0)
-    left = residual.sum(-1)
-    h = torch.where(places < draft.count[:, None], left / (left + 1 - w).clamp(min=1e-30), w)
-    stands = (r < h[:, 1:]) & (places[1:] <= draft.count[:, None])
-    n = torch.where(stands, places[1:], 0).amax(1) if N else draft.count
-    left = torch.where(at_row(left[..., None], n) > 0, at_row(residual, n), at_row(p, n))
-    return verdict_of(x, n, draw(left, _at(bits, n)))
-
-
-def rejection_sampling(p: Tensor, draft: Draft, r: Tensor, bits: Tensor) -> Verdict:
-    """Non-iterative rejection sampling (A.2): accept x_i when r_i M q_i(x_i) < p_i(x_i), with M = max_x p_i(x) /
-    q_i(x); after a rejection t is drawn from the unmodified p_i. p [B, N+1, V]; r [B, N]; bits [B, N+1]."""
-    x = draft.tokens
-    q = dense(draft, p.shape[-1])
-    n = leading(r * _at(q, x) < rejection_rate(p[:, :-1], q) * _at(p[:, :-1], x), draft.count)
-    return verdict_of(x, n, draw(at_row(p, n), _at(bits, n)))
-
-
-def rejection_rate(p: Tensor, q: Tensor) -> Tensor:
-    """1 / M [...], the probability that rejection sampling (A.2) accepts a guess, from p [..., V] and q [..., V]."""
-    return 1 / torch.where(p > 0, p / q, 0.0).amax(-1)
 
 
 def dense(draft: Draft, vocab_size: int) -> Tensor:
@@ -90,7 +53,7 @@ def acceptance_probability(p: Tensor, draft: Draft, lenience: float, greedy: boo
     mass on x: min(p(x) / l, 1), or at temperature 0 whether p(x) >= l max p."""
     if draft.probs is not None:
         return torch.minimum(p / lenience, draft.probs).sum(-1)
-    p_x = _at(p, draft.tokens)
+    p_x = at(p, draft.tokens)
     if greedy:
         return (p_x >= lenience * p.amax(-1)).float()
     return (p_x / lenience).clamp(max=1)
@@ -111,7 +74,7 @@ def output_distribution(p: Tensor, q: Tensor, lenience: float | Tensor, greedy: 
     return kept + (1 - kept.sum(-1, keepdim=True)) * residual, kept
 
 
-def _at(values: Tensor, index: Tensor) -> Tensor:
+def at(values: Tensor, index: Tensor) -> Tensor:
     """values [..., V] at index [...]: [...]."""
     return values.gather(-1, index.unsqueeze(-1)).squeeze(-1)
 

@@ -18,8 +18,8 @@ Guess = tuple[list[int], list[float]]  # tokens, and for each the probability of
 
 
 class PromptLookupDrafter(PointMassDrafter):
-    """Prompt lookup (section 3.6): copies after the longest suffix of the text, of min_match to max_match tokens, that
-    occurred before; of equally long ones the most recent."""
+    """Copies after the longest suffix of the text, of min_match to max_match tokens, that occurred before; of equally
+    long ones the most recent."""
 
     class Settings(BaseSettings):
         max_match: int = Field(ge=1, le=1000)

@@ -8,13 +8,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specbench.decoding import verify, verify_tree
+from specbench.decoding import verify_tree
 from specbench.decoding.draft import Draft, Verdict
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import draw
 from specbench.decoding.token_tree import ROOT
 from specbench.settings import BaseSettings
 from specbench.verifiers.base import Verifier
+from specbench.verifiers.chains import block_verification
 
 
 class MatchVerifier(Verifier):
@@ -72,9 +73,7 @@ class TraversalVerifier(IterativeVerifier):
     def accept(self, p: Tensor, draft: Draft, noise: Noise) -> Verdict:
         if self.greedy or draft.probs is None:
             return super().accept(p, draft, noise)
-        return (verify.block_verification if draft.is_chain else verify_tree.traversal_sampling)(
-            p, draft, noise.r, noise.bits
-        )
+        return (block_verification if draft.is_chain else verify_tree.traversal_sampling)(p, draft, noise.r, noise.bits)
 
 
 class TypicalVerifier(Verifier):

@@ -15,8 +15,8 @@ from random_cases import random_bits
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.noise import exponentials
-from specbench.decoding.verify import block_verification
 from specbench.decoding.verify_tree import iterative_sampling, traversal_sampling
+from specbench.verifiers.chains import block_verification
 
 V = 3
 NEAR = Fraction(1, 10**9)

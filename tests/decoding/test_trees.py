@@ -15,11 +15,11 @@ from tabular import random_table
 from specbench.decoding.draft import Draft
 from specbench.decoding.noise import exponentials
 from specbench.decoding.token_tree import MISSING, branching_tree, level_slices, levels_of
-from specbench.decoding.verify import block_verification, rejection_sampling
 from specbench.decoding.verify_tree import iterative_sampling, longest_path, match
 from specbench.drafters.blockwise import chosen_tree
 from specbench.drafters.multi_draft import join_drafts
 from specbench.drafters.tree_shapes import without_replacement
+from specbench.verifiers.chains import block_verification, rejection_sampling
 from specbench.verifiers.trees import TypicalVerifier
 
 ROWS = 150

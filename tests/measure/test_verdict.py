@@ -16,7 +16,7 @@ from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import window
 from specbench.decoding.sampling import Sampling, draw
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.verify import block_verification, speculative_sampling
+from specbench.decoding.verify import speculative_sampling
 from specbench.drafters.model import ModelDrafter
 from specbench.measure.record import Record
 from specbench.measure.recorder import Draws, Guess, Recorder
@@ -35,7 +35,7 @@ from specbench.measure.verdict import judge, read_text, unread
 from specbench.models.reference_forward import FinishedText
 from specbench.policies.base import FixedGamma
 from specbench.verifiers.base import SpeculativeVerifier
-from specbench.verifiers.chains import BlockVerifier, RejectionVerifier
+from specbench.verifiers.chains import BlockVerifier, RejectionVerifier, block_verification
 from specbench.verifiers.trees import IterativeVerifier, MatchVerifier
 
 GAMMA, SAMPLED, GREEDY = 4, Sampling(), Sampling(temperature=0)
