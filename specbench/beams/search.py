@@ -113,8 +113,7 @@ class Search:
         return [] if self.over else chosen
 
     def _is_decided(self) -> bool:
-        """Whether no running hypothesis is waited for: w have finished, and the best running one, if it ended here,
-        would not be better than the worst of them."""
+        """Whether w have finished, and the best running one, if it ended here, would not be better than the worst."""
         if len(self.finished) < self.rules.width:
             return False
         running = float(self.scores[0] / (self.levels + self.forced) ** self.rules.length_penalty)

@@ -1,7 +1,5 @@
-"""Draft (what a drafter proposes), Scores (what the target says of it) and Verdict (what a verifier decides).
-
-B rows, N guesses, D levels, V vocabulary, H hidden.
-"""
+"""Draft (what a drafter proposes), Scores (what the target says of it) and Verdict (what a verifier decides). B rows, N
+guesses, D levels, V vocabulary, H hidden."""
 
 from dataclasses import dataclass
 

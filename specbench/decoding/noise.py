@@ -40,8 +40,7 @@ def uniforms(bits: Tensor) -> Tensor:
 
 
 def exponentials(bits: Tensor, vocab_size: int) -> Tensor:
-    """A standard exponential for each token, from one set of 64 bits: bits [...] -> [..., V] float64. On CUDA
-    `kernels/race.py` computes the same."""
+    """A standard exponential for each token, from bits [...]: [..., V] float64. `kernels/race.py` computes the same."""
     x = (bits.unsqueeze(-1) ^ constant(token_bits)(vocab_size, bits.device)) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 32)) * -0x6B2FB644ECCEEE15
     return uniforms(x).log().neg()
@@ -74,8 +73,7 @@ class Noise:
 
     @property
     def r(self) -> Tensor:
-        """[B, N] uniforms r_i of Algorithm 1, one for each guess, from the bits of the position that it would take.
-        Nodes at one position get independent uniforms."""
+        """[B, N] uniforms r_i of Algorithm 1, from the bits of each guess's position; independent at one position."""
         if set(self.levels) <= {1}:
             return uniforms(window(self.table[ACCEPTANCE], self.length, len(self.levels)))
         return uniforms(node_bits(self.table[ACCEPTANCE], self.length, self.levels))

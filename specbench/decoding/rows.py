@@ -47,8 +47,7 @@ def commit_tokens(rows: Rows, verdict: Verdict, cuts: Tensor | None = None) -> T
 
 
 def summary_of(rows: Rows, verdict: Verdict, draft: Draft) -> Tensor:
-    """What the host needs to know of a round that was committed, as one tensor [3 + D + 1, B]: length, done, the count
-    of the draft, and the verdict's tokens."""
+    """What the host must know of a round, as one tensor [3 + D + 1, B]: length, done, `draft.count`, and the tokens."""
     return torch.cat([torch.stack([rows.length, rows.done.long(), draft.count]), verdict.tokens.T])
 
 

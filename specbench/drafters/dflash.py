@@ -98,8 +98,7 @@ class DFlashModel:
         self.context.scatter_(4, columns[None, None, :, None, :, None].expand_as(made), made)
 
     def read(self, state: State) -> tuple[Tensor, Tensor]:
-        """Logits [B, guesses, V'] of all guesses of a block behind the committed tokens of each row, and the states
-        [B, guesses, H] that they follow from."""
+        """Logits [B, guesses, V'] of a block behind the committed tokens, and the states [B, guesses, H] of them."""
         self.read_prompts()
         visible = self.executor.columns(max(state.lengths), self.context.shape[4])
         found: tuple[Tensor, Tensor] = self.executor.compiled(self._read, self)(state.rows, visible)

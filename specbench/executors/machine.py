@@ -19,8 +19,7 @@ def cache_dir() -> Path:
 
 
 def cpu_features() -> str:
-    """What compiled code and products depend on of a processor, besides its name: torch's vector width, and a hash of
-    the instructions that the system lists."""
+    """What compiled code depends on of a processor: torch's vector width, and a hash of its list of instructions."""
     flags = _system_line("/proc/cpuinfo", "flags", "Features") or platform.machine()
     return f"{torch.backends.cpu.get_cpu_capability()}, {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
 

@@ -19,8 +19,7 @@ class Columns(int):
 
 
 def flatten_arguments(value: Any) -> tuple[Any, list[Any]]:
-    """A hashable description of `value` (tensors, tuples, dataclasses, constants), and in order the tensors in it, of
-    any shape, and its numbers of columns."""
+    """A hashable description of tensors, tuples, dataclasses and constants, and its tensors and numbers of columns."""
     tensors: list[Any] = []
     return _described(value, tensors), tensors
 

@@ -1,7 +1,4 @@
-"""How decoders of transformers are called, whichever arguments their forward takes.
-
-b rows, N new tokens, V vocabulary.
-"""
+"""How decoders of transformers are called, whichever arguments they take. b rows, N new tokens, V vocabulary."""
 
 import inspect
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
-"""Logits in float32 of models in 16 bits: the product of the output matrix is not rounded, and reads no more bytes.
-
-H hidden, V vocabulary.
-"""
+"""Logits in float32 of models in 16 bits: the product of the output matrix [V, H] is not rounded, and reads no more
+bytes. H hidden, V vocabulary."""
 
 import torch
 from torch import Tensor, nn

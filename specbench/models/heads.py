@@ -43,9 +43,8 @@ class PartSettings(BaseSettings):
 
 
 class HeadsConfig(PretrainedConfig):
-    """`inner` is the width of a bottleneck; None is one square matrix, as in Medusa. `layers` is how many of the
-    target's first layers they follow; None is all. `accuracy[k][i]` is how often the i-th best token of head k was the
-    target's argmax."""
+    """`inner` is the width of a bottleneck, None one square matrix, as in Medusa. `layers` is how many of the target's
+    layers they follow, None all. `accuracy[k][i]`: how often the i-th best token of head k was the target's argmax."""
 
     model_type = "specbench_heads"
 

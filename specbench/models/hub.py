@@ -26,8 +26,7 @@ def hub_answers() -> bool:
 
 
 def refuse_unreachable(role: str, path: str) -> None:
-    """Raises AbsentError if the path of the target or the drafter is a hub id whose config.json neither is among the
-    downloaded files nor can be downloaded now."""
+    """Raises AbsentError if a model's path is a hub id whose config.json is not on this machine nor to be had now."""
     if path.count("/") != 1 or path.startswith((".", "~", "/")) or os.path.exists(path) or hub_answers():
         return
     try:

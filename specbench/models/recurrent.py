@@ -172,8 +172,7 @@ class Recurrence(CausalCall):
         return found[-1] if keep_logits == 1 else torch.cat(found, 1)
 
     def recover(self, model: Any, state: State, width: int) -> None:
-        """Has a `LanguageModel` go back to where at most `width` committed tokens of each active row are missing in its
-        state, and read those that no kept state has read."""
+        """Has a `LanguageModel` read all committed tokens of active rows but `width`, from the last kept state on."""
         active = [row for row, on in enumerate(state.active) if on]
         ends = {row: max(0, state.lengths[row] - width) for row in active}
         for row, end in ends.items():

@@ -37,8 +37,7 @@ PLACED, PLACED_16_BIT = 1e-3, 0.1  # of the largest logit: what rounding may exp
 
 @dataclass
 class FinishedText:
-    """New tokens `ids` after a prompt, and the logits that stock modules gave for them, by model and number of tokens,
-    so that each reads the text once."""
+    """New tokens `ids` after a prompt, and the stock modules' logits for them, so that each reads the text once."""
 
     prompt: Sequence[int]
     ids: Sequence[int]

@@ -32,8 +32,7 @@ class Costs:
         return (total + 0.5) / (tested + 1)
 
     def seconds(self, largest: int) -> npt.NDArray[np.float64]:
-        """Median seconds of a call with 0 .. largest drafter steps, [largest + 1]: on straight lines between the
-        measured ones, and level beyond them."""
+        """Median seconds of a call with 0 .. largest drafter steps, [largest + 1], linear between measured numbers."""
         known = sorted(self.calls)
         medians = [float(np.median(self.calls[steps])) for steps in known]
         return np.interp(np.arange(largest + 1), known, medians)

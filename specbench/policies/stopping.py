@@ -1,5 +1,4 @@
-"""Policies that may stop a draft after any guess, by a signal of the q that the guess was drawn from, or in front of it
-by what the drafter itself says of it."""
+"""Policies that may stop a draft: after any guess, by the q that it was drawn from, or before it, by an estimate."""
 
 import math
 from typing import Annotated

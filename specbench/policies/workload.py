@@ -27,8 +27,7 @@ class Workload(Component):
         """Raises ConfigError if the requests of these prompts, which have `turns`, cannot arrive so."""
 
     def arrivals(self, requests: int, segment: int = 0) -> list[float] | None:
-        """The second, from the start of this segment (counted from 0), at which each of its requests arrives, in
-        order; None if all are there at once."""
+        """The second at which each request of this segment arrives, in order; None if all are there at its start."""
         return None
 
 
