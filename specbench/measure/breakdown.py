@@ -2,7 +2,6 @@
 the first token, each later one, and a row if requests arrive over time."""
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from specbench.measure.sums import ACCEPTED_OF, BETA_AT, TESTED_AT, Estimate, Sa
 
 PERCENTILES = (50, 90, 99)
 METHODS = ("speculative", "baseline")
-Waits = dict[str, float]  # seconds: "queue", "first_token", "per_token"; not a number where there is no such wait
 
 
 def by_category(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -78,48 +76,50 @@ def drift(sample: Sample) -> dict[str, Any] | None:
 def latency(records: Sequence[Record], rows: int) -> dict[str, dict[str, Any]]:
     """Percentiles in seconds of the wait for the first token and of the mean wait for the tokens after the first round:
     {"first_token": {"speculative": {"p50": .., ..}, "baseline": ..}, "per_token": ..}."""
-    own = [record for group in counted(records, rows) for record in group]
-    waits = {method: [waits_of(vars(record)[method]) for record in own] for method in METHODS}
-    return {
-        name: {method: percentiles([wait[name] for wait in of]) for method, of in waits.items()}
-        for name in ("first_token", "per_token")
-    }
+    methods = waits_frame(records, rows).groupby("method", sort=False)
+    return {name: {method: percentiles(own[name]) for method, own in methods} for name in ("first_token", "per_token")}
 
 
-def waits_of(text: Text) -> Waits:
-    """The waits of a request. Of one that was there at once the first token comes after its prompt was read and the
-    first round; it waits for the whole of each call that it is in."""
-    rounds, times = text.rounds, text.times
-    later = sum(rounds.tokens[1:])
-    if times is not None:
-        per_token = (times["finished"] - times["first_token"]) / later if later else np.nan
-        first = times["first_token"] - times["arrived"]
-        return {"queue": times["admitted"] - times["arrived"], "first_token": first, "per_token": per_token}
-    calls = np.array([rounds.draft, rounds.verify, rounds.accept, rounds.host], float).sum(0)
-    first = text.prefill_seconds + text.drafter_prefill_seconds + float(calls[:1].sum())
-    alone = bool(len(rounds)) and max(rounds.rows) == 1
-    per_token = float(calls[1:].sum()) / later if later else np.nan
-    return {"queue": np.nan, "first_token": first if alone else np.nan, "per_token": per_token}
-
-
-def counted(records: Sequence[Record], rows: int) -> list[list[Record]]:
-    """The finished records whose waits count, those that were decoded together as one list. Where requests arrive over
-    time, the first ones of each group, one for every row, find nothing to wait for and are left out, unless there are
-    no others."""
-    found = []
-    done = sorted(finished(records), key=lambda record: (record.process, record.group))
-    for _, together in groupby(done, key=lambda record: (record.process, record.group)):
-        group = [*together]
-        if all(record.speculative and record.speculative.times for record in group):
-            group.sort(key=lambda record: times_of(record, "speculative")["arrived"])
-            group = group[rows:] or group
-        found.append(group)
+def served(records: Sequence[Record], rows: int) -> dict[str, Any]:
+    """Of requests that arrive over time, by method: percentiles of the wait for a row, and tokens per second from the
+    first arrival to the last token, all groups together. Empty if all requests were there at once."""
+    waits, found = waits_frame(records, rows), {}
+    if waits["arrived"].isna().any():
+        return {}
+    for method, own in waits.groupby("method", sort=False):
+        groups = own.groupby(["process", "group"])
+        seconds = (groups["finished"].max() - groups["arrived"].min()).sum()
+        rate = float(own["tokens"].sum() / seconds)
+        found[str(method)] = {"queue": percentiles(own["queue"]), "tokens_per_second": rate}
     return found
 
 
-def times_of(record: Record, method: str) -> dict[str, float]:
-    """When a request arrived, was admitted and so on; empty if it was there at once."""
-    return vars(record)[method].times or {}
+def waits_frame(records: Sequence[Record], rows: int) -> pd.DataFrame:
+    """A row for each method and finished request whose waits count. Where requests arrive over time, the first ones of
+    each group, one for every row, find nothing to wait for and are left out, unless there are no others."""
+    frame = pd.DataFrame(
+        {"method": method, "process": record.process, "group": record.group} | waits_of(vars(record)[method])
+        for record in finished(records)
+        for method in METHODS
+    )
+    arrived = frame.groupby(["method", "process", "group"])["arrived"]
+    return frame[~(arrived.rank(method="first") <= rows) | (arrived.transform("size") <= rows)]
+
+
+def waits_of(text: Text) -> dict[str, float]:
+    """The tokens of a request and its waits in seconds; not a number where there is no such wait. Of one that was there
+    at once the first token comes after its prompt was read and the first round; it waits for the whole of each call
+    that it is in."""
+    rounds, times = text.rounds, text.times
+    later = sum(rounds.tokens[1:]) or np.nan
+    if times is not None:
+        waits = {"queue": times["admitted"] - times["arrived"], "first_token": times["first_token"] - times["arrived"]}
+        per_token = (times["finished"] - times["first_token"]) / later
+        return times | waits | {"per_token": per_token, "tokens": len(text.ids)}
+    calls = np.array([rounds.draft, rounds.verify, rounds.accept, rounds.host], float).sum(0)
+    first = text.prefill_seconds + text.drafter_prefill_seconds + float(calls[:1].sum())
+    alone = bool(len(rounds)) and max(rounds.rows) == 1
+    return {"arrived": np.nan, "first_token": first if alone else np.nan, "per_token": float(calls[1:].sum()) / later}
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
@@ -127,20 +127,3 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
     known = np.array(seconds, float)
     known = known[np.isfinite(known)]
     return {f"p{share}": float(np.percentile(known, share)) if len(known) else None for share in PERCENTILES}
-
-
-def served(records: Sequence[Record], rows: int) -> dict[str, Any]:
-    """Of requests that arrive over time, by method: percentiles of the wait for a row, and tokens per second from the
-    first arrival to the last token, all groups together. Empty if all requests were there at once."""
-    groups = counted(records, rows)
-    own = [record for group in groups for record in group]
-    if not own or not all(times_of(record, method) for record in own for method in METHODS):
-        return {}
-    found = {}
-    for method in METHODS:
-        times = [[times_of(record, method) for record in group] for group in groups]
-        seconds = sum(max(t["finished"] for t in group) - min(t["arrived"] for t in group) for group in times)
-        tokens = sum(len(vars(record)[method].ids) for record in own)
-        queue = percentiles([waits_of(vars(record)[method])["queue"] for record in own])
-        found[method] = {"queue": queue, "tokens_per_second": tokens / seconds}
-    return found

@@ -26,22 +26,11 @@ PROMPTS_SHOWN = 8  # on the page of a run
 INK = "#7a828c"  # of text and axes; a page puts its own colour of text in its place
 THEORY, MEASURED, GAIN, LOSS = "#4c78a8", "#e07b39", "#3f9b6b", "#c8553d"
 WIDTH = 4.6  # inches
-STYLE: Any = {  # matplotlib names each key in its types
-    "font.size": 9,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "text.color": INK,
-    "text.parse_math": False,  # a label is text, whatever it holds
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "svg.fonttype": "none",
-    "svg.hashsalt": "specbench",
-}
+# matplotlib names each key in its types.
+STYLE: Any = dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK)
+STYLE |= dict.fromkeys(("axes.spines.right", "axes.spines.top", "legend.frameon"), False)
+STYLE |= dict.fromkeys(("figure.facecolor", "axes.facecolor", "svg.fonttype"), "none")
+STYLE |= {"font.size": 9, "svg.hashsalt": "specbench", "text.parse_math": False}  # a label is text, whatever it holds
 
 
 @cache

@@ -57,7 +57,8 @@ class Requests:
         columns = min(longest + parts.root.max_new_tokens, parts.target.context) + self.spare
         inputs = [request.encoder_input for request in waiting if request.encoder_input is not None]
         found = []
-        for number, (begin, end) in enumerate(pairwise(self._cuts(len(waiting))), first):
+        cuts = groups_of(len(waiting), parts.root.batch_size, parts.workload.over_time)
+        for number, (begin, end) in enumerate(pairwise(cuts), first):
             arrivals = parts.workload.arrivals(end - begin, number)
             found.append(Batch(number, waiting[begin:end], columns, arrivals, max(inputs, key=len, default=None)))
         return found
@@ -91,19 +92,11 @@ class Requests:
         log.warning("%d requests of more than %d tokens are left out, the longest has %d", count, most,
                     max(self.too_long))  # fmt: skip
 
-    def _cuts(self, requests: int) -> list[int]:
-        """Where the groups of a turn begin, and the end of the last one."""
-        rows = self.parts.root.batch_size
-        if not self.parts.workload.over_time:
-            return [*range(0, requests, group_size(requests, rows)), requests]
-        count = max(min(GROUPS, requests // (FEWEST * rows)), min(1, requests))
-        return [number * requests // count for number in range(count + 1)] if count else []
 
-
-def group_size(requests: int, rows: int) -> int:
-    """The number of requests in each group but the last, of so many that go through `rows` rows. Groups are as equal as
-    can be, since the rows of a small one are idle for most of it."""
-    if rows == 1:
-        return 1
-    groups = max(min(GROUPS, requests // (FEWEST * rows)), -(-requests // (MOST * rows)), 1)
-    return max(1, -(-requests // groups))
+def groups_of(requests: int, rows: int, over_time: bool) -> list[int]:
+    """Where the groups of so many requests that go through `rows` rows begin, and the end of the last one. They are as
+    equal as can be, since the rows of a small one are idle for most of it."""
+    groups = max(min(GROUPS, requests // (FEWEST * rows)), min(1, requests))
+    if not over_time:
+        groups = requests if rows == 1 else max(groups, -(-requests // (MOST * rows)))
+    return [number * requests // groups for number in range(groups + 1)] if groups else []

@@ -1,6 +1,7 @@
 """The whole command on little models: files, records, batches, failures, verdicts and exit codes."""
 
 import json
+from itertools import pairwise
 
 import pandas as pd
 import pytest
@@ -10,7 +11,7 @@ from small_runs import call, fail_where, finished, parts_of, run, run_main, smal
 
 from specbench.measure.schema import FIELDS
 from specbench.report.files import read_run
-from specbench.run.batching import group_size
+from specbench.run.batching import groups_of
 from specbench.run.jobs import locked
 
 OPTIONS = ("logger=none", "executor=eager")
@@ -119,8 +120,12 @@ def test_a_run_beside_peers(tmp_path):
 
 
 def test_groups_are_as_equal_as_can_be():
-    assert group_size(40, 1) == 1
-    assert [group_size(requests, 8) for requests in (1, 7, 40, 64, 600)] == [1, 7, 40, 32, 75]
+    assert groups_of(40, 1, False) == [*range(41)] and groups_of(0, 8, False) == groups_of(0, 1, True) == []
+    for requests, largest in ((1, 1), (7, 7), (40, 40), (64, 32), (90, 45), (600, 75), (1025, 114)):
+        cuts = groups_of(requests, 8, False)
+        sizes = [end - begin for begin, end in pairwise(cuts)]
+        assert cuts[0] == 0 and cuts[-1] == requests and max(sizes) == largest <= min(sizes) + 1
+    assert groups_of(40, 1, True) == [*range(0, 41, 5)] and groups_of(3, 1, True) == [0, 3]
 
 
 def test_a_target_whose_logits_are_not_finite_is_not_lossless(monkeypatch, tmp_path):
