@@ -22,14 +22,12 @@ def expected_tokens(alpha: Any, gamma: Any) -> Any:
 
 
 def walltime_improvement(alpha: float, gamma: float, c: float) -> float:
-    """Speedup over autoregressive decoding, if a target call takes as long for gamma + 1 tokens as for 1 and nothing
-    else takes time (Theorem 3.8)."""
+    """Theorem 3.8: the speedup if a target call takes as long for gamma + 1 tokens as for 1, and all else no time."""
     return expected_tokens(alpha, gamma) / (gamma * c + 1)
 
 
 def operations_factor(alpha: float, gamma: float, c_hat: float) -> float:
-    """The factor by which the total of arithmetic operations grows (Theorem 3.11). c_hat is the ratio of operations per
-    token, drafter to target (Definition 3.10)."""
+    """Theorem 3.11: the factor of operations; c_hat is those per token, drafter to target (Definition 3.10)."""
     return (gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma)
 
 

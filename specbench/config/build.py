@@ -66,8 +66,7 @@ class Parts:
 
     @property
     def longest_prompt(self) -> int:
-        """The most tokens of a prompt that the models can read, with one at least to follow; of encoder-decoders, the
-        longest input of their encoders."""
+        """The most tokens of a prompt with one to follow; of encoder-decoders, the longest input of their encoders."""
         if self.target.start_tokens is None:
             return self.target.context - 1
         return min(m.encoder.context for m in (self.target, *self.drafter.models) if m.encoder is not None)
@@ -166,8 +165,7 @@ def sizes_of(checked: Checked, context: Context) -> list[ModelSize]:
 
 
 def for_scoring(checked: Checked, context: Context) -> Context:
-    """What the target has in common with its verifier. Lenience at temperature 0 compares the target's probabilities
-    before argmax; drafters keep theirs."""
+    """Of target and verifier. Lenience at temperature 0 compares the target's probabilities before argmax."""
     leniences = checked.choices["lenience_policy"]
     least = leniences.kind.lowest(leniences.settings, checked.root.lenience)
     return replace(context, sampling=replace(context.sampling, before_argmax=least < 1))

@@ -130,24 +130,21 @@ def conf_dir() -> Path:
 
 
 def loader() -> ConfigLoader:
-    """What reads the configurations. Hydra's one object for a whole process, which a notebook or another thread may
-    have, is neither needed nor changed."""
+    """What reads the configurations. Hydra's one object for a process, which a notebook may have, is not touched."""
     with _LOADING:
         setup_globals()
         return ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
 
 
 def compose(overrides: Sequence[str], mode: RunMode = RunMode.RUN) -> DictConfig:
-    """The configuration that the command line would compose, with Hydra's own part; with MULTIRUN that of a sweep, as
-    of `-m`. Raises ConfigError."""
+    """The configuration that the command line composes in this mode, with Hydra's own part. Raises ConfigError."""
     refuse_no_overrides(overrides)
     with explained(overrides):
         return loader().load_configuration("config", list(overrides), mode, from_shell=False)
 
 
 def compose_as(choices: Mapping[str, str], settings: Mapping[str, Any], words: Sequence[str]) -> DictConfig:
-    """The configuration of these options by group and these settings, whatever the defaults are, with overrides that
-    replace some of them. Raises ConfigError."""
+    """The configuration of these options by group and settings, of which `words` replace some. Raises ConfigError."""
     keys = {word.partition("=")[0].lstrip("+") for word in words}
     kept = [f"{group}={name}" for group, name in choices.items() if group not in keys]
     config = compose([*kept, *words])
@@ -221,8 +218,7 @@ def inside_outputs(name: object) -> str:
 
 
 def hub_or_package(hub_id: str, file: str) -> str:
-    """`package:FILE` if its Python package is installed and the local cache lacks the hub id's weights; else the hub
-    id."""
+    """`package:FILE` if its package is installed and the local cache lacks the hub id's weights; else the hub id."""
     from huggingface_hub import try_to_load_from_cache
 
     package = f"{PACKAGE}{file}"

@@ -12,8 +12,7 @@ from specbench.errors import first_line, shown, unknown
 
 
 def explain(error: BaseException, overrides: Sequence[str] = (), keys: Iterable[str] | None = None) -> str:
-    """A mistake that Hydra or OmegaConf found while composing these overrides, as one sentence. `keys` are those that
-    can be set, if not those of a run."""
+    """A mistake that Hydra or OmegaConf found in these overrides. `keys` can be set, by default those of a run."""
     text = str(error)
     if found := re.search(r"ConfigError raised while resolving interpolation: (.*)", text):  # by one of our resolvers
         return found[1]

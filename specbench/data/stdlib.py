@@ -36,8 +36,7 @@ def is_held_out(module: str) -> bool:
 
 @cache
 def read_modules(*, held_out: bool) -> dict[str, str]:
-    """Source text by module path (posix, relative to the library), sorted by path: the training text, or what prompts
-    and perplexity come from."""
+    """Source text by module path (posix, relative to the library), sorted: the training text, or what is held out."""
     root = Path(sysconfig.get_paths()["stdlib"])
     modules = {}
     for path in sorted(_files(root)):
@@ -63,11 +62,10 @@ def functions(text: str) -> Iterator[int]:
 
 
 def documentation(text: str) -> Iterator[int]:
-    """Numbers of the middle lines of documentation strings of at least eight lines, counted from 0; none of the
-    library's files that are broken on purpose."""
+    """Numbers of the middle lines, counted from 0, of documentation strings of at least eight lines."""
     try:
         nodes = [*ast.walk(ast.parse(text))]
-    except SyntaxError:
+    except SyntaxError:  # of the library's files that are broken on purpose
         return
     for node in nodes:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(node):
@@ -101,8 +99,7 @@ class StdlibData(Data):
 
 
 def take(kind: str) -> list[Prompt]:
-    """The prompts of a kind, which is their category, from the held-out modules: one prompt of each module, in a hashed
-    order, then a second one of each, and so on."""
+    """The prompts of a kind, their category: one of each held-out module in a hashed order, then a second of each."""
     ends, found = ENDS[kind], []
     for module, text in read_modules(held_out=True).items():
         lines = text.splitlines()

@@ -79,14 +79,12 @@ class ParallelData(Data):
 
 
 def lines_of(path: str, key: str) -> list[str]:
-    """The lines of a text file, stripped; only line feeds end one, as in the tools that made the files. Raises
-    ConfigError."""
+    """The lines of a text file, stripped; only line feeds end one, as in the tools that made it. Raises ConfigError."""
     return [line.strip() for line in read_text(place_of(path), key).removesuffix("\n").split("\n")]
 
 
 class UnconditionalData(Data):
-    """`count` prompts of the text `start`, each with its own noise. A start of None is the token with which the
-    tokenizer's texts begin."""
+    """`count` prompts of the text `start`, each with its own noise; None is the token with which texts begin."""
 
     class Settings(BaseSettings):
         start: str | None

@@ -43,8 +43,7 @@ def mean_of(estimate: Estimate, n: float) -> dict[str, Any]:
 
 
 def acceptance(sample: Sample) -> dict[str, Any]:
-    """`lengths`: how many rounds accepted 0, 1, .. guesses. `by_place`: the mean of beta at each place of the draft,
-    over the rounds that tested it."""
+    """`lengths`: how many rounds accepted 0, 1, .. guesses. `by_place`: the mean of beta at each tested place."""
     total = sample.total
     lengths, places = (numbers_behind(total, prefix) for prefix in (ACCEPTED_OF, TESTED_AT))
     means = sample.of_tokens(lambda s: {str(n): s[f"{BETA_AT}{n}"] / s[f"{TESTED_AT}{n}"] for n in places})
@@ -107,9 +106,8 @@ def waits_frame(records: Sequence[Record], rows: int) -> pd.DataFrame:
 
 
 def waits_of(text: Text) -> dict[str, float]:
-    """The tokens of a request and its waits in seconds; not a number where there is no such wait. Of one that was there
-    at once the first token comes after its prompt was read and the first round; it waits for the whole of each call
-    that it is in."""
+    """The tokens of a request and its waits in seconds, NaN where there is no such wait. Of one that was there at once
+    the first token comes after its prompt was read and the first round; it waits for the whole of each of its calls."""
     rounds, times = text.rounds, text.times
     later = sum(rounds.tokens[1:]) or np.nan
     if times is not None:

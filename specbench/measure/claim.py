@@ -222,8 +222,7 @@ def judged(claim: Claim, results: Mapping[str, Any], records: Sequence[Record], 
 
 
 def of_speed(claimed: Numbers, speedup: Figure, here: Numbers) -> tuple[str, Answer, str]:
-    """The speedup that the claimed tokens per round give at what a round costs here, gamma c + v + o: this prediction,
-    the answer and why."""
+    """The speedup of the claimed tokens per round at what a round costs here, gamma c + v + o; the answer and why."""
     own, ours, tokens = here.speedup, here.block_efficiency, claimed.block_efficiency
     if not (tokens and own and ours and tokens.value and own.value and speedup.value):
         return "-", "cannot tell", "it has no speed or no tokens per round"

@@ -41,8 +41,7 @@ def compare(runs: Mapping[str, Sequence[Record]]) -> list[dict[str, Any]]:
 
 
 def shared(runs: Mapping[str, Sequence[Record]]) -> dict[str, pd.DataFrame]:
-    """The sums of the requests that all runs finished, by processes of the same number, in one order. Raises
-    ValueError if there are none."""
+    """The sums of the requests that all runs finished, in one order. Raises ValueError if there are none."""
     frames = {label: prompts_frame(records) for label, records in runs.items()}
     keys = {label: [*zip(own.get("process", ()), own.get("id", ()), strict=True)] for label, own in frames.items()}
     known = set.intersection(*({*own} for own in keys.values()))

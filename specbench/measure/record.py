@@ -209,8 +209,7 @@ def read(path: Path) -> list[Record]:
 
 
 def content(path: Path) -> bytes:
-    """What a file holds that a run has left, which a kill may have cut inside a character. Raises ConfigError if it is
-    no file."""
+    """What a file of a run holds, which a kill may have cut inside a character. Raises ConfigError if it is no file."""
     if not path.is_file():
         what = "is no file" if path.exists() else "is not there"
         raise ConfigError(f"{path} {what}: choose the folder of a finished run")

@@ -137,8 +137,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
 
 def p_value(sums: Floats) -> tuple[float, str]:
-    """A bound on the probability that an exact run gives so much evidence of faults, from the sums of a run, and the
-    alternative that most of it is for."""
+    """A bound on the probability that an exact run has such sums, and the alternative that they are most for."""
     logs = sums[:, 0] + np.log(SHARES)
     if np.isnan(logs).any():
         return 0.0, "a probability that is no number"
@@ -209,8 +208,7 @@ def _rows(kept: Kept, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _acceptance(rule: str | None, guesses: Tensor, stands: Tensor) -> tuple[Floats, int]:
-    """The sums of whether guesses [6, K] stand [K], whose probability follows from the decoder's own p and q, and how
-    many of these answers are impossible."""
+    """The sums of whether guesses [6, K] stand [K], by the decoder's own p and q, and how many are impossible."""
     if rule is None or not len(stands):
         return no_sums(), 0
     p, q, first, last = guesses[2:]

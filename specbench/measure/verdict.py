@@ -83,8 +83,7 @@ def compared(logits: Tensor, kept: Kept, dtype: torch.dtype, sampling: Sampling)
 
 
 def _drafter(logits: Tensor, draws: Draws, model: Any) -> dict[str, Any]:
-    """How far q is from that of the drafter's stock module, by its penalised logits [n, V]; at temperature 0 how many
-    guesses are not its likeliest token."""
+    """How far q is from the stock module's, by logits [n, V]; at temperature 0 how many guesses are not likeliest."""
     if not model.sampling.greedy:
         return compared(logits, draws.drafter, model.dtype, model.sampling)
     guesses = [guess for guess in draws.guesses if guess.at < len(logits)]
@@ -231,8 +230,7 @@ def _pooled(readings: Readings, name: str) -> dict[str, Any] | None:
 def _judge_equality(
     records: Sequence[Record], readings: Readings, details: dict[str, Any], invariant: bool
 ) -> tuple[bool | None, str]:
-    """The verdict at temperature 0 and why. With an `invariant` p every text must be plain decoding's, ties included.
-    Adds to the details."""
+    """The verdict at temperature 0 and why; adds to the details. An `invariant` p excuses no tie."""
     different = [r for r in records if r.speculative and r.baseline and r.speculative.ids != r.baseline.ids]
     kinds = [(record.verdict or {}).get("divergence") or "unknown" for record in different]
     wrong = sum(reading["wrong"] for reading in readings)

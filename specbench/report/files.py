@@ -72,8 +72,7 @@ def labelled(runs: Sequence[Run], places: Sequence[str]) -> list[Run]:
 
 
 def labels_of(overrides: Sequence[Sequence[str]]) -> list[str]:
-    """A short name for each run: the overrides in which the runs differ; of one key alone only its values, unless they
-    are numbers."""
+    """A short name for each run: the overrides in which runs differ; of one key only its values, if not numbers."""
     common = set.intersection(*map(set, overrides)) if len(overrides) > 1 else set()
     own = [[word for word in words if word not in common] for words in overrides]
     keys = {word.partition("=")[0] for words in own for word in words}
@@ -96,8 +95,8 @@ class Opening:
 
 
 class Logger(Component):
-    """What follows a run; the option `none` leaves only its files. Others never hold the only copy of anything; an
-    error in `open` stops the run before it decodes, one in any other method loses no results."""
+    """Leaves only the run's files. Other loggers follow a run and never hold the only copy of anything: an error in
+    `open` stops the run before it decodes, one in any other method loses no results."""
 
     def open(self, opening: Opening) -> None:
         """Called before decoding begins."""

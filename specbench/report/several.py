@@ -97,8 +97,7 @@ def sweep_headline(runs: Sequence[Run]) -> str:
 
 
 def fastest(rows: Sequence[tuple[str, float | None, Sequence[float] | None]], what: str) -> str:
-    """Which of several measured speedups of `what`, given with their names and intervals, is the largest that is shown
-    to be a gain; the largest of all if none is."""
+    """The largest of several speedups of `what` with names and intervals that is shown to be a gain, or of all."""
     gains = [row for row in rows if row[2] is not None and row[2][0] > 1]
     name, speedup, interval = max(gains or rows, key=lambda row: row[1] or 0.0)
     said = f"Largest gain on plain decoding of {len(rows)} {what}"

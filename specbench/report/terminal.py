@@ -119,8 +119,7 @@ def table(frame: Any) -> Table:
 
 @contextmanager
 def progress(place: str = "") -> Iterator[Callable[[int, int | None, str], None]]:
-    """A bar of prompts while a terminal shows it: what is yielded takes how many are done, how many there are, and what
-    is going on. `place` says of which job."""
+    """A bar of prompts on a terminal: what is yielded takes how many are done, how many there are, and what goes on."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("prompts"),
                TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())  # fmt: skip
     screen = Console(stderr=True)

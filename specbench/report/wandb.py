@@ -25,8 +25,7 @@ MOST_ROUNDS = 5000  # in the history; of longer runs only every second, third, .
 
 
 class WandbLogger(Logger):
-    """One W&B run for each run: running numbers for each request and, at the end, rounds, the summary, tables and the
-    page."""
+    """One W&B run for each run: running numbers for each request; at the end rounds, the summary, tables, the page."""
 
     class Settings(BaseSettings):
         mode: Literal["offline", "online", "disabled"]
@@ -188,8 +187,7 @@ def summary(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def save_dashboard(where: str, runs: Sequence[Run]) -> str:
-    """Creates the dashboard in `where`, ENTITY/PROJECT, and returns its address. Needs an account. Raises
-    ConfigError."""
+    """Creates the dashboard in ENTITY/PROJECT, with an account, and returns its address. Raises ConfigError."""
     entity, _, project = where.partition("/")
     if not entity or not project:
         raise ConfigError(f"--wandb={where} is not allowed: it must be ENTITY/PROJECT")

@@ -50,8 +50,7 @@ def main(words: list[str] | None = None) -> None:
 
 def measure(folder: Path | None, overrides: Sequence[str], reported: Decimal | None = None) -> bool | None:
     """Reads the texts with both models, prints the numbers, and writes them into a run's folder. Returns whether the
-    control differs from alpha; None if there are too few texts to say. `reported` is compared with the length. Raises
-    ConfigError."""
+    control differs from alpha, None with too few texts. `reported` is compared with the length. Raises ConfigError."""
     from specbench.report import files
 
     run = files.read_run(folder) if folder else None
@@ -121,10 +120,9 @@ def read_alpha(
     target: Any, drafter: Any, texts: Iterable[tuple[Sequence[int], int]], gamma: int, own: bool
 ) -> TeacherForced:
     """beta at each position of texts, each given with the position that it is scored from, by the stock modules of two
-    `LanguageModel`s, and the control: no cache, no executor and no loop of ours takes part. Raises ValueError if
-    no text can be scored. For the length with drafts of gamma tokens, a text that is the target's `own` says which
-    guess was taken: x, drawn from p, was an accepted guess with probability min(1, q(x) / p(x)). Of another text only
-    beta is known."""
+    `LanguageModel`s, and the control: no cache, executor or loop of ours takes part. Raises ValueError if no text can
+    be scored. For the length with drafts of gamma tokens, a text that is the target's `own` says which guess was taken:
+    x, drawn from p, was accepted with probability min(1, q(x) / p(x)). Of another text only beta is known."""
     import torch
 
     from specbench.models.reference_forward import FinishedText
@@ -180,8 +178,7 @@ def length_of(run: "Run") -> Estimate:
 
 
 def agreement(length: Estimate, reported: Decimal) -> bool | None:
-    """Whether the interval of the length holds what an engine reported, as far as its digits go; None without an
-    interval. Prints the answer."""
+    """Whether the interval of the length holds what an engine reported, by its digits; None without one. Prints it."""
     from specbench.measure.claim import Figure
     from specbench.report import terminal
 

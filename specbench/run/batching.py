@@ -27,8 +27,7 @@ class Batch:
 
 
 class Requests:
-    """The prompts of a run as requests. The baseline's answers of a turn are the history of the next one, for every
-    method."""
+    """The prompts of a run as requests. Plain decoding's answers of a turn are the next one's history, for all."""
 
     def __init__(self, parts: Parts, spare: int):
         """`spare` cache columns take the guesses beyond a row's limit."""
@@ -39,8 +38,7 @@ class Requests:
         self.too_long: list[int] = []  # tokens of each turn that does not fit, and of those that would follow it
 
     def batches(self) -> Iterator[Batch]:
-        """Groups of all first turns, then of the second turns, and so on. Raises ConfigError if no prompt fits the
-        context, or if one is empty."""
+        """Groups of all first turns, then of second turns, ... Raises ConfigError if none fits, or one is empty."""
         first = 0
         for turn in range(self.turns):
             found = self._of_turn(turn, first)
@@ -64,8 +62,7 @@ class Requests:
         return found
 
     def _request(self, prompt: Prompt, turn: int) -> Request | None:
-        """A turn of a prompt; None if it has none, if it does not fit, or if an answer before it is missing. Raises
-        ConfigError if it is empty."""
+        """A turn of a prompt; None if there is none, it does not fit, or an answer is missing. Raises ConfigError."""
         parts, target = self.parts, self.parts.target
         answers = self.answers[prompt.id]
         if len(prompt.turns) <= turn or len(answers) != turn:

@@ -112,8 +112,7 @@ def check_claim(path: Path, words: Sequence[str]) -> bool:
 
 
 def answers(claim: "Claim", words: Sequence[str]) -> "list[Judged]":
-    """The answer for each number of a claim by a run of what it says, or by the finished one. Raises AbsentError if
-    weights or data are missing."""
+    """The answer for each number of a claim by a run of what it says. Raises AbsentError without weights or data."""
     groups = GROUPS.keys() - NOT_CLAIMED
     for key in claim.choices.keys() - groups:  # another override, which could run code
         raise unknown(f"choices.{key}={claim.choices[key]}", groups, "choice of an option")

@@ -138,8 +138,7 @@ def run_repeats(job: Job) -> Run:
 
 
 def run_process(job: Job, folder: Path, first: bool) -> None:
-    """Runs one process to its end. After Ctrl-C it measures what it has finished. Raises ConfigError if the first one
-    refuses its configuration."""
+    """Runs a process, which after Ctrl-C measures what it has finished. Raises ConfigError if the first one refuses."""
     own = ["repeats=1", "strict=false", "hydra.mode=RUN", f"hydra.run.dir='{folder}'"]
     call = [sys.executable, "-m", "specbench", *job.overrides, *own]
     shared = os.environ.get("WANDB_RUN_ID")  # which is the pooled run's

@@ -97,8 +97,7 @@ def jobs_of_comparison(words: Sequence[str], also: Sequence[str]) -> tuple[DictC
 
 
 def labels_of_groups(together: Sequence[Sequence[Job]]) -> list[str]:
-    """What distinguishes groups of jobs: of the overrides that all jobs of a group have, those that not all groups
-    have."""
+    """What distinguishes groups of jobs: of the overrides that all jobs of a group have, those that not all have."""
     shared = [[word for word in own[0].overrides if all(word in job.overrides for job in own)] for own in together]
     labels = labels_of(shared)
     return [label if labels.count(label) == 1 else f"group {number}" for number, label in enumerate(labels, 1)]
@@ -135,8 +134,7 @@ def compare_group(folder: Path, asked: Sequence[Job]) -> int:
 
 
 def write_comparison(folder: Path, runs: Sequence[Run]) -> None:
-    """Prints the ranking of runs that were decoded in turn, and writes comparison.json and the page. Raises
-    ConfigError if they share no prompt."""
+    """Prints the ranking, and writes comparison.json and the page. Raises ConfigError if the runs share no prompt."""
     from specbench.measure.compare import compare
     from specbench.report import several
 

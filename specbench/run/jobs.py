@@ -99,8 +99,7 @@ def not_shown_lossless(job: Job, run: Run) -> bool:
 
 
 def refuse_verdict(job: Job, run: Run) -> None:
-    """Raises VerdictError if strict=true, unless the distribution is shown to be the target's, or is another one by
-    choice."""
+    """Raises VerdictError if strict=true, unless the distribution is shown to be the target's, or another by choice."""
     lossless = run.results["lossless"]
     if not_shown_lossless(job, run):
         word = "failed" if lossless["passed"] is False else "unknown"
@@ -108,8 +107,7 @@ def refuse_verdict(job: Job, run: Run) -> None:
 
 
 def remove_unused(folder: Path) -> None:
-    """Removes the folder of a refused run, if nothing was decoded in it, and the empty folders above it that are inside
-    outputs/."""
+    """Removes the folder of a refused run without a decoded prompt, and the empty folders above it inside outputs/."""
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     if sizes.keys() - {"run.log", "config.yaml", "prompts.jsonl"} or sizes.get("prompts.jsonl"):
         return

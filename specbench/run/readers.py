@@ -112,8 +112,7 @@ def _betas(p: Tensor, q: Tensor, lenience: float, greedy: bool) -> Tensor:
 def asked(
     drafter: Any, tokens: list[int], begin: int, vocab_size: int, encoder_input: Any, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """What a drafter without models says of the tokens of a text from `begin` on: q [n, V], and at which of the
-    positions it has a guess [n]."""
+    """What a drafter without models says of a text from `begin` on: q [n, V], and where it has a guess [n]."""
     state = State.start([sequence.Sequence(tokens, len(tokens) + 1, 0, encoder_input)], [], 2, device)
     drafter.begin(state)
     found, guessed = torch.zeros(len(tokens) - begin, vocab_size, device=device), []

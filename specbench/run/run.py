@@ -109,8 +109,7 @@ def execute(
 
 
 def execute_one(job: Job, **how: Any) -> files.Run:
-    """The run of one job, with the options of `execute`. Raises CommandError if it has no results, and
-    KeyboardInterrupt if it was interrupted."""
+    """The run of one job, as `execute` has it. Raises CommandError if it has no results, and KeyboardInterrupt."""
     forget_earlier_runs()
     [run] = execute([job], **how)
     if isinstance(run, Exception):
@@ -278,8 +277,7 @@ def extra_work(verifier: Any) -> tuple[bool, ...]:
 def finish(
     method: Method, status: Status, known: Mapping[str, Any], seconds: dict[str, float]
 ) -> files.Run | Exception:
-    """Computes the results of a method, writes its files and gives them to its logger. Returns the run, or the error if
-    every prompt failed."""
+    """Computes the results of a method, and gives files and logger the run. Returns it, or why every prompt failed."""
     method.file.flush()
     records, parts = read(method.job.folder / files.RECORDS), method.parts
     facts = facts_of(method, status, known, seconds)

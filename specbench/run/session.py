@@ -69,8 +69,7 @@ class Session:
         keep: bool = False,
     ) -> Decoded:
         """Decodes jobs through the run's rows of `columns` columns; `arrivals` in seconds. Policy and verifier are the
-        run's own unless given. `keep`: p and q of the tokens are kept for the verdict, as far as there is room.
-        Raises ConfigError if the cache is too small."""
+        run's own unless given. `keep`: p and q are kept as room lasts. Raises ConfigError if the cache is too small."""
         parts = self.parts
         policy, verifier = policy or parts.policy, verifier or parts.verifier
         target, drafter = parts.target, parts.drafter
@@ -130,9 +129,8 @@ def texts_of(scheduler: Scheduler, clock: Timer, recorder: Recorder, tokenizer: 
 
 
 def warm_up(session: Session, batch: Batch) -> None:
-    """Makes the first calls, which pay for allocation, thread pools, compilation and capture. With fixed shapes these
-    are decodes with every draft length and at every text length at which the executor uses other shapes; without, one
-    with the largest draft and one with none."""
+    """Makes the first calls, which pay for allocation, thread pools, compilation and capture. With fixed shapes they
+    decode every draft length at every text length that has other shapes; without, the largest draft and none."""
     parts, executor = session.parts, session.parts.target.executor
     if not parts.decoding.samples:  # a search meets its shapes within one request
         parts.decoding.decode(parts, [session.job(batch.requests[0], SHORT)], batch.columns, speculative=True)

@@ -21,8 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def begin(config: DictConfig) -> list[Job]:
-    """The checked jobs, so that a mistake in the last one is not found after hours of the others. Ends the program if
-    one is not possible."""
+    """The checked jobs, so that a mistake in the last one is not found after hours. Ends the program for a mistake."""
     try:
         if not config.hydra.sweeper._target_.endswith(".BasicSweeper"):
             raise ConfigError("hydra/sweeper must be basic: all jobs are known before the first one begins")
