@@ -23,11 +23,12 @@ from specbench.drafters.tree_shapes import BlockTreeSettings
 from specbench.errors import ConfigError
 from specbench.models.checkpoint import MODEL, local_path
 from specbench.models.heads import PartSettings
+from specbench.models.intersection import DraftVocabulary
 from specbench.models.language_model import LanguageModel
 from specbench.models.load import Context, load_config
 from specbench.models.published import read_tensors
 from specbench.models.sizes import stored
-from specbench.models.vocabulary import DraftVocabulary, VocabMap
+from specbench.models.vocabulary import VocabMap
 from specbench.policies.base import GammaPolicy
 
 

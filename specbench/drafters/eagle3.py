@@ -17,9 +17,9 @@ from specbench.drafters.pair_model import PairDrafter, PairModel
 from specbench.drafters.tree_shapes import TreeSettings
 from specbench.models.checkpoint import MODEL, local_path
 from specbench.models.heads import PartSettings
+from specbench.models.intersection import DraftVocabulary
 from specbench.models.language_model import LanguageModel
 from specbench.models.load import Context, load_config
-from specbench.models.vocabulary import DraftVocabulary
 
 LayerIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 

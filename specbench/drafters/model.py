@@ -17,7 +17,6 @@ from specbench.drafters.base import Drafter, OwnSampling
 from specbench.errors import ConfigError
 from specbench.models.language_model import LanguageModel
 from specbench.models.load import Context, PretrainedModel
-from specbench.models.vocabulary import intersection
 from specbench.policies.base import GammaPolicy, Signal
 
 
@@ -39,6 +38,8 @@ def load_drafter(
     model = PretrainedModel(settings, settings.own(context), "drafter", target.vocab_size)
     if vocabulary == "same" or model.tokenizer.get_vocab() == target.tokenizer.get_vocab():
         return model
+    from specbench.models.intersection import intersection
+
     found = intersection(target.tokenizer, model.tokenizer, target.vocab_size, model.own_vocab_size, model.device)
     if model.encoder is not None or not found.shared:
         has_encoder = "an encoder reads the target's tokens as they are"

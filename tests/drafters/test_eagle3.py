@@ -18,7 +18,7 @@ from specbench.drafters.eagle3 import Eagle3Model
 from specbench.drafters.eagle3_checkpoint import parse_config
 from specbench.drafters.pair_model import PairModel
 from specbench.errors import ConfigError
-from specbench.models.vocabulary import DraftVocabulary
+from specbench.models.intersection import DraftVocabulary
 
 LAYERS = TARGET["num_hidden_layers"]
 DEFAULT = (2, LAYERS // 2, LAYERS - 3)

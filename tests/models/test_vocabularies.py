@@ -15,7 +15,7 @@ from small_runs import parts_of, run
 from tabular import random_table
 
 from specbench.errors import ConfigError
-from specbench.models.vocabulary import Intersection, intersection
+from specbench.models.intersection import Intersection, intersection
 from specbench.verifiers.base import SpeculativeVerifier
 from specbench.verifiers.trees import IterativeVerifier
 
