@@ -36,9 +36,8 @@ def forbidden_tokens(module: Any) -> Tensor:
 
 def never_drawn(module: Any) -> list[int]:
     """The tokens that a generation_config forbids everywhere. generate() lets bad words end a text all the same."""
-    options = (
-        vars(module).get("generation_config") or GenerationConfig()
-    )  # None if transformers cannot generate with it
+    # It is None if transformers cannot generate with the module.
+    options = vars(module).get("generation_config") or GenerationConfig()
     alone = [words[0] for words in options.bad_words_ids or [] if len(words) == 1]
     return [*(options.suppress_tokens or []), *(token for token in alone if token not in stops_of(options))]
 

@@ -5,14 +5,13 @@ stock module on each text alone. T tokens, V vocabulary.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SuppressTokensLogitsProcessor
 
 from specbench.decoding.sampling import Sampling
@@ -75,9 +74,13 @@ def stock_logits(
 
         module = with_float_logits(module)
     eager = text.shape[1] <= LONGEST_EAGER or not module._supports_sdpa
-    with own_attention(module, "eager" if eager else "sdpa"):
+    before = module.config._attn_implementation
+    module.set_attn_implementation("eager" if eager else "sdpa")
+    try:
         kept = {"logits_to_keep": text.shape[1] - begin} if model.decoder.skips_logits else {}
         logits = plain_logits(module, text[:, :-1], encoder_input, **kept)[0, begin - text.shape[1] :]
+    finally:
+        module.set_attn_implementation(before)
     never = never_drawn(module) if suppressing else []
     return SuppressTokensLogitsProcessor(never, device=str(text.device))(text, logits) if never else logits
 
@@ -90,17 +93,6 @@ def plain_logits(module: Any, texts: Tensor, encoder_input: EncoderInput | None,
         return encoder_decoder.plain_logits(module, texts, encoder_input)
     found: Tensor = module(input_ids=texts, use_cache=False, **options).logits
     return found
-
-
-@contextmanager
-def own_attention(module: PreTrainedModel, name: str) -> Iterator[None]:
-    """Inside this context the module uses an attention function of transformers."""
-    before = module.config._attn_implementation
-    module.set_attn_implementation(name)
-    try:
-        yield
-    finally:
-        module.set_attn_implementation(before)
 
 
 @torch.inference_mode()

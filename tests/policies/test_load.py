@@ -18,7 +18,7 @@ from specbench.errors import ConfigError
 from specbench.measure.recorder import Recorder
 from specbench.policies.base import FixedGamma
 from specbench.policies.lenience import LoadLenience
-from specbench.policies.workload import Poisson
+from specbench.policies.poisson import Poisson
 from specbench.settings import validate
 from specbench.verifiers.base import SpeculativeVerifier
 
