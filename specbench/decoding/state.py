@@ -144,7 +144,7 @@ class State:
         return max((row + 1 for row, on in enumerate(self.active) if on), default=0)
 
     def remaining(self, context: int) -> list[int]:
-        """How many guesses each row can keep within its limit and `context` tokens, with one more token behind them."""
+        """Guesses that each row can keep within its limit and `context` tokens, with a recovered or bonus token."""
         return [
             max(0, min(s.limit, context) - len(s.tokens) - 1) if s is not None and s.active else 0
             for s in self.sequences

@@ -99,7 +99,7 @@ class DFlashModel:
         self.context.scatter_(4, columns[None, None, :, None, :, None].expand_as(made), made)
 
     def read(self, state: State) -> tuple[Tensor, Tensor]:
-        """Logits [B, guesses, V'] of a block behind the committed tokens, and the states [B, guesses, H] of them."""
+        """Logits [B, guesses, V'] of a block behind the committed tokens, made of the states [B, guesses, H]."""
         self.read_prompts()
         visible = self.executor.columns(max(state.lengths), self.context.shape[4])
         found: tuple[Tensor, Tensor] = self.executor.compiled(self._read, self)(state.rows, visible)
