@@ -162,7 +162,6 @@ class Facts:
     peak_bytes_per_second: Number = 0.0  # that the memory was measured to read; 0 if it was not measured
     memory: dict[str, Number] = field(default_factory=dict)  # peak_bytes, weights_bytes, kv_bytes
     seconds: dict[str, Number] = field(default_factory=dict)  # start, load, warm_up, plain, speculative, peers, ...
-    too_long: Count = 0  # requests that leave no room for a token in the context
     drafter_context: Count | None = None  # the longest text that the drafter can read, tokens; None if any
     begin: Count | None = None  # tokens that every text begins with, None if these are its prompt's
     status: Status = "complete"

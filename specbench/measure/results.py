@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -155,7 +154,6 @@ def prompts_hash(records: Sequence[Record]) -> str:
 
 def _details(records: Sequence[Record], run: Sample, facts: Facts) -> dict[str, Any]:
     total = run.total
-    recording = total["record_seconds"] / total["seconds"] if total["seconds"] else math.nan
     return {
         "facts": dataclasses.asdict(facts),
         "prompts": {"template": facts.template, "sha256": prompts_hash(records)},
@@ -167,7 +165,6 @@ def _details(records: Sequence[Record], run: Sample, facts: Facts) -> dict[str, 
         "prefill_seconds": total["prefill_seconds"] / total["requests"],
         "plain_prefill_seconds": total["plain_prefill_seconds"] / total["requests"],
         "plain_tokens": round(total["plain_tokens"]),
-        "recording": recording if math.isfinite(recording) else None,
         "pace_drift": pace_drift(records),
         "drift": breakdown.drift(run),
         "served": breakdown.served(records, facts.batch_size),

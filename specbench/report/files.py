@@ -60,14 +60,10 @@ def read_all(folder: Path) -> list[Run]:
     paths = sorted(path for path in every if not every.intersection(path.parents))  # processes of a run are part of it
     if not paths:
         raise ConfigError(f"{folder} has no finished run: no {RESULTS} is in it or below it")
-    return labelled([read_run(path) for path in paths], [str(path.relative_to(folder)) for path in paths])
-
-
-def labelled(runs: Sequence[Run], places: Sequence[str]) -> list[Run]:
-    """The runs with labels that say in what they differ, or with their places where that leaves two alike."""
+    runs = [read_run(path) for path in paths]
     labels = labels_of([run.results["details"]["overrides"] for run in runs])
-    if len({*labels}) < len(labels):
-        labels = [*places]
+    if len({*labels}) < len(labels):  # then their places differ
+        labels = [str(path.relative_to(folder)) for path in paths]
     return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
 
 

@@ -19,7 +19,7 @@ from specbench.measure.record import Record
 from specbench.measure.sums import rounds_frame
 from specbench.report import files, tables
 from specbench.report.files import Run
-from specbench.report.terminal import baseline_strength, speedup_sentence, verdict_and_prediction
+from specbench.report.terminal import baseline_strength, speedup_sentence, verdict_with_reason
 from specbench.theory import walltime_improvement
 
 PROMPTS_SHOWN = 8  # on the page of a run
@@ -74,7 +74,12 @@ def run_page(run: Run, records: Sequence[Record]) -> str:
     shown = {"By category": tables.by_category([run]), "By method": tables.methods(run)}
     texts = [record for record in records if record.speculative and record.baseline][:PROMPTS_SHOWN]
     title = results["name"] if results["status"] == "complete" else f"{results['name']} ({results['status']})"
-    answer = (speedup_sentence(results), f"{verdict_and_prediction(results)}{baseline_strength(results)}")
+    predicted = results["speedup"]["theorem_3_8"]
+    theorem = (
+        f"Theorem 3.8 predicts {tables.ratio(predicted, None)}" if predicted else "Theorem 3.8 predicts nothing here"
+    )
+    lossless = f"lossless: {verdict_with_reason(results['lossless'])}"
+    answer = (speedup_sentence(results), f"{theorem}; {lossless}{baseline_strength(results)}")
     more = {"title": title, "tiles": tiles(results), "texts": texts, "notes": results["notes"]}
     return rendered(drawn, shown, [run], answer=answer, **more)
 

@@ -16,48 +16,48 @@ from specbench.errors import visible
 from specbench.report import page, tables, terminal
 from specbench.report.files import Run
 from specbench.report.page import GAIN, INK, LOSS, MEASURED, STYLE, THEORY, WIDTH
-from specbench.report.tables import Cells, mean, number, ratio
+from specbench.report.tables import mean, number, ratio
 
 LINES = (MEASURED, THEORY, GAIN, "#8a63a8", LOSS, "#b58a1b", "#4aa3a2", INK)
 MOST_TICKS = 8  # beyond them matplotlib chooses
-RUN_CELLS: Cells = {
-    "speedup": lambda r: ratio(r["speedup"]["measured"], r["speedup"]["ci95"]),
-    "Thm 3.8": lambda r: ratio(r["speedup"]["theorem_3_8"], None),
-    "lossless": lambda r: tables.verdict(r["lossless"]),
-    "alpha": lambda r: mean(r["alpha"]),
-    "block efficiency": lambda r: mean(r["block_efficiency"]),
-    "c": lambda r: number(r["cost"]["c"]),
-    "v": lambda r: number(r["cost"]["v"]),
-    "o": lambda r: number(r["cost"]["o"]),
-    "tokens/s": lambda r: number(r["throughput"].get("speculative_tokens_per_second")),
-    "plain tokens/s": lambda r: number(r["throughput"].get("baseline_tokens_per_second")),
-    "plain's bandwidth": lambda r: tables.bandwidth_share(r) or "-",
-}
-COMPARED_CELLS: Cells = {
-    "rank": lambda row: str(row["rank"]),
-    "method": lambda row: row["method"],
-    "speedup": lambda row: ratio(row["speedup"], row["speedup_ci95"]),
-    "vs fastest": lambda row: ratio(row["ratio"], row["ratio_ci95"]),
-    "p (Holm)": lambda row: number(row["p_value"]),
-    "alpha": lambda row: number(row["alpha"]),
-    "block efficiency": lambda row: number(row["block_efficiency"]),
-    "c": lambda row: number(row["c"]),
-    "v": lambda row: number(row["v"]),
-    "o": lambda row: number(row["o"]),
-    "tokens/s": lambda row: number(row["tokens_per_second"]),
-}
 
 
 def runs_table(runs: Sequence[Run]) -> pd.DataFrame:
     """One row for each run of a sweep."""
-    table = tables.frame([run.results for run in runs], RUN_CELLS)
-    table.insert(0, "run", [run.label for run in runs])
-    return table
+    return pd.DataFrame(
+        {
+            "run": run.label,
+            "speedup": ratio(r["speedup"]["measured"], r["speedup"]["ci95"]),
+            "Thm 3.8": ratio(r["speedup"]["theorem_3_8"], None),
+            "lossless": tables.verdict(r["lossless"]),
+            "alpha": mean(r["alpha"]),
+            "block efficiency": mean(r["block_efficiency"]),
+            **{name: number(r["cost"][name]) for name in "cvo"},
+            "tokens/s": number(r["throughput"].get("speculative_tokens_per_second")),
+            "plain tokens/s": number(r["throughput"].get("baseline_tokens_per_second")),
+            "plain's bandwidth": tables.bandwidth_share(r) or "-",
+        }
+        for run in runs
+        for r in (run.results,)
+    )
 
 
 def comparison(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """The ranking of methods that decoded the same prompts."""
-    return tables.frame(rows, COMPARED_CELLS)
+    return pd.DataFrame(
+        {
+            "rank": str(row["rank"]),
+            "method": row["method"],
+            "speedup": ratio(row["speedup"], row["speedup_ci95"]),
+            "vs fastest": ratio(row["ratio"], row["ratio_ci95"]),
+            "p (Holm)": number(row["p_value"]),
+            "alpha": number(row["alpha"]),
+            "block efficiency": number(row["block_efficiency"]),
+            **{name: number(row[name]) for name in "cvo"},
+            "tokens/s": number(row["tokens_per_second"]),
+        }
+        for row in rows
+    )
 
 
 def sweep_csv(runs: Sequence[Run]) -> pd.DataFrame:
@@ -153,7 +153,7 @@ def speedups(rows: Sequence[tuple[str, float | None, Sequence[float] | None, flo
 def sweep_lines(runs: Sequence[Run]) -> Figure | None:
     """The speedup over the override that has the most numbers, a line for each setting of the others, and Theorem 3.8's
     predictions dashed; None if no override has three numbers."""
-    settings = [overrides(run) for run in runs]
+    settings = [dict(word.partition("=")[::2] for word in run.results["details"]["overrides"]) for run in runs]
     key = swept_number(settings)
     if key is None:
         return None
@@ -188,11 +188,6 @@ def draw_line(axes: Any, points: Sequence[tuple[float, Mapping[str, Any]]], colo
         axes.plot((x, x), speedup["ci95"] or (speedup["measured"],) * 2, color=colour, linewidth=1.2, alpha=0.6)
     predicted = [float("nan") if speedup["theorem_3_8"] is None else speedup["theorem_3_8"] for _, speedup in points]
     axes.plot(at, predicted, "--", color=colour, linewidth=1)
-
-
-def overrides(run: Run) -> dict[str, str]:
-    """The overrides of a run, by key."""
-    return {key: value for key, _, value in (word.partition("=") for word in run.results["details"]["overrides"])}
 
 
 def swept_number(settings: Sequence[Mapping[str, str]]) -> str | None:

@@ -1,13 +1,12 @@
 """Tables of finished runs as DataFrames: by run, category and method, and of a comparison."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from specbench.report.files import Run
 
-Cells = Mapping[str, Callable[[Mapping[str, Any]], Any]]
 # The others hold numbers.
 TEXT_COLUMNS = ("run", "category", "method", "lossless", "row", "number", "answer", "why")
 LEFT_OUT = ("config", "provenance", "details", "notes", "by_category", "acceptance", "schema_version")
@@ -58,21 +57,6 @@ def milliseconds(percentiles: Mapping[str, float | None]) -> str:
     return " / ".join(number(1e3 * (percentiles[name] or 0)) for name in ("p50", "p90"))
 
 
-CATEGORY_CELLS: Cells = {
-    "prompts": lambda c: str(c["prompts"]),
-    "speedup": lambda c: ratio(c["speedup"]["measured"], c["speedup"]["ci95"]),
-    "alpha": lambda c: mean(c["alpha"]),
-    "block efficiency": lambda c: mean(c["block_efficiency"]),
-    "tokens/s": lambda c: number(c["speculative_tokens_per_second"]),
-    "plain tokens/s": lambda c: number(c["baseline_tokens_per_second"]),
-}
-
-
-def frame(rows: Sequence[Mapping[str, Any]], cells: Cells) -> pd.DataFrame:
-    """A row of cells for each row of numbers."""
-    return pd.DataFrame([{head: cell(row) for head, cell in cells.items()} for row in rows], columns=[*cells])
-
-
 def numbers(results: Mapping[str, Any]) -> dict[str, Any]:
     """What results.json holds, without what is no number of the whole run."""
     return {name: value for name, value in results.items() if name not in LEFT_OUT}
@@ -81,12 +65,22 @@ def numbers(results: Mapping[str, Any]) -> dict[str, Any]:
 def by_category(runs: Sequence[Run]) -> pd.DataFrame:
     """One row for each run and category of prompts; empty if no run has two. The run is left out if it is one."""
     several = any(len(run.results["by_category"]) > 1 for run in runs)
-    rows = [(run.label, category) for run in runs for category in run.results["by_category"] if several]
-    table = frame([category for _, category in rows], CATEGORY_CELLS)
-    table.insert(0, "category", [category["category"] for _, category in rows])
-    if len(runs) > 1:
-        table.insert(0, "run", [label for label, _ in rows])
-    return table
+    table = pd.DataFrame(
+        {
+            "run": run.label,
+            "category": own["category"],
+            "prompts": str(own["prompts"]),
+            "speedup": ratio(own["speedup"]["measured"], own["speedup"]["ci95"]),
+            "alpha": mean(own["alpha"]),
+            "block efficiency": mean(own["block_efficiency"]),
+            "tokens/s": number(own["speculative_tokens_per_second"]),
+            "plain tokens/s": number(own["baseline_tokens_per_second"]),
+        }
+        for run in runs
+        for own in run.results["by_category"]
+        if several
+    )
+    return table if len(runs) > 1 else table.drop(columns="run", errors="ignore")
 
 
 def methods(run: Run) -> pd.DataFrame:

@@ -54,13 +54,6 @@ def speedup_sentence(results: Mapping[str, Any]) -> str:
     return f"{what} plain decoding: {ratio(measured, interval)}{lossy}"
 
 
-def verdict_and_prediction(results: Mapping[str, Any]) -> str:
-    """What stands beside the speedup: Theorem 3.8's prediction and whether the output distribution is the target's."""
-    predicted = results["speedup"]["theorem_3_8"]
-    theorem = f"Theorem 3.8 predicts {ratio(predicted, None)}" if predicted else "Theorem 3.8 predicts nothing here"
-    return f"{theorem}; lossless: {verdict_with_reason(results['lossless'])}"
-
-
 def verdict_with_reason(lossless: Mapping[str, Any]) -> str:
     """The verdict in a word or two, and why."""
     return verdict(lossless) + (f" ({lossless['reason']})" if lossless["reason"] else "")

@@ -161,14 +161,9 @@ def history(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 def prompt_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     """The rows of the table of prompts."""
+    names = ("id", "category", "prompt")
     return [
-        {
-            "id": record.id,
-            "category": record.category,
-            "prompt": record.prompt,
-            "text": ours.text,
-            "tokens": len(ours.ids),
-        }
+        {name: vars(record)[name] for name in names} | {"text": ours.text, "tokens": len(ours.ids)}
         for record in records
         if (ours := record.speculative) is not None
     ]

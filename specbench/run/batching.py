@@ -35,6 +35,7 @@ class Requests:
         self.answers: dict[str, list[str]] = {prompt.id: [] for prompt in parts.prompts}
         self.total = sum(len(prompt.turns) for prompt in parts.prompts)
         self.turns = max(len(prompt.turns) for prompt in parts.prompts)
+        self.notes: list[str] = []
         self.too_long: list[int] = []  # tokens of each turn that does not fit, and of those that would follow it
 
     def batches(self) -> Iterator[Batch]:
@@ -86,8 +87,9 @@ class Requests:
                 f"no prompt fits: the shortest has {min(self.too_long)} tokens, and {self.parts.target.name} reads at "
                 f"most {most} tokens{why}: give shorter ones (data=jsonl data.path=F)"
             )
-        log.warning("%d requests of more than %d tokens are left out, the longest has %d", count, most,
-                    max(self.too_long))  # fmt: skip
+        longest = max(self.too_long)
+        self.notes.append(f"{count} requests of more than {most} tokens are left out, the longest has {longest}")
+        log.warning("%s", self.notes[-1])
 
 
 def groups_of(requests: int, rows: int, over_time: bool) -> list[int]:

@@ -85,7 +85,6 @@ def pooled(runs: Sequence[Run]) -> tuple[list[Record], Facts]:
         peak_bytes_per_second=sum(facts.peak_bytes_per_second for facts in every) / len(every),
         memory={name: max(facts.memory[name] for facts in every) for name in every[0].memory},
         seconds={name: sum(facts.seconds.get(name, 0.0) for facts in every) for name in parts},
-        too_long=sum(facts.too_long for facts in every),
         status="complete" if complete else "interrupted",
         notes=list(dict.fromkeys(note for facts in every for note in facts.notes)),
     )

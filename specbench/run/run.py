@@ -48,7 +48,6 @@ class Method:
     tokens_read: Counter[str]  # of the records, by what they were read again for
     notes: list[str] = field(default_factory=list)
     kv_bytes: int = 0
-    too_long: int = 0  # requests that do not fit the context
 
     def add(self, record: Record) -> None:
         """Writes the record of a request."""
@@ -167,7 +166,7 @@ def decode(cohorts: Sequence[Sequence[Method]], seconds: Seconds, report: Any) -
                     report(done, total, "decoding")
         for group in groups:
             for method in group.methods:
-                method.too_long = len(group.requests.too_long)
+                method.notes += group.requests.notes
     except KeyboardInterrupt:
         log.warning("interrupted after %d of %d requests: measuring what is there", done, total)
         return "interrupted"
@@ -330,7 +329,6 @@ def facts_of(method: Method, status: Status, known: Mapping[str, Any], seconds: 
             "kv_bytes": method.kv_bytes,
         },
         seconds=seconds,
-        too_long=method.too_long,
         drafter_context=drafter.context if drafter.context < target.context and parts.policy.largest else None,
         begin=None if target.start_tokens is None else len(target.start_tokens),
         status=status,
