@@ -47,7 +47,6 @@ class Parts:
     peers: Mapping[str, Any]  # by name
     workload: Workload
     spare: int  # cache columns that a round's guesses may take beyond a row's limit
-    acceptance_rule: str  # what beta is, in words
     notes: Sequence[str]  # what a reader of the numbers must know
 
     @property
@@ -111,7 +110,6 @@ def build(
     )
     # Of peers: a drafter that needs the target's hidden states is no model of its own.
     assistant = drafter.models[0] if drafter.models and not drafter.needs_hidden else None
-    rule = verifier.acceptance_rule(choices["drafter"].kind, choices["drafter"].settings)
     return Parts(
         checked=checked,
         target=target,
@@ -124,7 +122,6 @@ def build(
         peers=choices["peers"].build(context, target, assistant, root.gamma),
         workload=workload,
         spare=spare,
-        acceptance_rule=rule if decoding.samples else "",
         notes=[
             *(notes_on_prompts([*requests.values()], tokenizer, chat) if target.start_tokens is None else ()),
             *notes_on_models(target, drafter, verifier, decoding.generate_settings),

@@ -1,5 +1,4 @@
-"""Checks a composed configuration, and all that can be checked before models are loaded: combinations of settings, what
-the models are, and whether there is memory for them."""
+"""Checks what can be checked before models are loaded: settings, their combinations, kinds of models, and memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,8 +45,7 @@ class Checked:
 
 
 def check(config: DictConfig, names: Mapping[str, str] | None = None) -> Checked:
-    """Checks a composed configuration. `names` are the options that were chosen, by group; by default those that Hydra
-    stored in the configuration. Raises ConfigError."""
+    """Checks a composed configuration. `names` are the options by group, if Hydra stored none. Raises ConfigError."""
     names = names or OmegaConf.select(config, "hydra.runtime.choices") or {}
     others = (*GROUPS, "experiment", "hydra")
     scalars = OmegaConf.masked_copy(config, [str(key) for key in config if key not in others])
@@ -130,8 +128,7 @@ def check_combinations(root: RunConfig, choices: Mapping[str, Choice], device: "
 
 
 def check_models(root: RunConfig, choices: Mapping[str, Choice], sizes: "Sequence[ModelSize]", largest: int) -> None:
-    """What the models of a configuration cannot do; `sizes` has the target's first, then the drafter's, `largest` is
-    the policy's largest gamma. Raises ConfigError."""
+    """What the models cannot do; `sizes` has the target's first, `largest` is the largest gamma. Raises ConfigError."""
     drafter, executor, target = choices["drafter"], choices["executor"].kind, sizes[0]
     for key, top_k in (("top_k", root.top_k), ("drafter.top_k", vars(drafter.settings).get("top_k"))):
         if (top_k or 0) > target.vocab_size:

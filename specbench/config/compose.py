@@ -103,8 +103,7 @@ class RunConfig(BaseSettings):
 
 class Decoding(Component):
     """A text that is sampled from the standardized distribution (section 2.2): by Algorithm 1, and plainly by one draw
-    per target call. A subclass that decodes otherwise has `samples` False, and `decode`, `read` and `results` as
-    `beams.beam.BeamDecoding` has them."""
+    per target call. One that decodes otherwise has `decode`, `read` and `results` as `beams.beam.BeamDecoding` has."""
 
     samples: ClassVar[bool] = True
     generate_settings: tuple[str, ...] = ()  # settings of transformers' generation_config that it applies
@@ -157,8 +156,7 @@ def compose_as(choices: Mapping[str, str], settings: Mapping[str, Any], words: S
 
 
 def refuse_no_overrides(words: Sequence[str], options: Iterable[str] = ()) -> None:
-    """Raises ConfigError for words that Hydra would not explain: another command, a folder without a name, or a setting
-    with dashes that is none of the command's `options`."""
+    """Raises ConfigError for another command, a folder without a name, or a setting with dashes that is no option."""
     place = Path(__file__).parents[1] / (words[0] if words and words[0].isidentifier() else "none")
     file = place.with_suffix(".py")
     if (place / "__main__.py").is_file() or (file.is_file() and "__main__" in file.read_text()):

@@ -68,8 +68,7 @@ class Data(Component, ABC):
 
 
 def load(data: Data) -> list[Prompt]:
-    """The prompts that `data.limit` leaves. Raises ConfigError if there are none, or if two of their turns have the
-    same id, which would give them the same noise."""
+    """The prompts that `data.limit` leaves. Raises ConfigError without any, or if turns share an id, and so noise."""
     found: list[Prompt] = []
     known: set[str] = set()
     for prompt in data.prompts():
@@ -108,8 +107,7 @@ def stratify(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
 
 
 def render(prompt: Prompt, answers: Sequence[str], tokenizer: Any, chat: bool) -> Request:
-    """The turn that follows these answers, as text and tokens; with `chat`, through the chat template. Raises
-    ConfigError if the template or the tokenizer fails."""
+    """The turn after these answers as text and tokens, with `chat` through the chat template. Raises ConfigError."""
     turn = len(answers)
     if chat:
         from specbench.data.chat import chat_text

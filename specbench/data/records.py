@@ -23,8 +23,7 @@ SYNTAX = re.compile(r"[.\[\]!:{}]")  # what str.format would read as an attribut
 
 
 def check_template(template: str | None, key: str, known: tuple[str, ...] = ()) -> None:
-    """Raises ConfigError unless every brace of the template belongs to `{field}`, `{{` or `}}`, and every field is one
-    of those that are `known`, if any are. None is no template."""
+    """Raises ConfigError unless every brace belongs to `{field}`, `{{` or `}}`, and fields are `known`, if any are."""
     if template is None:
         return
     named = f"{key}={shown(template)} is not allowed"

@@ -238,8 +238,7 @@ def of_speed(claimed: Numbers, speedup: Figure, here: Numbers) -> tuple[str, Ans
 
 
 def within(claimed: Numbers, gamma: Any) -> list[Judged]:
-    """What can be said of a claim without its weights: Theorem 3.8 for its alpha, gamma and c as printed, and that a
-    round costs at least its drafter steps and one call of the target."""
+    """A claim without its weights: Theorem 3.8 for its alpha, gamma and c, and that a round costs a target's call."""
     alpha, c, tokens, speedup = claimed.alpha, claimed.c, claimed.block_efficiency, claimed.speedup
     said: dict[str, tuple[Answer, str]] = {}
     if alpha and c and isinstance(gamma, int):

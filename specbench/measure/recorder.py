@@ -75,8 +75,7 @@ class _Call:
 
 class Recorder:
     """Called after each round. `reduce` is `round_numbers`, or an executor's version of it. With `keep` it keeps p and
-    q for the verdict, as far as there is room. `drifts` says that the distance from p is measured: of a verifier whose
-    output distribution is that of A.5."""
+    q for the verdict, as far as there is room; with `drifts` it measures the distance of A.5's distribution from p."""
 
     def __init__(
         self, verifier: Verifier, reduce: Callable[..., Tensor] | None = None, keep: bool = False, drifts: bool = False

@@ -106,8 +106,7 @@ def _counts(records: Sequence[Record], total: dict[str, float]) -> dict[str, int
 
 
 def pace_drift(records: Sequence[Record]) -> float | None:
-    """The change of plain decoding's seconds per token over a run, from the first half of its requests to the second:
-    .1 is 10 % slower. None with fewer than eight requests."""
+    """How much slower plain decoding is in the second half of a run's requests; .1 is 10 %. None with fewer than 8."""
     paces = [record.baseline.seconds / len(record.baseline.ids) for record in finished(records) if record.baseline]
     if len(paces) < 8:
         return None

@@ -1,5 +1,4 @@
-"""What results.json, comparison.json and a line of prompts.jsonl hold: names, types and bounds, and nothing else is
-believed of a file of others."""
+"""What results.json and comparison.json hold, names, types and bounds: nothing else is believed of others' files."""
 
 import json
 import math
@@ -20,14 +19,9 @@ def shape(fields: Mapping[str, Any]) -> type[BaseModel]:
     return create_model("Shape", **every)
 
 
-def every(hint: Any) -> Any:
-    """A list of these."""
-    return GenericAlias(list, (hint,))
-
-
-def named(hint: Any) -> Any:
-    """A mapping of any names to these."""
-    return GenericAlias(dict, (str, hint))
+def of(container: type[Any], *hints: Any) -> Any:
+    """A list of these, or a mapping of any names to these."""
+    return GenericAlias(container, hints)
 
 
 known: Any = Number | None  # null where a run has no such number
@@ -37,24 +31,24 @@ gamma: Any = Annotated[int, Field(ge=0, le=LARGEST_GAMMA)]
 mean = shape({"mean": known, "stderr": known, "n": Count})  # above 1 for a few steps of a tree
 efficiency = shape({"mean": known, "stderr": known})
 ratio = {"measured": known, "ci95": interval}
-provenance = {"git_sha": text, "dirty": bool | None, "versions": named(str), "device": str, "cpu": str}
+provenance = {"git_sha": text, "dirty": bool | None, "versions": of(dict, str, str), "device": str, "cpu": str}
 provenance |= {"threads": Count, "argv": list[str], "started": str, "seconds": Number}
 steps = ("c", "v", "o", "target_step_seconds", "drafter_step_seconds", "verify_seconds")
-cost = shape(dict.fromkeys(steps, known) | {"ci95": named(interval)})
+cost = shape(dict.fromkeys(steps, known) | {"ci95": of(dict, str, interval)})
 ends = {"end_to_end": known, "end_to_end_ci95": interval, "theorem_3_8": known, "corrected": known}
 factor = shape({"factor": str, "value": Number, "ci95": interval})
-speedup = shape(ratio | ends | {"accounting": every(factor)})
+speedup = shape(ratio | ends | {"accounting": of(list, factor)})
 place = {"place": Annotated[int, Field(ge=1, le=LARGEST_GAMMA)], "mean": Number, "stderr": known, "n": Count}
-acceptance = shape({"lengths": list[Count], "by_place": every(shape(place))})
+acceptance = shape({"lengths": list[Count], "by_place": of(list, shape(place))})
 category = {"category": str, "prompts": Count, "tokens": Count, "alpha": mean, "block_efficiency": efficiency}
 category |= {"speedup": shape(ratio), "speculative_tokens_per_second": known, "baseline_tokens_per_second": known}
 lossless = shape({"expected": bool, "passed": bool | None, "reason": str, "detectable": list[str] | None})
 bandwidth = shape(dict.fromkeys(("target_bytes_per_second", "measured_peak_bytes_per_second"), known))
-percentiles = named(shape(dict.fromkeys(("p50", "p90", "p99"), known)))
+percentiles = of(dict, str, shape(dict.fromkeys(("p50", "p90", "p99"), known)))
 latency = shape(dict.fromkeys(("first_token", "per_token"), percentiles))
 counted = ("prompts", "rounds", "tokens", "drafted", "tested", "accepted", "recovered", "bonus", "failed")
 counts = shape(dict.fromkeys(counted, Count))
-details = shape({"facts": Facts, "choices": named(str), "overrides": list[str]})
+details = shape({"facts": Facts, "choices": of(dict, str, str), "overrides": list[str]})
 FIELDS: dict[str, tuple[Any, str]] = {  # of results.json: what it may be, and what it means
     "schema_version": (int, "version of these names"),
     "name": (str, "name of the run"),
@@ -76,16 +70,16 @@ FIELDS: dict[str, tuple[Any, str]] = {  # of results.json: what it may be, and w
     "operations_factor": (known, "by which arithmetic operations grow (Theorem 3.11); null for trees"),
     "optimal_gamma": (Count | None, "maximises Theorem 3.8 at the measured alpha and c; 0: do not speculate"),
     "acceptance": (acceptance, "lengths: rounds that accepted 0, 1, .. guesses; by_place: mean of beta at each place"),
-    "by_category": (every(shape(category)), "alpha, block_efficiency, speedup, ... of each category of prompts"),
+    "by_category": (of(list, shape(category)), "alpha, block_efficiency, speedup, ... of each category of prompts"),
     "lossless": (
         lossless,
         "whether the output distribution is the target's: expected, passed (null: not shown), reason, and the "
         "smallest faults that nine of ten such runs would find (detectable)",
     ),
-    "throughput": (named(known), "new tokens per second of decoding, all rows together, of each method"),
-    "speedup_over": (named(shape(ratio)), "seconds per token of each peer over ours: {measured, ci95}"),
+    "throughput": (of(dict, str, known), "new tokens per second of decoding, all rows together, of each method"),
+    "speedup_over": (of(dict, str, shape(ratio)), "seconds per token of each peer over ours: {measured, ci95}"),
     "bandwidth": (bandwidth, "bytes per second that a plain step reads, and that the memory was measured to read"),
-    "memory": (named(known), "peak_bytes, weights_bytes, kv_bytes"),
+    "memory": (of(dict, str, known), "peak_bytes, weights_bytes, kv_bytes"),
     "latency": (latency, "seconds to the first token and per later token, p50, p90 and p99, of both methods"),
     "counts": (counts, "prompts (requests), rounds, tokens, drafted, tested, accepted, recovered, bonus, failed"),
     "notes": (list[str], "sentences that a reader of the numbers must know"),
@@ -95,7 +89,7 @@ RESULTS = shape({name: hint for name, (hint, _) in FIELDS.items()})
 row = {"rank": Count, "method": str, "requests": Count, "ratio": known, "ratio_ci95": interval, "p_value": known}
 row |= dict.fromkeys(("tokens_per_second", "speedup", "alpha", "block_efficiency", "c", "v", "o"), known)
 row |= {"speedup_ci95": interval}
-rows: Any = Annotated[every(shape(row)), Field(min_length=1)]
+rows: Any = Annotated[of(list, shape(row)), Field(min_length=1)]
 COMPARISON = shape({"schema_version": int, "kind": Literal["comparison"], "rows": rows})
 
 

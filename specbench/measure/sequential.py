@@ -66,8 +66,7 @@ def by_id(factor: float, rest: int, divisor: int) -> Change:
     return lambda p: torch.where(torch.arange(p.shape[-1], device=p.device) % divisor == rest, factor, 1.0)
 
 
-# Events of the kind "accepted" depend on m = min(1, p / q), on the least m of the round's guesses before, and on
-# whether the guess is the last one of its draft.
+# Events "accepted" depend on m = min(1, p / q), the least m of the round before, and whether it is the last guess.
 ALTERNATIVES = (
     Alternative("lenience 0.9", "accepted", 4, lambda m, least, last: m / 0.9),
     Alternative("every guess accepted", "accepted", 1, lambda m, least, last: 1e9 * m),
@@ -145,8 +144,7 @@ def p_value(sums: Floats) -> tuple[float, str]:
 
 
 def found_by(sums: Floats) -> list[str]:
-    """The alternatives that nine of ten runs of this size would find: those whose sum is beyond its limit by FOUND
-    standard deviations if what was drawn is the alternative's."""
+    """The alternatives that nine of ten runs would find: under them the sum is FOUND deviations beyond its limit."""
     margins = sums[:, 1] - FOUND * np.sqrt(sums[:, 2].clip(min=0)) - LIMITS
     return [one.name for one, margin in zip(ALTERNATIVES, margins, strict=True) if margin > 0]
 

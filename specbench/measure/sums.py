@@ -48,8 +48,7 @@ def finished(records: Iterable[Record]) -> list[Record]:
 
 
 def rounds_frame(records: Sequence[Record]) -> pd.DataFrame:
-    """One row a round, of both methods: what `Rounds` holds, behind the request, the method, the number of the round
-    and the position of its first token among the new ones."""
+    """One row a round of both methods: request, method, number, position of its first new token, and its `Rounds`."""
     parts = []
     for record in records:
         for method, text in (("speculative", record.speculative), ("baseline", record.baseline)):

@@ -64,8 +64,7 @@ def read_text(
 
 
 def reads_q(drafter: Any, target: Any) -> bool:
-    """Whether q can be read again from a finished text: of one model whose q depends on the text alone, at temperature
-    0 of chains of its likeliest tokens."""
+    """Whether q can be read again: of a model whose q follows from the text; at temperature 0 of likeliest chains."""
     alone = drafter.reads_text and len(drafter.models) == 1 and not drafter.only_likeliest
     return alone and not (target.sampling.greedy and (drafter.trees or not drafter.models[0].sampling.greedy))
 

@@ -40,12 +40,10 @@ def print_tables(folder: Path, form: str) -> None:
     from specbench.report import several, tables
 
     runs = files.read_all(folder)
-    if (folder / files.COMPARISON).is_file():
-        print(several.written(several.comparison(files.read_comparison(folder)), form))
-    print(several.written(several.runs_table(runs), form))
-    categories = tables.by_category(runs)
-    if len(categories):
-        print(several.written(categories, form))
+    compared = files.read_comparison(folder) if (folder / files.COMPARISON).is_file() else []
+    for table in (several.comparison(compared), several.runs_table(runs), tables.by_category(runs)):
+        if len(table):
+            print(several.written(table, form))
 
 
 if __name__ == "__main__":

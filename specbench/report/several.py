@@ -151,8 +151,8 @@ def speedups(rows: Sequence[tuple[str, float | None, Sequence[float] | None, flo
 
 
 def sweep_lines(runs: Sequence[Run]) -> Figure | None:
-    """The speedup over the override that has the most numbers, a line for each setting of the others, and Theorem 3.8's
-    predictions dashed; None if no override has three numbers."""
+    """The speedup over the override with most numbers, three at least, a line for each setting of the others, and
+    Theorem 3.8's predictions dashed."""
     settings = [dict(word.partition("=")[::2] for word in run.results["details"]["overrides"]) for run in runs]
     key = swept_number(settings)
     if key is None:

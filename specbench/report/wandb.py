@@ -131,8 +131,7 @@ def running(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def config_columns(config: Mapping[str, Any], choices: Mapping[str, str]) -> dict[str, Any]:
-    """The configuration as columns: the option of each group by its name (`drafter: ngram`), its settings with a dot
-    (`drafter.min_match: 2`), scalars as they are."""
+    """The configuration as columns: options by group (`drafter: ngram`), settings (`drafter.min_match: 2`), scalars."""
     found: dict[str, Any] = dict(choices)
     for key, value in config.items():
         if isinstance(value, Mapping):
@@ -144,19 +143,18 @@ def config_columns(config: Mapping[str, Any], choices: Mapping[str, str]) -> dic
 
 def history(records: Sequence[Record]) -> list[dict[str, Any]]:
     """The rounds in the order of decoding, as W&B's flat records; times in milliseconds."""
-    found: list[dict[str, Any]] = []
-    for record in records:
-        if record.speculative is None:
-            continue
-        rounds = record.speculative.rounds
-        for i, betas in enumerate(rounds.betas):
-            entry = {name: vars(rounds)[name][i] for name in ("gamma", "accepted", "tokens")}
-            entry |= {f"{name}_ms": 1e3 * vars(rounds)[name][i] for name in ("draft", "verify", "accept", "host")}
-            if betas:
-                entry["beta"] = sum(betas) / len(betas)
-            found.append({"round/number": len(found)} | {f"round/{name}": value for name, value in entry.items()})
-    every = max(1, -(-len(found) // MOST_ROUNDS))
-    return found[::every]
+    from specbench.measure.sums import rounds_frame
+
+    frame = rounds_frame(records)
+    frame = frame[frame["method"] == "speculative"].reset_index(drop=True)
+    rows = frame[["gamma", "accepted", "tokens"]].assign(
+        number=frame.index,
+        beta=frame["betas"].map(lambda betas: sum(betas) / len(betas) if betas else None),
+        **{f"{name}_ms": 1e3 * frame[name] for name in ("draft", "verify", "accept", "host")},
+    )
+    every = max(1, -(-len(rows) // MOST_ROUNDS))
+    found = rows[::every].add_prefix("round/").to_dict("records")
+    return [{name: value for name, value in row.items() if value == value} for row in found]  # without NaN
 
 
 def prompt_rows(records: Sequence[Record]) -> list[dict[str, Any]]:

@@ -79,8 +79,7 @@ def claimed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_claim(path: Path, words: Sequence[str]) -> bool:
-    """Runs the claims of a file, prints the table of answers behind one sentence. Returns whether all that follows from
-    models and prompts alone is consistent. Raises ConfigError."""
+    """Runs the claims of a file, and prints the answers. Returns whether all but speed fits. Raises ConfigError."""
     import pandas as pd
 
     from specbench.measure.claim import read_claim, within

@@ -71,8 +71,7 @@ def refuse_different(runs: Sequence[Run]) -> None:
 
 
 def pooled(runs: Sequence[Run]) -> tuple[list[Record], Facts]:
-    """The records of several runs, each of which is a process, and the facts of all together: those of the first, with
-    sums of seconds, the largest memory, and everybody's notes."""
+    """The records of runs, each a process, and the first one's facts with all seconds, notes and the largest memory."""
     records = [replace(record, process=number) for number, run in enumerate(runs) for record in run.records]
     every = [facts_of(run.results) for run in runs]
     known = [facts.provenance for facts in every]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -24,9 +24,6 @@ from omegaconf import DictConfig
 from specbench import BEGUN, __version__
 from specbench.config.compose import conf_dir, refuse_no_overrides
 from specbench.errors import CommandError, ConfigError, answering, comes_from, first_line, stop
-
-if TYPE_CHECKING:
-    from specbench.run.jobs import Job
 
 log = logging.getLogger("specbench")
 INTERRUPTED = 130  # exit code after Ctrl-C or SIGTERM
@@ -84,8 +81,7 @@ def refused_by_hydra(error: Exception) -> NoReturn:
 
 @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
 def job(config: DictConfig) -> None:
-    """Runs one job of Hydra's. In a sweep a job that fails is logged, and the next one starts. In a single run errors
-    end the program here, before Hydra adds a line of its own."""
+    """Runs a job of Hydra's. Errors end a single run here, before Hydra adds a line; in a sweep the next one starts."""
     of_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
@@ -110,8 +106,7 @@ def job(config: DictConfig) -> None:
 
 
 def run_composed(config: DictConfig, folder: Path, of_sweep: bool) -> str:
-    """Runs the composed configuration and prints its results; as a job of a sweep only if it is not finished, and one
-    line is returned instead. Raises CommandError, or KeyboardInterrupt."""
+    """Runs a configuration and prints its results, in a sweep as one line. Raises CommandError or KeyboardInterrupt."""
     from specbench.run.jobs import finished, job_of, refuse_verdict
 
     known, kind = HydraConfig.get(), "job" if of_sweep else "run"
@@ -143,7 +138,7 @@ class Sweep(Callback):
     Hydra's launchers for joblib, Slurm and Ray: nothing is kept but what stands in their folders."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[Any] = []
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         from specbench.run import sweep

@@ -1,5 +1,4 @@
-"""Jobs, which are runs that are checked and not yet executed, and whether a folder holds a job's run already, or is in
-use."""
+"""Jobs: runs that are checked and not yet executed, and whether a folder holds a job's run already, or is in use."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -78,8 +77,7 @@ def finished(folder: Path, config: Mapping[str, Any]) -> Run | None:
 
 
 def decoded_before(folder: Path, config: Mapping[str, Any]) -> list[Record]:
-    """The records of a run in a folder that was interrupted, if it had these settings; those of a finished run are not
-    taken, since it is to be done again."""
+    """The records of an interrupted run in a folder, if it had these settings; a finished one is to be done again."""
     path = folder / files.CONFIG
     if not path.is_file() or finished(folder, config) is not None:
         return []

@@ -74,8 +74,7 @@ def bytes_per_second(device: torch.device) -> float:
 
 
 def forget_earlier_runs() -> None:
-    """Frees the models and graphs of an earlier run of this process, which refer to each other, and what PyTorch keeps
-    of the GPU's memory; `peak_bytes` begins anew."""
+    """Frees models and graphs of earlier runs, which refer to each other, and GPU memory; `peak_bytes` begins anew."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -302,7 +302,7 @@ def facts_of(method: Method, status: Status, known: Mapping[str, Any], seconds: 
     """What the results need beside the records."""
     parts = method.parts
     target, drafter, verifier = parts.target, parts.drafter, parts.verifier
-    models = [target, *drafter.models]
+    models, chosen = [target, *drafter.models], parts.checked.choices["drafter"]
     if not method.kv_bytes:  # all requests were decoded by an earlier process
         target.allocate(parts.root.batch_size, parts.spare + 2)
     lossless, template = verifier.lossless and verifier.lenience == 1, ""
@@ -336,7 +336,7 @@ def facts_of(method: Method, status: Status, known: Mapping[str, Any], seconds: 
         data=content_hash(parts.prompts),
         dtype=str(target.dtype).removeprefix("torch."),
         template=template,
-        acceptance_rule=parts.acceptance_rule,
+        acceptance_rule=verifier.acceptance_rule(chosen.kind, chosen.settings) if parts.decoding.samples else "",
         choices=parts.checked.names,
         overrides=list(method.job.overrides),
         batch_invariant=target.batch_invariant(parts.root.batch_size, parts.policy.largest + 1, drafter),

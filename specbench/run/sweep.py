@@ -69,8 +69,8 @@ def jobs_of(config: DictConfig, loader: ConfigLoader, folder: Path, kind: str = 
 
 
 def summarise(jobs: Sequence[Job], folder: Path) -> tuple[str, int]:
-    """Prints the table of the finished jobs, and writes summary.csv and the page. Returns a sentence and the exit code:
-    1 if a job has no results, 3 if one with strict=true has no good verdict."""
+    """Prints the table of finished jobs, writes summary.csv and the page. Returns a sentence and the exit code: 1 if a
+    job has no results, 3 if one with strict=true has no good verdict."""
     from specbench.report import several  # which loads pandas and matplotlib
 
     found = [finished(job.folder, job.checked.resolved) for job in jobs]
