@@ -19,22 +19,23 @@ def by_category(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The numbers of each category of a `prompts_frame`, in order of names; empty if the data name none."""
     if not frame["category"].astype(bool).any():
         return []
-    return [{"category": name} | _numbers(Sample(own)) for name, own in frame.groupby("category", sort=True)]
-
-
-def _numbers(sample: Sample) -> dict[str, Any]:
-    """The numbers of some requests."""
-    total, speedup = sample.total, sample.of_times(formulas.speedups)["measured"]
-    efficiency = sample.of_tokens(formulas.block_efficiency)["block_efficiency"]
-    rates = formulas.tokens_per_second(total)
-    return {
-        "prompts": len(sample.frame),
-        "tokens": round(total["tokens"]),
-        "alpha": mean_of(sample.of_tokens(formulas.acceptance)["alpha"], total["tested"]),
-        "block_efficiency": {"mean": efficiency.value, "stderr": efficiency.stderr},
-        "speedup": {"measured": speedup.value, "ci95": speedup.ci95},
-        **{name: float(rates[name]) for name in ("speculative_tokens_per_second", "baseline_tokens_per_second")},
-    }
+    found = []
+    for name, own in frame.groupby("category", sort=True):
+        sample = Sample(own)
+        total, speedup = sample.total, sample.of_times(formulas.speedups)["measured"]
+        efficiency = sample.of_tokens(formulas.block_efficiency)["block_efficiency"]
+        rates = formulas.tokens_per_second(total)
+        numbers = {
+            "category": name,
+            "prompts": len(own),
+            "tokens": round(total["tokens"]),
+            "alpha": mean_of(sample.of_tokens(formulas.acceptance)["alpha"], total["tested"]),
+            "block_efficiency": {"mean": efficiency.value, "stderr": efficiency.stderr},
+            "speedup": {"measured": speedup.value, "ci95": speedup.ci95},
+        }
+        names = ("speculative_tokens_per_second", "baseline_tokens_per_second")
+        found.append(numbers | {rate: float(rates[rate]) for rate in names})
+    return found
 
 
 def mean_of(estimate: Estimate, n: float) -> dict[str, Any]:

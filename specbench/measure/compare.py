@@ -24,7 +24,7 @@ def compare(runs: Mapping[str, Sequence[Record]]) -> list[dict[str, Any]]:
         sample.times = clusters
     speed = {label: float(_speed(sample.total)) for label, sample in samples.items()}
     order = sorted(speed, key=lambda label: -speed[label])
-    pairs = {(a, b): _ratio(samples[a], samples[b]) for a, b in combinations(order, 2)}
+    pairs = {(a, b): _ratio(samples[b], samples[a]) for a, b in combinations(order, 2)}
     corrected = holm({pair: p for pair, (_, p) in pairs.items() if p is not None})
     rows = []
     for label in order:
@@ -33,9 +33,8 @@ def compare(runs: Mapping[str, Sequence[Record]]) -> list[dict[str, Any]]:
         row |= {"ratio": 1.0, "ratio_ci95": None, "p_value": None}
         if label != order[0]:
             ratio = pairs[order[0], label][0]
-            inverse = None if ratio.ci95 is None else (1 / ratio.ci95[1], 1 / ratio.ci95[0])
-            row |= {"ratio": 1 / ratio.value if ratio.value else None, "ratio_ci95": inverse}
-            row["p_value"] = corrected.get((order[0], label))
+            p_value = corrected.get((order[0], label))
+            row |= {"ratio": ratio.value, "ratio_ci95": ratio.ci95, "p_value": p_value}
         rows.append(row | _numbers(samples[label]))
     return rows
 

@@ -25,7 +25,7 @@ from specbench.theory import walltime_improvement
 PROMPTS_SHOWN = 8  # on the page of a run
 INK = "#7a828c"  # of text and axes; a page puts its own colour of text in its place
 THEORY, MEASURED, GAIN, LOSS = "#4c78a8", "#e07b39", "#3f9b6b", "#c8553d"
-WIDTH = 4.6  # inches
+WIDTH, BARS, BAR = 4.6, 0.9, 0.34  # inches: of all figures; the height around horizontal bars, and of each
 # matplotlib names each key in its types.
 STYLE: Any = dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK)
 STYLE |= dict.fromkeys(("axes.spines.right", "axes.spines.top", "legend.frameon"), False)
@@ -75,9 +75,7 @@ def run_page(run: Run, records: Sequence[Record]) -> str:
     texts = [record for record in records if record.speculative and record.baseline][:PROMPTS_SHOWN]
     title = results["name"] if results["status"] == "complete" else f"{results['name']} ({results['status']})"
     predicted = results["speedup"]["theorem_3_8"]
-    theorem = (
-        f"Theorem 3.8 predicts {tables.ratio(predicted, None)}" if predicted else "Theorem 3.8 predicts nothing here"
-    )
+    theorem = f"Theorem 3.8 predicts {tables.ratio(predicted, None) if predicted else 'nothing here'}"
     lossless = f"lossless: {verdict_with_reason(results['lossless'])}"
     answer = (speedup_sentence(results), f"{theorem}; {lossless}{baseline_strength(results)}")
     more = {"title": title, "tiles": tiles(results), "texts": texts, "notes": results["notes"]}
@@ -145,8 +143,7 @@ def over_gamma(run: Run) -> Figure | None:
         return None
     gammas = range(2 * gamma + 3)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
-        axes = figure.subplots()
+        figure, axes = canvas(2.9)
         predicted = [walltime_improvement(alpha, number, c) for number in gammas]
         axes.plot(gammas, predicted, ".--", color=THEORY, label=f"Theorem 3.8 at alpha {alpha:.2f}, c {c:.2f}")
         axes.plot(gamma, speedup["measured"], "o", color=MEASURED, label="measured, 95 % interval")
@@ -165,7 +162,7 @@ def accounting(run: Run) -> Figure | None:
     if not factors or speedup["measured"] is None:
         return None
     with matplotlib.rc_context(STYLE):
-        figure, axes = canvas(len(factors) + 1)
+        figure, axes = canvas(BARS + BAR * (len(factors) + 1))
         level = 1.0
         for y, entry in enumerate(factors):
             after = level * entry["value"]
@@ -190,9 +187,9 @@ def annotate_behind(axes: Any, text: str, x: float, y: float) -> None:
     axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center")
 
 
-def canvas(rows: float) -> tuple[Figure, Any]:
-    """A figure for so many horizontal bars, and its axes."""
-    figure = Figure(figsize=(WIDTH, 0.9 + 0.34 * rows), layout="constrained")
+def canvas(height: float) -> tuple[Figure, Any]:
+    """A figure of so many inches, and its axes."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, figure.subplots()
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from specbench.errors import visible
 from specbench.report import page, tables, terminal
 from specbench.report.files import Run
-from specbench.report.page import GAIN, INK, LOSS, MEASURED, STYLE, THEORY, WIDTH
+from specbench.report.page import GAIN, INK, LOSS, MEASURED, STYLE, THEORY
 from specbench.report.tables import mean, number, ratio
 
 LINES = (MEASURED, THEORY, GAIN, "#8a63a8", LOSS, "#b58a1b", "#4aa3a2", INK)
@@ -137,7 +137,7 @@ def verdicts(runs: Sequence[Run]) -> str:
 def speedups(rows: Sequence[tuple[str, float | None, Sequence[float] | None, float | None]]) -> Figure:
     """Rows of a name, a measured speedup, its interval, and Theorem 3.8's prediction."""
     with matplotlib.rc_context(STYLE):
-        figure, axes = page.canvas(len(rows))
+        figure, axes = page.canvas(page.BARS + page.BAR * len(rows))
         for y, (_, measured, ends, predicted) in enumerate(rows):
             if measured is not None:
                 axes.plot(measured, y, "o", color=MEASURED, label="measured, 95 % interval")
@@ -166,8 +166,7 @@ def sweep_lines(runs: Sequence[Run]) -> Figure | None:
     if not 0 < len(lines) <= len(LINES):
         return None
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 3), layout="constrained")
-        axes = figure.subplots()
+        figure, axes = page.canvas(3)
         for colour, (name, points) in zip(LINES, sorted(lines.items()), strict=False):
             draw_line(axes, sorted(points, key=lambda point: point[0]), colour, visible(name) or "measured")
         axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")

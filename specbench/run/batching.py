@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import count, pairwise
 
 from specbench.config.build import Parts
 from specbench.data.prompts import Prompt, Request, render
@@ -34,20 +34,17 @@ class Requests:
         self.parts, self.spare = parts, spare
         self.answers: dict[str, list[str]] = {prompt.id: [] for prompt in parts.prompts}
         self.total = sum(len(prompt.turns) for prompt in parts.prompts)
-        self.turns = max(len(prompt.turns) for prompt in parts.prompts)
+        self._numbers = count()  # of groups
         self.notes: list[str] = []
         self.too_long: list[int] = []  # tokens of each turn that does not fit, and of those that would follow it
 
     def batches(self) -> Iterator[Batch]:
         """Groups of all first turns, then of second turns, ... Raises ConfigError if none fits, or one is empty."""
-        first = 0
-        for turn in range(self.turns):
-            found = self._of_turn(turn, first)
-            yield from found
-            first += len(found)
+        for turn in range(max(len(prompt.turns) for prompt in self.parts.prompts)):
+            yield from self._of_turn(turn)
 
-    def _of_turn(self, turn: int, first: int) -> list[Batch]:
-        """The groups of a turn, numbered from `first` on; all answers of the turns before it are known."""
+    def _of_turn(self, turn: int) -> Iterator[Batch]:
+        """The groups of a turn; all answers of the turns before it are known."""
         parts, before = self.parts, len(self.too_long)
         waiting = [request for prompt in parts.prompts if (request := self._request(prompt, turn)) is not None]
         if len(self.too_long) > before:
@@ -55,12 +52,11 @@ class Requests:
         longest = max((len(request.tokens) for request in waiting), default=0)
         columns = min(longest + parts.root.max_new_tokens, parts.target.context) + self.spare
         inputs = [request.encoder_input for request in waiting if request.encoder_input is not None]
-        found = []
         cuts = groups_of(len(waiting), parts.root.batch_size, parts.workload.over_time)
-        for number, (begin, end) in enumerate(pairwise(cuts), first):
+        for begin, end in pairwise(cuts):
+            number = next(self._numbers)
             arrivals = parts.workload.arrivals(end - begin, number)
-            found.append(Batch(number, waiting[begin:end], columns, arrivals, max(inputs, key=len, default=None)))
-        return found
+            yield Batch(number, waiting[begin:end], columns, arrivals, max(inputs, key=len, default=None))
 
     def _request(self, prompt: Prompt, turn: int) -> Request | None:
         """A turn of a prompt; None if there is none, it does not fit, or an answer is missing. Raises ConfigError."""

@@ -20,7 +20,6 @@ from omegaconf import OmegaConf
 
 from specbench.errors import CommandError, ConfigError, answering, first_line, shown
 from specbench.executors import waiting
-from specbench.measure.record import Facts, Record
 from specbench.measure.results import facts_of, results
 from specbench.report import files, terminal
 from specbench.report.files import Logger, Opening, Run
@@ -70,29 +69,24 @@ def refuse_different(runs: Sequence[Run]) -> None:
                 )
 
 
-def pooled(runs: Sequence[Run]) -> tuple[list[Record], Facts]:
-    """The records of runs, each a process, and the first one's facts with all seconds, notes and the largest memory."""
+def write_pooled(folder: Path, runs: Sequence[Run], config: Mapping[str, Any], **changes: Any) -> Run:
+    """Writes the files of several runs, each of which is a process, as one into a folder. Its facts are those of the
+    first, with sums of seconds, the largest memory and everybody's notes, and `changes` of them."""
     records = [replace(record, process=number) for number, run in enumerate(runs) for record in run.records]
     every = [facts_of(run.results) for run in runs]
     known = [facts.provenance for facts in every]
     parts = dict.fromkeys(name for facts in every for name in facts.seconds)
     complete = all(facts.status == "complete" for facts in every)
-    return records, replace(
-        every[0],
-        provenance=known[0]
+    pooled: dict[str, Any] = {
+        "provenance": known[0]
         | {"started": min(own["started"] for own in known), "seconds": sum(own["seconds"] for own in known)},
-        peak_bytes_per_second=sum(facts.peak_bytes_per_second for facts in every) / len(every),
-        memory={name: max(facts.memory[name] for facts in every) for name in every[0].memory},
-        seconds={name: sum(facts.seconds.get(name, 0.0) for facts in every) for name in parts},
-        status="complete" if complete else "interrupted",
-        notes=list(dict.fromkeys(note for facts in every for note in facts.notes)),
-    )
-
-
-def write_pooled(folder: Path, runs: Sequence[Run], config: Mapping[str, Any], **changes: Any) -> Run:
-    """Writes the files of pooled runs into a folder; `changes` are of their facts."""
-    records, facts = pooled(runs)
-    found = results(records, replace(facts, config=dict(config), **changes))
+        "peak_bytes_per_second": sum(facts.peak_bytes_per_second for facts in every) / len(every),
+        "memory": {name: max(facts.memory[name] for facts in every) for name in every[0].memory},
+        "seconds": {name: sum(facts.seconds.get(name, 0.0) for facts in every) for name in parts},
+        "status": "complete" if complete else "interrupted",
+        "notes": list(dict.fromkeys(note for facts in every for note in facts.notes)),
+    }
+    found = results(records, replace(every[0], **pooled | {"config": dict(config)} | changes))
     found["details"]["pooled"] = [str(run.folder) for run in runs]
     if "beam" in runs[0].results["details"]:  # a beam search is judged by itself, here by the worst of all processes
         found["details"]["beam"] = runs[0].results["details"]["beam"]
