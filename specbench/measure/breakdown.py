@@ -9,7 +9,7 @@ import pandas as pd
 
 from specbench.measure import formulas
 from specbench.measure.record import Record, Text
-from specbench.measure.sums import ACCEPTED_OF, BETA_AT, TESTED_AT, Estimate, Sample, Sums, finished
+from specbench.measure.sums import ACCEPTED_OF, BETA_AT, TESTED_AT, Estimate, Sample, finished
 
 PERCENTILES = (50, 90, 99)
 METHODS = ("speculative", "baseline")
@@ -46,7 +46,10 @@ def mean_of(estimate: Estimate, n: float) -> dict[str, Any]:
 def acceptance(sample: Sample) -> dict[str, Any]:
     """`lengths`: how many rounds accepted 0, 1, .. guesses. `by_place`: the mean of beta at each tested place."""
     total = sample.total
-    lengths, places = (numbers_behind(total, prefix) for prefix in (ACCEPTED_OF, TESTED_AT))
+    lengths, places = (
+        sorted(int(name.removeprefix(prefix)) for name in total if name.startswith(prefix))
+        for prefix in (ACCEPTED_OF, TESTED_AT)
+    )
     means = sample.of_tokens(lambda s: {str(n): s[f"{BETA_AT}{n}"] / s[f"{TESTED_AT}{n}"] for n in places})
     return {
         "lengths": [round(total.get(f"{ACCEPTED_OF}{n}", 0)) for n in range(max(lengths, default=-1) + 1)],
@@ -56,11 +59,6 @@ def acceptance(sample: Sample) -> dict[str, Any]:
             if means[str(place)].value is not None
         ],
     }
-
-
-def numbers_behind(columns: Sums, prefix: str) -> list[int]:
-    """The numbers behind a prefix in the names of columns, in order."""
-    return sorted(int(name.removeprefix(prefix)) for name in columns if name.startswith(prefix))
 
 
 def drift(sample: Sample) -> dict[str, Any] | None:

@@ -57,7 +57,12 @@ def results(records: Sequence[Record], facts: Facts) -> dict[str, Any]:
         },
         "memory": facts.memory,
         "latency": breakdown.latency(records, facts.batch_size),
-        "counts": _counts(records, total),
+        "counts": {
+            "prompts": len(frame),
+            **{name: round(total[name]) for name in ("rounds", "tokens", "tested", "accepted", "recovered", "bonus")},
+            "drafted": round(total["gamma"]),
+            "failed": len(records) - len(frame),
+        },
         "notes": [*facts.notes, *_notes(records, run, facts), *verdict["notes"]],
         "details": _details(records, run, facts) | {"verdict": verdict["details"]},
     }
@@ -93,16 +98,6 @@ def _operations_factor(total: dict[str, float], facts: Facts, alpha: float | Non
         return None
     gamma = total["gamma"] / total["rounds"] if facts.gamma is None else facts.gamma
     return theory.operations_factor(alpha, gamma, facts.c_hat)
-
-
-def _counts(records: Sequence[Record], total: dict[str, float]) -> dict[str, int]:
-    names = ("rounds", "tokens", "tested", "accepted", "recovered", "bonus")
-    return {
-        "prompts": round(total["requests"]),
-        **{name: round(total[name]) for name in names},
-        "drafted": round(total["gamma"]),
-        "failed": len(records) - len(finished(records)),
-    }
 
 
 def pace_drift(records: Sequence[Record]) -> float | None:
