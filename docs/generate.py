@@ -12,8 +12,7 @@ from typing import Any
 
 import yaml
 
-from specbench.config.compose import GROUPS, RunConfig, conf_dir
-from specbench.config.mistakes import option_file
+from specbench.config.compose import GROUPS, RunConfig, conf_dir, option_file
 from specbench.measure.record import Rounds
 from specbench.measure.schema import FIELDS
 from specbench.settings import describe

@@ -59,6 +59,15 @@ def place_of(path: str) -> str:
     return str(SHIPPED / path.removeprefix("shipped:")) if path.startswith("shipped:") else path
 
 
+def hub_or_package(hub_id: str, file: str) -> str:
+    """`package:FILE` if its package is installed and the local cache lacks the hub id's weights; else the hub id."""
+    from huggingface_hub import try_to_load_from_cache
+
+    package = f"{PACKAGE}{file}"
+    cached = isinstance(try_to_load_from_cache(hub_id, "model.safetensors"), str)
+    return package if place_of(package) != package and not cached else hub_id
+
+
 class BaseSettings(BaseModel):
     """Base class of every component's `Settings`, and of the run's own scalars."""
 

@@ -25,14 +25,13 @@ from specbench.settings import (
     LARGEST_GAMMA,
     LARGEST_SEED,
     MOST_BEAMS,
-    PACKAGE,
     BaseSettings,
     Component,
     Lenience,
     Temperature,
     TopK,
     TopP,
-    place_of,
+    hub_or_package,
 )
 
 # Groups of `conf/`, with the base class of their options: imported when needed, since most load torch.
@@ -167,8 +166,6 @@ def refuse_no_overrides(words: Sequence[str], options: Iterable[str] = ()) -> No
             raise ConfigError(f"{key}={shown(value)} is not allowed: it must be the name of a folder")
         if not key.startswith("--") or any(option.startswith(key) for option in options):
             continue
-        from specbench.config.mistakes import known_keys
-
         name = key[2:].replace("-", "_")
         if name not in (keys := known_keys(words)):
             raise unknown(name, keys, "setting (settings are given without --, as gamma=4)")
@@ -187,7 +184,29 @@ def explained(overrides: Sequence[str]) -> Iterator[None]:
     except Exception as error:  # its composition fails with errors of any class
         from specbench.config.mistakes import explain
 
-        raise ConfigError(explain(error, overrides)) from error
+        raise ConfigError(explain(error, overrides, known_keys)) from error
+
+
+def known_keys(overrides: Sequence[str]) -> list[str]:
+    """Every key that can be set, given the options chosen by these overrides: for "did you mean" in errors."""
+    config: Any = OmegaConf.to_container(OmegaConf.load(conf_dir() / "config.yaml"))
+    chosen: dict[str, str] = {}
+    for entry in config["defaults"]:
+        chosen |= entry if isinstance(entry, dict) else {}
+    chosen |= dict(override.split("=", 1) for override in overrides if "=" in override)
+    keys = [*RunConfig.model_fields, *GROUPS, "experiment"]
+    for group in GROUPS:
+        file = conf_dir() / group / f"{chosen[group]}.yaml"
+        keys += [f"{group}.{key}" for key in option_file(file) if key not in ("_target_", "defaults")]
+    return keys
+
+
+def option_file(file: Path) -> dict[str, Any]:
+    """What an option's file says, with the files of its group that it begins with; empty if there is none."""
+    own: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else {}
+    names = [name for name in own.get("defaults", ()) if isinstance(name, str) and name != "_self_"]
+    before = [option_file(file.with_name(f"{name}.yaml")) for name in names]
+    return {key: value for each in (*before, own) for key, value in each.items()}
 
 
 def fields(override_dirname: str) -> str:
@@ -213,15 +232,6 @@ def inside_outputs(name: object) -> str:
             "characters, without . or .. and without control characters"
         )
     return text
-
-
-def hub_or_package(hub_id: str, file: str) -> str:
-    """`package:FILE` if its package is installed and the local cache lacks the hub id's weights; else the hub id."""
-    from huggingface_hub import try_to_load_from_cache
-
-    package = f"{PACKAGE}{file}"
-    cached = isinstance(try_to_load_from_cache(hub_id, "model.safetensors"), str)
-    return package if place_of(package) != package and not cached else hub_id
 
 
 # Functions that conf/config.yaml and conf/train.yaml use.

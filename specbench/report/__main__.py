@@ -24,7 +24,7 @@ def main(words: Sequence[str] | None = None) -> None:
         if not args.folder.is_dir():
             raise ConfigError(f"{args.folder} is no folder: give the folder of a finished run")
         if args.format == "html":
-            from specbench.report.page import write_page
+            from specbench.report.several import write_page
 
             print(write_page(args.folder))
         else:

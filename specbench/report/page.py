@@ -50,23 +50,6 @@ def write_run(folder: Path, results: dict[str, Any], records: Sequence[Record]) 
     return run
 
 
-def write_page(folder: Path) -> Path:
-    """Makes the page of a run, a comparison or a sweep again; returns its place. Raises ConfigError."""
-    if (folder / files.RESULTS).is_file():
-        run = files.read_run(folder)
-        text = run_page(run, run.records)
-    else:
-        from specbench.report import several
-
-        runs = files.read_all(folder)
-        if (folder / files.COMPARISON).is_file():
-            text = several.comparison_page(files.read_comparison(folder), runs, folder.name)
-        else:
-            text = several.sweep_page(runs, folder.name)
-    files.write_text(folder / files.PAGE, text)
-    return folder / files.PAGE
-
-
 def run_page(run: Run, records: Sequence[Record]) -> str:
     """The page of one run: the answer, figures, tables, and what was decoded."""
     results = run.results

@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from specbench.errors import visible
-from specbench.report import page, tables, terminal
+from specbench.report import files, page, tables, terminal
 from specbench.report.files import Run
 from specbench.report.page import GAIN, INK, LOSS, MEASURED, STYLE, THEORY
 from specbench.report.tables import mean, number, ratio
@@ -104,6 +104,19 @@ def fastest(rows: Sequence[tuple[str, float | None, Sequence[float] | None]], wh
     if not gains:
         said = f"None of {len(rows)} {what} is shown to gain on plain decoding; largest"
     return f"{said}: {name}, {ratio(speedup, interval)}"
+
+
+def write_page(folder: Path) -> Path:
+    """Makes the page of a run, a comparison or a sweep again; returns its place. Raises ConfigError."""
+    if (folder / files.RESULTS).is_file():
+        run = files.read_run(folder)
+        text = page.run_page(run, run.records)
+    elif (folder / files.COMPARISON).is_file():
+        text = comparison_page(files.read_comparison(folder), files.read_all(folder), folder.name)
+    else:
+        text = sweep_page(files.read_all(folder), folder.name)
+    files.write_text(folder / files.PAGE, text)
+    return folder / files.PAGE
 
 
 def sweep_page(runs: Sequence[Run], title: str) -> str:

@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from specbench import BEGUN, __version__
-from specbench.config.compose import conf_dir, refuse_no_overrides
+from specbench.config.compose import conf_dir, known_keys, refuse_no_overrides
 from specbench.errors import CommandError, ConfigError, answering, comes_from, first_line, stop
 
 log = logging.getLogger("specbench")
@@ -76,7 +76,7 @@ def refused_by_hydra(error: Exception) -> NoReturn:
         stop(f"{where} ({cause.strerror or cause}): choose another folder with hydra.run.dir=D or name=NAME", 2)
     from specbench.config.mistakes import explain
 
-    stop(explain(error, sys.argv[1:]), 2)
+    stop(explain(error, sys.argv[1:], known_keys), 2)
 
 
 @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")

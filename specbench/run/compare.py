@@ -68,7 +68,7 @@ def compare_jobs(words: Sequence[str], also: Sequence[str]) -> None:
             print(f"\n{label}", flush=True)
         missing += compare_group(folder / fields(label) if len(together) > 1 else folder, own)
     if len(together) > 1:
-        from specbench.report.page import write_page
+        from specbench.report.several import write_page
 
         write_page(folder)
     if missing:

@@ -52,7 +52,7 @@ def main() -> None:
     except Exception as error:
         if comes_from(one_training, error):
             raise
-        stop(explain(error, sys.argv[1:], keys=()), 2)
+        stop(explain(error, sys.argv[1:], lambda words: ()), 2)
 
 
 if __name__ == "__main__":

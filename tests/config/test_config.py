@@ -12,7 +12,6 @@ from small_runs import composed, run_main, small
 
 from specbench.config import check as checking
 from specbench.config import compose as composing
-from specbench.config import mistakes
 from specbench.config.check import check
 from specbench.config.compose import GROUPS, RunConfig, compose, conf_dir, fields
 from specbench.errors import ConfigError
@@ -126,7 +125,7 @@ def test_a_new_scalar_is_a_field_and_a_line(monkeypatch, tmp_path):
     (tmp_path / "config.yaml").unlink()
     (tmp_path / "config.yaml").write_text(text.replace("gamma: 3 ", "patience: 3\ngamma: 3 "))
     monkeypatch.setattr(composing, "conf_dir", lambda: tmp_path)
-    for module in (composing, checking, mistakes):
+    for module in (composing, checking):
         monkeypatch.setattr(module, "RunConfig", More)
     assert check(compose([])).root.patience == 3 and check(compose(["patience=9"])).resolved["patience"] == 9
     with pytest.raises(ConfigError, match="patience=10 is not allowed: it must be an integer >= 1 and <= 9"):

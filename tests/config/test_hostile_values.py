@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from specbench.config.check import base_of
-from specbench.config.compose import GROUPS, RunConfig, conf_dir
-from specbench.config.mistakes import explain, option_file
+from specbench.config.compose import GROUPS, RunConfig, conf_dir, option_file
+from specbench.config.mistakes import explain
 from specbench.data.records import check_template, fill
 from specbench.errors import ConfigError, visible
 from specbench.settings import BaseSettings, chosen, validate
@@ -98,7 +98,7 @@ def set_value(node: Any, key: str, value: Any) -> None:
     try:
         OmegaConf.update(node, key, value, merge=False)
     except OmegaConfBaseException as error:
-        raise ConfigError(explain(error, [f"{key}={value}"], keys=())) from error
+        raise ConfigError(explain(error, [f"{key}={value}"], lambda words: ())) from error
 
 
 @pytest.mark.parametrize("place", range(4))  # four quarters, whose examples are spread over processes

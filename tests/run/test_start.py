@@ -10,8 +10,7 @@ from choosing import only
 from omegaconf import OmegaConf
 
 from specbench.config.check import base_of
-from specbench.config.compose import GROUPS, RunConfig, conf_dir
-from specbench.config.mistakes import known_keys
+from specbench.config.compose import GROUPS, RunConfig, conf_dir, known_keys
 
 HEAVY = ("torch", "transformers", "wandb", "pyarrow", "matplotlib", "pandas")
 SAY = """import atexit, runpy, sys
