@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +22,41 @@ READ_DIRECTLY = ("dt_proj",)
 class HalfLinear(nn.Module):
     """Takes the place of a linear layer in float32 whose weight, times a power of two, float16 holds exactly."""
 
-    def __init__(self, layer: nn.Linear, scale: float):
+    def __init__(self, packed: Tensor, bias: Tensor | None, factor: float):
         super().__init__()
-        self.packed = nn.Parameter(half_pairs.packed(layer.weight * scale), requires_grad=False)
-        self.bias = layer.bias
-        self.factor = 1 / scale
-        self.weight = layer.weight.new_empty(0)  # some models ask for its dtype
+        self.packed, self.bias, self.factor = nn.Parameter(packed, requires_grad=False), bias, factor
+        self.weight = torch.empty(0)  # some models ask for its dtype
+        self.out_features = half_pairs.PAIR * len(packed)
+        self.whole: tuple[nn.Module, ...] = ()  # the product that it is a part of; see `joined`
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., K] to [..., N]."""
-        found: Tensor = torch.ops.specbench.half_pairs.default(x, self.packed, self.bias, self.factor)
+    def forward(self, x: Tensor, gain: Tensor | None = None, eps: float = 0.0) -> Tensor:
+        """x [..., K] to [..., N]; with a gain [K], of x over the root of its mean square plus eps, times gain."""
+        found: Tensor = torch.ops.specbench.half_pairs.default(x, self.packed, self.bias, self.factor, gain, eps)
         return found
+
+
+def half_linear(layer: nn.Linear, scale: float) -> HalfLinear:
+    """A linear layer whose weight, times `scale`, float16 holds exactly."""
+    return HalfLinear(half_pairs.packed(layer.weight.detach() * scale), layer.bias, 1 / scale)
+
+
+def joined(parts: Sequence[nn.Module]) -> tuple[nn.Module, ...]:
+    """One product in place of several of one input, all with biases or none: its columns are theirs beside each other,
+    and its weight is theirs from now on. The parts themselves if that would change a value."""
+    halves = [part for part in parts if isinstance(part, HalfLinear)]
+    if len(halves) < len(parts):
+        return tuple(parts)
+    if halves[0].whole:
+        return halves[0].whole
+    factor = max(part.factor for part in halves)
+    packed = [part.packed * (part.factor / factor) for part in halves]
+    if not all(torch.equal(p * (factor / part.factor), part.packed) for p, part in zip(packed, halves, strict=True)):
+        return tuple(parts)
+    biases = [part.bias for part in halves if part.bias is not None]
+    whole = HalfLinear(torch.cat(packed), torch.cat(biases) if biases else None, factor)
+    for part, own in zip(halves, whole.packed.detach().split([len(p) for p in packed]), strict=True):
+        part.packed, part.factor, part.whole = nn.Parameter(own, requires_grad=False), factor, (whole,)
+    return (whole,)
 
 
 def with_half_weights(module: Module) -> Module:
@@ -48,7 +73,7 @@ def with_half_weights(module: Module) -> Module:
     found = twin_of(module)
     for path, scale in scales.items():
         parent, _, name = path.rpartition(".")
-        found.get_submodule(parent).register_module(name, HalfLinear(layers[path], scale))
+        found.get_submodule(parent).register_module(name, half_linear(layers[path], scale))
     return found
 
 

@@ -1,4 +1,5 @@
-// y [M, N] = factor * x [M, K] w [N, K]^T + bias [N] for weights in float16, with all arithmetic in float32.
+// y [M, N] = factor * x [M, K] w [N, K]^T + bias [N] for weights in float16, with all arithmetic in float32. With a gain
+// [K], x is first divided by the root of (the mean square of its row + eps), and multiplied by gain.
 //
 // w is stored in pairs of rows, 16 numbers of one and 16 of the other in turn, so that it is read once from front to
 // back by every thread. The sums of a row of x do not depend on the other rows. K is a multiple of 16, N of 2.
@@ -7,8 +8,10 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
+#include <vector>
 #if defined(__F16C__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif
@@ -82,13 +85,30 @@ static torch::stable::Tensor empty_like(const torch::stable::Tensor& x, int64_t 
   return torch::stable::Tensor(made);
 }
 
-// x [..., K], packed [N / 2, K / 16, 2, 16] and bias [N] to [..., N].
+static std::vector<float> normed(const float* x, const float* gain, long M, long K, float eps) {
+  std::vector<float> found(M * K);
+  for (long m = 0; m < M; m++, x += K) {
+    V squares = {};
+    for (long k = 0; k < K; k += W) squares += *(const V*)(x + k) * *(const V*)(x + k);
+    const float scale = 1.0f / std::sqrt(total(squares) / K + eps);
+    for (long k = 0; k < K; k++) found[m * K + k] = gain[k] * (x[k] * scale);
+  }
+  return found;
+}
+
+// x [..., K], packed [N / 2, K / 16, 2, 16], bias [N] and gain [K] to [..., N].
 static torch::stable::Tensor half_pairs(torch::stable::Tensor x, torch::stable::Tensor packed,
-                                        std::optional<torch::stable::Tensor> bias, double factor) {
+                                        std::optional<torch::stable::Tensor> bias, double factor,
+                                        std::optional<torch::stable::Tensor> gain, double eps) {
   if (!x.is_contiguous()) x = torch::stable::contiguous(x);
   const long N = packed.size(0) * PAIR, K = packed.size(1) * LINE, M = x.numel() / K;
   const torch::stable::Tensor y = empty_like(x, N);
   const float* from = (const float*)x.const_data_ptr();
+  std::vector<float> scaled;
+  if (gain) {
+    scaled = normed(from, (const float*)gain->const_data_ptr(), M, K, eps);
+    from = scaled.data();
+  }
   const uint16_t* weight = (const uint16_t*)packed.const_data_ptr();
   const float* added = bias ? (const float*)bias->const_data_ptr() : nullptr;
   float* to = (float*)y.mutable_data_ptr();
@@ -110,6 +130,6 @@ static torch::stable::Tensor half_pairs(torch::stable::Tensor x, torch::stable::
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(specbench, m) {
-  m.def("half_pairs(Tensor x, Tensor packed, Tensor? bias, float factor) -> Tensor");
+  m.def("half_pairs(Tensor x, Tensor packed, Tensor? bias, float factor, Tensor? gain=None, float eps=0) -> Tensor");
 }
 STABLE_TORCH_LIBRARY_IMPL(specbench, CPU, m) { m.impl("half_pairs", TORCH_BOX(&half_pairs)); }

@@ -71,6 +71,8 @@ def packed(weight: Tensor) -> Tensor:
     return pairs.transpose(1, 2).contiguous()
 
 
-def shape_of_result(x: Tensor, packed: Tensor, bias: Tensor | None, factor: float) -> Tensor:
+def shape_of_result(
+    x: Tensor, packed: Tensor, bias: Tensor | None, factor: float, gain: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
     """A tensor with the shape of factor * x [..., K] w [N, K]^T + bias [N]: [..., N]."""
     return x.new_empty(*x.shape[:-1], PAIR * packed.shape[0])

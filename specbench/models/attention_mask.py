@@ -75,6 +75,14 @@ class TokenPlaces(NamedTuple):
         return torch.where((relative >= 0)[:, None], ancestors, True)
 
 
+def places_of(first: Tensor, tokens: int, visible: int, tree: Tree | None) -> TokenPlaces:
+    """Where so many new tokens stand: at first [b] and behind or, in a tree, by depth. Those in front of the text stand
+    where its first token does."""
+    slots = (first[:, None] + torch.arange(tokens, device=first.device)).clamp(min=0)
+    places = TokenPlaces(slots, slots, first, visible, tree)
+    return places if tree is None else places._replace(positions=places.root[:, None] + tree.depth)
+
+
 class AttentionMask:
     """Makes the mask that a Hugging Face model of this configuration takes."""
 
@@ -89,7 +97,11 @@ class AttentionMask:
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def by_kind(self, places: TokenPlaces, kinds: Iterable[str]) -> dict[str, Any]:
-        """The mask [b, 1, N, T] of these kinds of layers: of the columns that new tokens see the near ones."""
+        """The mask [b, 1, N, T] of these kinds of layers."""
+        return {kind: self.as_bias(seen) for kind, seen in self.seen(places, kinds).items()}
+
+    def seen(self, places: TokenPlaces, kinds: Iterable[str]) -> dict[str, Tensor]:
+        """By these kinds of layers, [b, 1, N, T] bool: of the columns that new tokens see the near ones."""
         found, seen, positions = {}, places.seen, places.positions[:, :, None]
         for kind in kinds:
             near = seen
@@ -97,7 +109,7 @@ class AttentionMask:
                 near = seen & (places.of_columns[:, None] > positions - self.window)
             elif kind == "chunked_attention" and self.chunk is not None:
                 near = seen & (places.of_columns[:, None] // self.chunk == positions // self.chunk)
-            found[kind] = self.as_bias(near[:, None])
+            found[kind] = near[:, None]
         return found
 
     @cached_property

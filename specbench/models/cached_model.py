@@ -24,8 +24,9 @@ from specbench.decoding.sequence import Sequence
 from specbench.decoding.token_tree import Tree
 from specbench.errors import ConfigError, first_line
 from specbench.executors.base import Executor
-from specbench.models.attention_mask import AttentionMask, TokenPlaces, carries_state, refuse_unknown_kinds
+from specbench.models.attention_mask import AttentionMask, carries_state, places_of, refuse_unknown_kinds
 from specbench.models.causal_call import CausalCall
+from specbench.models.cpu_step import CpuStep
 from specbench.models.generation import forbidden_tokens
 from specbench.models.sizes import context_of, per_token, rotary_switch, stops_of, stored
 from specbench.models.vocabulary import VocabMap
@@ -95,22 +96,27 @@ class CachedModel(Component):
         if not executor.runs_encoders and positions is not None and positions.known:
             executor.run_eagerly(f"{name} makes its positions itself")
         self.attention = attention
-        if attention == "triton" or (attention == "auto" and self.device.type == "cuda" and not executor.traces):
-            self._use_kernels()
+        written = executor.traces or (self.device.type == "cpu" and executor.fixed_shapes)
+        if attention == "triton" or (attention == "auto" and not written):
+            self._use_fused_step()
         _, self.weight_bytes = stored(self.module)
         self.operations_per_token, self.step_bytes = per_token(self.module)
         self.cached: list[int] = []
         self.feature_layers: tuple[int, ...] = ()  # whose hidden states a drafter reads; see `hidden_states`
 
-    def _use_kernels(self) -> None:
-        """Has the kernels of Llama-like layers read few tokens, if this module consists of such layers."""
-        if find_spec("triton") is None:
+    def _use_fused_step(self) -> None:
+        """Has few operations or kernels read tokens, if this module consists of Llama-like layers."""
+        on_cpu = self.attention == "auto" and self.device.type == "cpu"
+        if not on_cpu and find_spec("triton") is None:
             self.without_kernels("the package triton is not installed")
             return
-        from specbench.models.fused_step import FusedStep
-
         try:
-            self.fused = FusedStep(self.module, self.mask)
+            if on_cpu:
+                self.fused = CpuStep(self.module, self.mask)
+            else:
+                from specbench.models.triton_step import TritonStep
+
+                self.fused = TritonStep(self.module, self.mask)
         except (AttributeError, ValueError) as error:  # it lacks a part, or has another
             self.without_kernels(first_line(error))
 
@@ -118,13 +124,14 @@ class CachedModel(Component):
         """From now on the module runs as it is written. Raises ConfigError if it must not."""
         if self.attention == "triton":
             raise ConfigError(f"attention=triton is not possible for {self.name}: {reason}, use attention=sdpa")
-        log.warning("%s runs as it is written, and not by kernels of whole layers: %s", self.name, reason)
+        level = logging.INFO if self.device.type == "cpu" else logging.WARNING
+        log.log(level, "%s runs as it is written, and not layer by layer in few operations: %s", self.name, reason)
         self.fused = None
 
     def batch_invariant(self, rows: int, width: int, drafter: Any) -> bool:
         """Whether p of a token has the same bits in plain decoding and among `width` tokens: all forwards of the drafts
         run as kernels, and no token moves in the cache. In a batch prompts are read beside others, or alone."""
-        own = self.fused is not None and rows * width <= self.fused.most_rows
+        own = self.fused is not None and self.fused.counts and rows * width <= self.fused.most_rows
         return own and rows == 1 and not drafter.trees
 
     # -- What the model is ----------------------------------------------------------------------
@@ -285,7 +292,8 @@ class CachedModel(Component):
     def visible_columns(self, needed: int, new: int) -> int:
         """The number of leading columns that a forward of `new` tokens, of all rows, is given, if `needed` are filled:
         all, for kernels, which read on the device how many there are, so that one shape serves every length."""
-        if self.fused is not None and new <= self.fused.most_rows and self.cache.fixed_shapes:
+        counts = self.fused is not None and self.fused.counts and new <= self.fused.most_rows
+        if counts and self.cache.fixed_shapes:
             return self.cache.capacity
         return self.executor.columns(needed, self.cache.capacity)
 
@@ -298,17 +306,15 @@ class CachedModel(Component):
         be the one at position 0, which is then read several times. Unless `suppressing`, they are the module's own,
         also of tokens that generate() never draws. Only tensor operations: an executor may compile or capture it."""
         if self.fused is not None and self.fused.serves(tokens):
-            self.cache.choose(tokens, visible, row)
             read = tokens if tokens.is_floating_point() else self.vocabulary.read(tokens)
-            logits = self.fused.logits(self.cache, read, first, tree, keep_logits)
+            logits = self.fused.logits(self.cache, read, first, visible, row, tree, keep_logits)
             return self.vocabulary.fit(self.allowed(logits) if suppressing else logits)
-        slots = (first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)).clamp(min=0)
-        places = TokenPlaces(slots, slots, first, visible, tree)
-        positions = slots if tree is None else places.root[:, None] + tree.depth
+        places = places_of(first, tokens.shape[1], visible, tree)
+        positions = places.positions
         if torch.compiler.is_compiling() or visible > self.context:  # guesses of idle rows, whose logits are not used
             positions = positions.clamp(max=self.context - 1)
         words = {"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": self.vocabulary.read(tokens)}
-        self.cache.place(slots, visible, row)
+        self.cache.place(places.slots, visible, row)
         logits = self.decoder.logits(self, words, places._replace(positions=positions), row, keep_logits)
         return self.vocabulary.fit(self.allowed(logits) if suppressing else logits)
 

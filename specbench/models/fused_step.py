@@ -1,20 +1,19 @@
-"""A forward of few tokens by the kernels of specbench/kernels, for modules that consist of Llama-like layers.
+"""The parts of modules that consist of Llama-like layers, and what their forwards of few operations share.
 
 Such modules are found by their parts: norms, products, activations and rotations are looked at, and tried. Everything
-else runs as the module is written, and so do longer texts. b rows, N new tokens, R = b N, H hidden, V vocabulary.
+else runs as the module is written. b rows, N new tokens, H hidden, D head size, V vocabulary.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from triton import knobs
 
 from specbench.decoding.token_tree import Tree
-from specbench.kernels import attention, fused
+from specbench.executors.half_linear import HalfLinear
 from specbench.models.attention_mask import AttentionMask
 from specbench.models.layers import decoder_layers
 from specbench.models.sizes import plain_parts
@@ -42,26 +41,21 @@ class Norm(NamedTuple):
     eps: float
 
 
-class Product(NamedTuple):
-    """A linear layer: weight [out, in] and bias [out]."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-
 class Layer(NamedTuple):
-    """The parts of a layer, as the kernels take them."""
+    """The parts of a layer. Products are modules with weight [out, in] and bias [out] or None."""
 
     number: int  # of its keys and values in the cache
     window: int | None
     before: Norm  # of attention
-    heads: fused.Heads
+    projections: tuple[Any, Any, Any]  # of q, k and v; all have biases, or none
+    norms: tuple[Norm, Norm] | None  # of each head of q and of k
+    size: int  # D
     scale: float  # of scores
-    back: Product  # W_o
+    back: Any  # W_o
     between: Norm
-    gates: tuple[Product, Product]
-    activation: int
-    down: Product
+    gates: tuple[Any, Any]  # of the activation and of what it is multiplied with; both have biases, or none
+    activation: Any
+    down: Any
 
 
 class Reader:
@@ -83,75 +77,67 @@ class Reader:
                 return Norm(gain, eps)
         raise ValueError(f"it has the norm {type(part).__name__}")
 
-    def product(self, part: Any) -> Product:
+    def product(self, part: Any) -> Any:
         """A linear layer whose calls nothing else changes."""
         changed = "forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks
-        plain = isinstance(part, nn.Linear) and len(plain_parts(part.weight)) == 1 and not changed
+        plain = isinstance(part, nn.Linear | HalfLinear) and len(plain_parts(part.weight)) == 1 and not changed
         need(plain, f"the product {type(part).__name__}")
         self.read |= {id(weight) for weight in part.parameters()}
-        return Product(part.weight, part.bias)
+        return part
 
     def layer(self, layer: Any, windows: Sequence[int | None]) -> Layer:
         """The parts of a layer, which must be the usual ones; `windows` are those of all layers, or of each."""
         need({*dict(layer.named_children())} == LAYER, f"the layer {type(layer).__name__}")
         attends, mlp = layer.self_attn, layer.mlp
+        names = {*dict(attends.named_children())}
+        need(names - HEAD_NORMS == PRODUCTS and len(names & HEAD_NORMS) != 1, f"the attention {type(attends).__name__}")
         need({*dict(mlp.named_children())} - {"act_fn"} == GATED, f"the MLP {type(mlp).__name__}")
-        before, gates = self.norm(layer.input_layernorm), (self.product(mlp.gate_proj), self.product(mlp.up_proj))
-        need(len({gate.bias is None for gate in gates}) == 1, "a bias of one of two products")
-        number = int(attends.layer_idx)
+        number, size = int(attends.layer_idx), int(attends.head_dim)
+        norms = (self.norm(attends.q_norm), self.norm(attends.k_norm)) if names & HEAD_NORMS else None
+        need(all(len(norm.gain) == size for norm in norms or ()) and size % 2 == 0, "norms of all heads at once")
         return Layer(
-            number, windows[number % len(windows)], before, self.heads(attends, before), float(attends.scaling),
-            self.product(attends.o_proj), self.norm(layer.post_attention_layernorm), gates,
-            activation_of(mlp.act_fn), self.product(mlp.down_proj),
+            number, windows[number % len(windows)], self.norm(layer.input_layernorm),
+            self.together(attends.q_proj, attends.k_proj, attends.v_proj), norms, size, float(attends.scaling),
+            self.product(attends.o_proj), self.norm(layer.post_attention_layernorm),
+            self.together(mlp.gate_proj, mlp.up_proj), mlp.act_fn, self.product(mlp.down_proj),
         )  # fmt: skip
 
-    def heads(self, part: Any, before: Norm) -> fused.Heads:
-        """What makes queries, keys and values of an attention layer, behind the norm `before` it."""
-        names = {*dict(part.named_children())}
-        own = names & HEAD_NORMS
-        need(names - own == PRODUCTS and len(own) != 1, f"the attention {type(part).__name__}")
-        products = [self.product(child) for child in (part.q_proj, part.k_proj, part.v_proj)]
-        norms = [self.norm(part.q_norm), self.norm(part.k_norm)] if own else []
-        size, biased = int(part.head_dim), {product.bias is not None for product in products}
-        need(size % 2 == 0 and all(len(norm.gain) == size for norm in norms), "norms of all heads at once")
-        need(len(biased) == 1, "biases of some of q, k and v")
-        weights, biases = zip(*products, strict=True)
-        q_norm, k_norm = norms or (None, None)
-        return fused.Heads(weights, biases if biased == {True} else None, q_norm, k_norm, before.eps, size)
+    def together(self, *parts: Any) -> tuple[Any, ...]:
+        """Products of one input, all with biases or none."""
+        need(len({part.bias is None for part in parts}) == 1, "a bias of some of several products")
+        return tuple(self.product(part) for part in parts)
 
 
-def activation_of(function: Any) -> int:
-    """The number that the kernels have for an activation, which is tried. Raises ValueError."""
-    x = torch.linspace(-6, 6, 100)
-    if torch.allclose(function(x), F.silu(x), atol=1e-6):
-        return fused.SILU
-    need(torch.allclose(function(x), F.gelu(x, approximate="tanh"), atol=1e-6), "another activation")
-    return fused.GELU
+class FusedStep(ABC):
+    """A forward of one module, on its own weights, in few operations."""
 
-
-class FusedStep:
-    """The kernels' forward of one module, on its own weights."""
-
+    counts = True  # whether it reads on the device how many columns there are, so that one shape serves every length
     most_rows = 64  # new tokens of all rows; beyond it weights would be read too often
 
     def __init__(self, module: Any, mask: AttentionMask):
         """Raises ValueError if the module has other parts."""
-        need(module.device.type == "cuda" or knobs.runtime.interpret, "no CUDA device")
         need({*mask.layers} <= PLAIN and not module.config.is_encoder_decoder, "an encoder, or other kinds of layers")
         decoder, embedding = module.get_decoder(), module.get_input_embeddings()
-        self.head = module.get_output_embeddings()
+        self.head, self.mask = module.get_output_embeddings(), mask
         need(decoder is not module and type(embedding) is nn.Embedding, "other embeddings, or no layers behind them")
         parts, reader = decoder_layers(module), Reader()
         self.layers = [reader.layer(part, mask.windows) for part in parts]
-        self.table, self.norm, self.output = embedding.weight, reader.norm(decoder.norm), reader.product(self.head)
+        self.table, self.norm = embedding.weight, reader.norm(decoder.norm)
+        reader.product(self.head)
         self.rotation = decoder.rotary_emb
         need(vars(self.rotation).get("rope_type") not in (None, *MOVING), "another rotation of heads")
         need({id(p) for p in module.parameters()} == reader.read | {id(self.table)}, "more than Llama-like layers")
-        kinds = {(p.device, p.dtype) for p in module.parameters()}
-        need(len(kinds) == 1 and self.table.dtype in ROUNDING, "several devices or dtypes, or float16")
         self.last_norm = decoder.norm
         self.angles: list[tuple[Tensor, Tensor]] = []  # the last one is used; captured graphs may read the others
         self.notes: tuple[Sequence[int], list[Tensor]] | None = None  # layers of hidden states, and those found
+
+    @abstractmethod
+    def logits(
+        self, cache: Any, words: Tensor, first: Tensor, visible: int, row: int | None, tree: Tree | None,
+        keep_logits: int,
+    ) -> Tensor:  # fmt: skip
+        """Logits [b, N, V] in float32 (only the last `keep_logits` if not 0) of token ids words [b, N], or of vectors
+        [b, N, H], as `CachedModel.forward` explains them; the cache knows its rows."""
 
     def serves(self, tokens: Tensor) -> bool:
         """Whether these new tokens [b, N], or their vectors [b, N, H], are few enough. A module that something else
@@ -176,28 +162,12 @@ class FusedStep:
             self.angles.append((cosines[0].contiguous(), sines[0].contiguous()))
         return self.angles[-1]
 
-    def logits(self, cache: Any, words: Tensor, first: Tensor, tree: Tree | None, keep_logits: int) -> Tensor:
-        """Logits [b, N, V] in float32 (only the last `keep_logits` if not 0) of token ids words [b, N], or of vectors
-        [b, N, H], as `CachedModel.forward` explains them; the cache knows its rows."""
-        b, N = words.shape[:2]
-        places = fused.Places(
-            (b, N), first, cache.block_table(), self.angles_of(cache.capacity), None if tree is None else tree.sees,
-            None if tree is None else tree.depth,
-        )  # fmt: skip
-        stream = fused.begin(words.reshape(b * N, *words.shape[2:]), self.table, self.layers[0].before.gain)
-        gains, hidden = [*(layer.before.gain for layer in self.layers[1:]), self.norm.gain], [stream.x]
-        for layer, gain in zip(self.layers, gains, strict=True):
-            stream = self._layer(layer, stream, gain, places, cache)
-            hidden.append(stream.x)
+    def note(self, hidden: list[Tensor], rows: int) -> None:
+        """Notes the hidden states of `rows` rows in front of each layer and behind the last one, if anyone asked."""
         if self.notes is not None:
             layers, found = self.notes
-            joined = torch.cat([hidden[layer] for layer in layers], -1) if layers else self.last_norm(stream.x)
-            found.append(joined.view(b, N, -1))
-        if 0 < keep_logits < N:
-            last = (t.view(b, N, -1)[:, -keep_logits:].reshape(b * keep_logits, -1) for t in stream)
-            stream = fused.Stream(*last)
-        scores = fused.logits(stream, *self.output, self.norm.eps)
-        return scores.view(b, -1, scores.shape[-1])
+            joined = torch.cat([hidden[layer] for layer in layers], -1) if layers else self.last_norm(hidden[-1])
+            found.append(joined.view(rows, -1, joined.shape[-1]))
 
     def difference(self, model: Any) -> str | None:
         """How keys and values that the kernels store differ from those that the module stores, as a share of their
@@ -213,18 +183,3 @@ class FusedStep:
         pairs = zip(*stored[:2], strict=True)
         worst = float(torch.stack([(ours - theirs).norm() / theirs.norm() for ours, theirs in pairs]).max())
         return None if worst <= ROUNDING[self.table.dtype] else f"keys or values differ by {worst:.1g}"
-
-    def _layer(
-        self, layer: Layer, stream: fused.Stream, gain: Tensor, places: fused.Places, cache: Any
-    ) -> fused.Stream:
-        """The stream behind a layer, scaled by the gain [H] of the norm that comes next."""
-        new = stream.x.new_empty(1, layer.heads.key_heads, 0, layer.heads.size)
-        keys, values = cache.stored_blocks(layer.number, new)
-        q = fused.project(stream, layer.heads, places, keys, values)
-        mixed = attention.attend(
-            q, keys, values, places.table, places.first, places.sees, places.depth, layer.scale, layer.window
-        )
-        stream = fused.add(mixed.view(len(stream.x), -1), *layer.back, stream, layer.between.gain)
-        (gate, gate_bias), (up, up_bias) = layer.gates
-        gated = fused.gate(stream, (gate, up), (gate_bias, up_bias), layer.between.eps, layer.activation)
-        return fused.add(gated, *layer.down, stream, gain)

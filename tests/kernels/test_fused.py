@@ -1,4 +1,5 @@
-"""The kernels of Llama-like layers against the modules of transformers, and to the bit against themselves.
+"""Llama-like layers by kernels, and on a CPU in few operations ("auto"), against the modules of transformers; kernels
+to the bit against themselves.
 
 Without a GPU they run in Triton's interpreter.
 """
@@ -14,6 +15,7 @@ from small_runs import parts_of, run
 pytest.importorskip("triton")
 
 import transformers
+from torch.nn import functional as F
 from triton import knobs
 
 from specbench.decoding.sampling import Sampling
@@ -22,8 +24,12 @@ from specbench.errors import ConfigError
 from specbench.executors.compiled import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.kernels import attention, fused
-from specbench.models import reference_forward
+from specbench.models import cpu_step, reference_forward
+from specbench.models.attention_mask import AttentionMask
+from specbench.models.cpu_step import CpuStep
+from specbench.models.fused_step import FusedStep, Norm
 from specbench.models.language_model import LanguageModel
+from specbench.models.sizes import stored
 
 DEVICE = "cpu" if knobs.runtime.interpret else "cuda"
 pytestmark = pytest.mark.cuda
@@ -54,7 +60,7 @@ def tiny(kind: str, layers: int = 2, dtype=torch.float32, **more):
 def model_of(module, how: str = "triton", cache: str = "static", rows: int = 1, columns: int = COLUMNS):
     model = LanguageModel(copy.deepcopy(module), None, name="tiny", sampling=Sampling(), new_cache=CACHES[cache],
                           executor=EagerExecutor(), attention=how)  # fmt: skip
-    assert (model.fused is not None) == (how == "triton")
+    assert (model.fused is not None) == (how != "sdpa")
     model.allocate(rows, columns)
     model.cache.reserve([columns] * rows)
     return model
@@ -80,9 +86,9 @@ def forwards(model):
     return found + [t[:, :, :9].cpu() for t in model.cache.tensors() if t.dim() == 4]
 
 
-def error(module, cache="static") -> float:
+def error(module, cache="static", how="triton") -> float:
     """The largest difference from SDPA in the module itself, as a share of the largest value."""
-    found, right = forwards(model_of(module, "triton", cache, 2)), forwards(model_of(module, "sdpa", cache, 2))
+    found, right = forwards(model_of(module, how, cache, 2)), forwards(model_of(module, "sdpa", cache, 2))
     assert len(found) == len(right) >= 4
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, right, strict=True))
 
@@ -97,6 +103,23 @@ def test_the_fused_step_is_the_module(kind, cache):
             model_of(tiny(kind, head_dim=16))
         kind = "llama"
     assert error(tiny(kind), cache) < 1e-5
+
+
+on_a_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="runs on a CPU")
+
+
+@on_a_cpu
+@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize(("kind", "cache"), [
+    ("llama", "static"), ("qwen2", "paged"), ("qwen3", "dynamic"), ("mistral", "static"),
+])  # fmt: skip
+def test_the_step_of_a_cpu_is_the_module(kind, cache, bits):
+    """Its weights in 16 bits are read as such, by one product for all that have one input."""
+    module = tiny(kind).bfloat16().float() if bits == 16 else tiny(kind)
+    assert error(module, cache, "auto") < 1e-5
+    model = model_of(module, "auto")
+    assert {len(parts) for products in model.fused.products for parts in products} == ({1} if bits == 16 else {2, 3})
+    assert stored(model.module) == stored(model_of(module, "sdpa").module)  # joined weights are not stored twice
 
 
 # -- Faults -----------------------------------------------------------------------------------------
@@ -135,6 +158,27 @@ FAULTS = {
     "residual": ("add", lambda: without),
     "activation": ("gate", lambda: lambda *given, gate=fused.gate: gate(*given[:4], fused.GELU)),
 }
+
+
+CPU_FAULTS = {
+    "rotation": (CpuStep, "angles_of", lambda: FusedStep.angles_of),
+    "mask": (AttentionMask, "seen", lambda: lambda mask, at, kinds: {kind: at.seen[:, None] | True for kind in kinds}),
+    "eps": (cpu_step, "times", lambda: lambda parts, x, norm=(), times=cpu_step.times: times(
+        parts, x, norm and Norm(norm.gain, 1e-6))),
+    "scale": (F, "scaled_dot_product_attention", lambda: lambda *given, scale, right=F.scaled_dot_product_attention:
+        right(*given, scale=2 * scale)),
+}  # fmt: skip
+
+
+@on_a_cpu
+@pytest.mark.parametrize("fault", CPU_FAULTS)
+def test_faults_of_a_cpu_are_seen(fault, monkeypatch):
+    """Negative controls."""
+    module, (part, name, make) = tiny("llama", 1).bfloat16().float(), CPU_FAULTS[fault]
+    right = forwards(model_of(module, "sdpa", rows=2))
+    monkeypatch.setattr(part, name, make())
+    wrong = forwards(model_of(module, "auto", rows=2))
+    assert max(float((a - b).abs().max()) for a, b in zip(wrong, right, strict=True)) > 1e-3
 
 
 def test_a_wrong_depth_in_a_tree_is_seen(monkeypatch):
@@ -231,6 +275,9 @@ def test_other_modules_run_as_they_are_written(kind):
     module = tiny(kind, **more.get(kind, {}))
     with pytest.raises(ConfigError, match="attention=triton is not possible for tiny: "):
         reference_forward.reads_trees(made(module, EagerExecutor(), "triton"), "tiny")
+    model = made(module, EagerExecutor(), "auto")
+    reference_forward.reads_trees(model, "tiny")
+    assert model.fused is None
 
 
 def made(module, executor, how):
@@ -247,10 +294,11 @@ def test_compiled_functions_and_attention_sdpa_run_the_module():
         assert fast.batch_invariant(rows, 6, SimpleNamespace(trees=trees)) == same
 
 
+@pytest.mark.parametrize("fast", ["triton", pytest.param("auto", marks=on_a_cpu)])
 @pytest.mark.parametrize("layers", [(), (0, 1, 2)])
-def test_hidden_states_are_those_of_the_module(layers):
+def test_hidden_states_are_those_of_the_module(layers, fast):
     module, found = tiny("llama"), []
-    for how in ("triton", "sdpa"):
+    for how in (fast, "sdpa"):
         model = model_of(module, how)
         with model.noting(layers) as hidden:
             read(model, [TEXT[:8]], [0])

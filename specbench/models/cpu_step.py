@@ -1,0 +1,94 @@
+"""A forward on a CPU in few operations, for modules that consist of Llama-like layers: what Python spends around each
+operation is a large part of a small model's step. b rows, N new tokens, T columns, H hidden, D head size.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from specbench.decoding.token_tree import Tree
+from specbench.executors.half_linear import HalfLinear, joined
+from specbench.models.attention_mask import AttentionMask, TokenPlaces, places_of
+from specbench.models.fused_step import FusedStep, Layer, Norm, need
+
+
+class CpuStep(FusedStep):
+    """The forward in float32, of any number of tokens. Products with one input are one product, and the norm in front
+    is a part of it."""
+
+    counts = False
+    most_rows = 2**62
+
+    def __init__(self, module: Any, mask: AttentionMask):
+        super().__init__(module, mask)
+        need(self.table.dtype == torch.float32, "numbers of 16 bits")
+        cosines, _ = self.angles_of(1)
+        need({layer.size for layer in self.layers} == {cosines.shape[-1]}, "heads that are rotated in part")
+        heads = {tuple(part.out_features // layer.size for part in layer.projections) for layer in self.layers}
+        need(len(heads) == 1, "layers with other numbers of heads")
+        self.heads = next(iter(heads))  # of queries, keys and values
+        self.group = self.heads[0] // self.heads[1]
+        self.products = [(joined(layer.projections), joined(layer.gates)) for layer in self.layers]
+
+    def logits(
+        self, cache: Any, words: Tensor, first: Tensor, visible: int, row: int | None, tree: Tree | None,
+        keep_logits: int,
+    ) -> Tensor:  # fmt: skip
+        x = words if words.is_floating_point() else F.embedding(words, self.table)
+        places = places_of(first, words.shape[1], visible, tree)
+        cache.place(places.slots, visible, row)
+        cosines, sines = (table[places.positions][:, :, None] for table in self.angles_of(cache.capacity))
+        masks = self._masks(places)
+        hidden = [x]
+        for layer, products in zip(self.layers, self.products, strict=True):
+            x = self._layer(layer, *products, x, (cosines, sines), masks[layer.window], cache)
+            hidden.append(x)
+        self.note(hidden, len(x))
+        return times((self.head,), x[:, -keep_logits:], self.norm)
+
+    def _masks(self, places: TokenPlaces) -> dict[int | None, Tensor]:
+        """By a layer's window, [b, 1, group * N, T]: what is added to the scores of queries that share keys."""
+        masks: dict[int | None, Tensor] = {}
+        for kind, seen in self.mask.seen(places, self.mask.kinds).items():
+            mask = torch.where(seen, 0.0, torch.finfo(self.table.dtype).min)
+            window = self.mask.window if kind == "sliding_attention" else None
+            masks[window] = mask if self.group == 1 else mask.repeat(1, 1, self.group, 1)
+        return masks
+
+    def angles_of(self, positions: int) -> tuple[Tensor, Tensor]:
+        """As the base class's, but sines [T, D] are negative in the first half, which the second one is taken from."""
+        if not self.angles or len(self.angles[-1][0]) < positions:
+            cosines, sines = super().angles_of(positions)
+            half = sines.shape[-1] // 2
+            self.angles.append((cosines, torch.cat([-sines[:, :half], sines[:, half:]], -1)))
+        return self.angles[-1]
+
+    def _layer(
+        self, layer: Layer, projections: Sequence[Any], gates: Sequence[Any], x: Tensor, turns: tuple[Tensor, Tensor],
+        mask: Tensor, cache: Any,
+    ) -> Tensor:  # fmt: skip
+        """x [b, N, H] behind a layer; `turns` are the cosines and sines [b, N, 1, D] of the tokens' positions."""
+        (b, N, _), (heads, key_heads, _), D = x.shape, self.heads, layer.size
+        made = times(projections, x, layer.before).view(b, N, -1, D)
+        values, turned = made[:, :, heads + key_heads :], made[:, :, : heads + key_heads]
+        if layer.norms is not None:
+            parts = zip(turned.split((heads, key_heads), 2), layer.norms, strict=True)
+            turned = torch.cat([F.rms_norm(part, (D,), *norm) for part, norm in parts], 2)
+        turned = torch.addcmul(turned * turns[0], turned.roll(D // 2, -1), turns[1]).transpose(1, 2)
+        keys, values = cache.update(turned[:, heads:], values.transpose(1, 2), layer.number)
+        q = turned[:, :heads].reshape(b, key_heads, -1, D)
+        mixed = F.scaled_dot_product_attention(q, keys, values, mask, scale=layer.scale)
+        x = x + times((layer.back,), mixed.reshape(b, heads, N, D).transpose(1, 2).reshape(b, N, -1))
+        gate, up = times(gates, x, layer.between).chunk(2, -1)
+        return x + times((layer.down,), layer.activation(gate).mul_(up))
+
+
+def times(parts: Sequence[Any], x: Tensor, norm: Norm | tuple[()] = ()) -> Tensor:
+    """x [b, N, H], or its norm, times the weights of products, beside each other: [b, N, columns of all]."""
+    if norm and not all(type(part) is HalfLinear for part in parts):
+        x, norm = F.rms_norm(x, norm.gain.shape, *norm), ()
+    found: list[Tensor] = [type(part).forward(part, x, *norm) for part in parts]  # not what watches the output matrix
+    return found[0] if len(found) == 1 else torch.cat(found, -1)
