@@ -271,7 +271,7 @@ def test_the_step_is_checked_on_the_model_that_uses_it(monkeypatch, caplog):
         reads_trees(model, "target.path=tiny")
     model.attention = "auto"
     assert reads_trees(model, "target.path=tiny") and model.fused is None
-    assert "tiny runs as it is written, and not by kernels of whole layers: logits differ" in caplog.text
+    assert "tiny runs as it is written, and not layer by layer in few operations: logits differ" in caplog.text
 
 
 def test_the_bias_of_sdpa_on_cuda_is_the_mask_and_its_rows_are_aligned():
