@@ -80,7 +80,7 @@ def places_of(first: Tensor, tokens: int, visible: int, tree: Tree | None) -> To
     where its first token does."""
     slots = (first[:, None] + torch.arange(tokens, device=first.device)).clamp(min=0)
     places = TokenPlaces(slots, slots, first, visible, tree)
-    return places if tree is None else places._replace(positions=places.root[:, None] + tree.depth)
+    return places if tree is None else places._replace(positions=(places.root[:, None] + tree.depth).clamp(min=0))
 
 
 class AttentionMask:

@@ -30,7 +30,7 @@ class CpuStep(FusedStep):
         heads = {tuple(part.out_features // layer.size for part in layer.projections) for layer in self.layers}
         need(len(heads) == 1, "layers with other numbers of heads")
         self.heads = next(iter(heads))  # of queries, keys and values
-        self.group = self.heads[0] // self.heads[1]
+        self.group, self.turns = self.heads[0] // self.heads[1], torch.empty(0)
         self.products = [(joined(layer.projections), joined(layer.gates)) for layer in self.layers]
 
     def logits(
@@ -40,11 +40,10 @@ class CpuStep(FusedStep):
         x = words if words.is_floating_point() else F.embedding(words, self.table)
         places = places_of(first, words.shape[1], visible, tree)
         cache.place(places.slots, visible, row)
-        cosines, sines = (table[places.positions][:, :, None] for table in self.angles_of(cache.capacity))
-        masks = self._masks(places)
+        turns, masks = self._turns(places.positions, cache.capacity), self._masks(places)
         hidden = [x]
         for layer, products in zip(self.layers, self.products, strict=True):
-            x = self._layer(layer, *products, x, (cosines, sines), masks[layer.window], cache)
+            x = self._layer(layer, *products, x, turns, masks[layer.window], cache)
             hidden.append(x)
         self.note(hidden, len(x))
         return times((self.head,), x[:, -keep_logits:], self.norm)
@@ -58,26 +57,28 @@ class CpuStep(FusedStep):
             masks[window] = mask if self.group == 1 else mask.repeat(1, 1, self.group, 1)
         return masks
 
-    def angles_of(self, positions: int) -> tuple[Tensor, Tensor]:
-        """As the base class's, but sines [T, D] are negative in the first half, which the second one is taken from."""
-        if not self.angles or len(self.angles[-1][0]) < positions:
-            cosines, sines = super().angles_of(positions)
-            half = sines.shape[-1] // 2
-            self.angles.append((cosines, torch.cat([-sines[:, :half], sines[:, half:]], -1)))
-        return self.angles[-1]
+    def _turns(self, positions: Tensor, most: int) -> Tensor:
+        """The cosines and sines [b, N, 1, 2 D] of positions [b, N] below `most`. Sines are negative in the first half
+        of a head, where they are multiplied with its second half."""
+        if len(self.turns) < most:
+            cosines, sines = self.angles_of(most)
+            first, second = sines.chunk(2, -1)
+            self.turns = torch.cat([cosines, -first, second], -1)
+        return F.embedding(positions, self.turns)[:, :, None]
 
     def _layer(
-        self, layer: Layer, projections: Sequence[Any], gates: Sequence[Any], x: Tensor, turns: tuple[Tensor, Tensor],
-        mask: Tensor, cache: Any,
+        self, layer: Layer, projections: Sequence[Any], gates: Sequence[Any], x: Tensor, turns: Tensor, mask: Tensor,
+        cache: Any,
     ) -> Tensor:  # fmt: skip
-        """x [b, N, H] behind a layer; `turns` are the cosines and sines [b, N, 1, D] of the tokens' positions."""
+        """x [b, N, H] behind a layer; `turns` are the cosines and sines [b, N, 1, 2 D] of the tokens' positions."""
         (b, N, _), (heads, key_heads, _), D = x.shape, self.heads, layer.size
         made = times(projections, x, layer.before).view(b, N, -1, D)
         values, turned = made[:, :, heads + key_heads :], made[:, :, : heads + key_heads]
         if layer.norms is not None:
             parts = zip(turned.split((heads, key_heads), 2), layer.norms, strict=True)
             turned = torch.cat([F.rms_norm(part, (D,), *norm) for part, norm in parts], 2)
-        turned = torch.addcmul(turned * turns[0], turned.roll(D // 2, -1), turns[1]).transpose(1, 2)
+        cosines, sines = turns.chunk(2, -1)
+        turned = torch.addcmul(turned * cosines, turned.roll(D // 2, -1), sines).transpose(1, 2)
         keys, values = cache.update(turned[:, heads:], values.transpose(1, 2), layer.number)
         q = turned[:, :heads].reshape(b, key_heads, -1, D)
         mixed = F.scaled_dot_product_attention(q, keys, values, mask, scale=layer.scale)

@@ -27,7 +27,7 @@ from specbench.kernels import attention, fused
 from specbench.models import cpu_step, reference_forward
 from specbench.models.attention_mask import AttentionMask
 from specbench.models.cpu_step import CpuStep
-from specbench.models.fused_step import FusedStep, Norm
+from specbench.models.fused_step import Norm
 from specbench.models.language_model import LanguageModel
 from specbench.models.sizes import stored
 
@@ -161,7 +161,7 @@ FAULTS = {
 
 
 CPU_FAULTS = {
-    "rotation": (CpuStep, "angles_of", lambda: FusedStep.angles_of),
+    "rotation": (CpuStep, "_turns", lambda: lambda *given, right=CpuStep._turns: right(*given).abs()),
     "mask": (AttentionMask, "seen", lambda: lambda mask, at, kinds: {kind: at.seen[:, None] | True for kind in kinds}),
     "eps": (cpu_step, "times", lambda: lambda parts, x, norm=(), times=cpu_step.times: times(
         parts, x, norm and Norm(norm.gain, 1e-6))),
