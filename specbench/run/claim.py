@@ -79,7 +79,8 @@ def claimed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_claim(path: Path, words: Sequence[str]) -> bool:
-    """Runs the claims of a file, and prints the answers. Returns whether all but speed fits. Raises ConfigError."""
+    """Runs the claims of a file, prints how many numbers have which answer, and the table of those about which there is
+    more to say. Returns whether all but speed fits. Raises ConfigError."""
     import pandas as pd
 
     from specbench.measure.claim import read_claim, within
@@ -99,13 +100,16 @@ def check_claim(path: Path, words: Sequence[str]) -> bool:
             rows += [({"row": own.of} if claim.rows else {}) | vars(each) for each in found]
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    sentences = [f"Cannot tell: {missing}. Of the claim's own numbers, beside each other"] if missing else []
-    for answer in ("inconsistent", "consistent"):
-        names = [row["number"] for row in rows if row["answer"] == answer]
-        listed = ", ".join(dict.fromkeys(names)) or "none"
-        sentences.append(f"{len(names)} of {len(rows)} numbers are {answer} ({listed})")
-    terminal.show(", ".join(sentences), "bold")
-    terminal.show(terminal.table(pd.DataFrame(rows)))
+    said = []
+    for answer in ("consistent", "inconsistent", "cannot tell"):
+        names = dict.fromkeys(row["number"] for row in rows if row["answer"] == answer)
+        count = sum(row["answer"] == answer for row in rows)
+        said.append(f"{answer}: {count} of {len(rows)} numbers" + (f" ({', '.join(names)})" if names else ""))
+    terminal.show("; ".join(said), "bold")
+    if missing:
+        terminal.show(f"Not run here, so that its numbers are compared with each other only: {missing}")
+    known = [row for row in rows if (row["here"], row["why"]) != ("-", "-")]
+    terminal.show(terminal.table(pd.DataFrame(known or rows)))
     terminal.show(f"claimed by {claim.source}", "dim")
     return fits
 

@@ -167,7 +167,7 @@ def test_published_claims_without_their_weights_cannot_tell(path, monkeypatch, t
     monkeypatch.setattr(hub, "hub_answers", lambda: False)
     command.main([str(path)])
     said = " ".join(capsys.readouterr().out.split())  # of any width
-    assert said.startswith("Cannot tell: ") and ("1 of 8 numbers are inconsistent" in said) == ("eagle2" in path.stem)
+    assert "Not run here" in said and ("; inconsistent: 1 of 8 numbers (speedup); " in said) == ("eagle2" in path.stem)
     assert not (tmp_path / "outputs").exists()
 
 
