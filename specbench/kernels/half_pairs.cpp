@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
 #include <vector>
 #if defined(__F16C__) || defined(__AVX512F__)
 #include <immintrin.h>
@@ -80,8 +81,9 @@ static torch::stable::Tensor empty_like(const torch::stable::Tensor& x, int64_t 
     stride *= sizes[d];
   }
   AtenTensorHandle made;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(last + 1, sizes, strides, aoti_torch_dtype_float32(),
-                                                  aoti_torch_device_type_cpu(), 0, &made));
+  if (aoti_torch_empty_strided(last + 1, sizes, strides, aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0,
+                               &made) != AOTI_TORCH_SUCCESS)
+    throw std::runtime_error("half_pairs: no memory for the result");
   return torch::stable::Tensor(made);
 }
 

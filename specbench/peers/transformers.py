@@ -127,7 +127,7 @@ class Generate:
         config = GenerationConfig(**self.settings, **fixed, max_new_tokens=sequence.limit - begin)
         watch = Watch(self.device, begin, self.strings)
         torch.manual_seed(sequence.key)
-        with only(config, self.module, self.assistant):
+        with only(config, self.module, self.assistant), watch.steps_of(None if fixed else self.module):
             text = self.module.generate(
                 read,
                 generation_config=config,
@@ -160,6 +160,21 @@ class Watch(StoppingCriteria):
         self.device, self.begin, self.strings = device, begin, strings
         self.first, self.seconds, self.known = 0, 0.0, 0
         self.end: int | None = None  # new tokens
+        self.stepped = self.always = True  # whether the next call counts; whether each does
+
+    @contextmanager
+    def steps_of(self, module: Any) -> Iterator[None]:
+        """Inside this context only calls behind a forward of the module count, if one is given: some versions of
+        transformers also ask whether an assistant's guesses would end the text, in front of the forward."""
+        if module is None:  # whose forward may be compiled; those versions compile none with guesses
+            yield
+            return
+        forward = module.register_forward_pre_hook(lambda *given: setattr(self, "stepped", True))
+        self.stepped = self.always = False
+        try:
+            yield
+        finally:
+            forward.remove()
 
     def now(self) -> float:
         """Seconds of a clock, read when all work of the device is done."""
@@ -169,6 +184,9 @@ class Watch(StoppingCriteria):
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         """input_ids [1, T]; returns [1], whether the text has ended."""
+        if not self.stepped:
+            return torch.tensor([False], device=input_ids.device)
+        self.stepped = self.always
         if not self.first:
             self.first, self.seconds = input_ids.shape[1] - self.begin, self.now()
         if self.strings is not None:

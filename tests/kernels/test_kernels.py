@@ -260,6 +260,7 @@ def test_one_shape_serves_every_length_of_few_tokens():
 def test_the_step_is_checked_on_the_model_that_uses_it(monkeypatch, caplog):
     from transformers import MistralConfig, MistralForCausalLM
 
+    caplog.set_level("INFO")
     torch.manual_seed(0)
     config = MistralConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
                            num_key_value_heads=1, vocab_size=64, sliding_window=3)  # fmt: skip

@@ -61,6 +61,7 @@ def write(file: Path, folder: Path, kind: str = "F32", divisors=None, drop: str 
     out.add_token_list(tokens + [f"[PAD{n}]" for n in range(len(tokens), config["vocab_size"])])
     out.add_token_types([3] + [1] * (len(tokens) - 1) + [5] * (config["vocab_size"] - len(tokens)))
     out.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in words["merges"]])
+    out.add_bos_token_id(0)  # without it transformers 5.17 fails
     out.add_eos_token_id(0)
     out.add_chat_template(TEMPLATE)
     wanted = gguf.GGMLQuantizationType[kind]

@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 from specbench.decoding.sequence import Sequence
 from specbench.models.generation import DECIDED, not_applied
-from specbench.peers.transformers import TransformersPeers, assistants
+from specbench.peers.transformers import TransformersPeers, Watch, assistants
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add"
 # Values, which are no defaults, of keys that a generation_config may have and that change a text or how it is decoded.
@@ -88,6 +88,17 @@ def test_a_stop_string_ends_a_peers_text_where_it_ends_the_runs(name):
     output = parts.peers[name].decode(Sequence(tokens, len(tokens) + 24, 1))
     end = next(n for n in range(1, 25) if stop in parts.target.tokenizer.decode(whole[:n]))
     assert output.tokens == whole[:end] and end < 24 and output.decoded < end
+
+
+def test_only_calls_behind_a_forward_count():
+    """transformers 5.17 also asks whether guesses would end the text, in front of the forward that judges them."""
+    module, watch = torch.nn.Linear(2, 2), Watch(torch.device("cpu"), 1, None)
+    with watch.steps_of(module):
+        watch(torch.zeros(1, 5), None)
+        assert watch.first == 0
+        module(torch.zeros(2))
+        watch(torch.zeros(1, 3), None)
+    assert watch.first == 2 and not module._forward_pre_hooks
 
 
 def test_an_error_is_of_one_prompt_alone(parts, monkeypatch):
