@@ -27,7 +27,6 @@ class HalfLinear(nn.Module):
         self.packed, self.bias, self.factor = nn.Parameter(packed, requires_grad=False), bias, factor
         self.weight = torch.empty(0)  # some models ask for its dtype
         self.out_features = half_pairs.PAIR * len(packed)
-        self.whole: tuple[nn.Module, ...] = ()  # the product that it is a part of; see `joined`
 
     def forward(self, x: Tensor, gain: Tensor | None = None, eps: float = 0.0) -> Tensor:
         """x [..., K] to [..., N]; with a gain [K], of x over the root of its mean square plus eps, times gain."""
@@ -40,23 +39,30 @@ def half_linear(layer: nn.Linear, scale: float) -> HalfLinear:
     return HalfLinear(half_pairs.packed(layer.weight.detach() * scale), layer.bias, 1 / scale)
 
 
+@torch.no_grad()
 def joined(parts: Sequence[nn.Module]) -> tuple[nn.Module, ...]:
     """One product in place of several of one input, all with biases or none: its columns are theirs beside each other,
-    and its weight is theirs from now on. The parts themselves if that would change a value."""
+    and its weight is where theirs are from now on. The parts themselves if that would change a value."""
     halves = [part for part in parts if isinstance(part, HalfLinear)]
     if len(halves) < len(parts):
         return tuple(parts)
-    if halves[0].whole:
-        return halves[0].whole
     factor = max(part.factor for part in halves)
     packed = [part.packed * (part.factor / factor) for part in halves]
     if not all(torch.equal(p * (factor / part.factor), part.packed) for p, part in zip(packed, halves, strict=True)):
         return tuple(parts)
-    biases = [part.bias for part in halves if part.bias is not None]
-    whole = HalfLinear(torch.cat(packed), torch.cat(biases) if biases else None, factor)
-    for part, own in zip(halves, whole.packed.detach().split([len(p) for p in packed]), strict=True):
-        part.packed, part.factor, part.whole = nn.Parameter(own, requires_grad=False), factor, (whole,)
-    return (whole,)
+    if not _beside([part.packed for part in halves]):  # as those of a module that shares them may be
+        for part, own in zip(halves, torch.cat(packed).split([len(p) for p in packed]), strict=True):
+            part.packed, part.factor = nn.Parameter(own, requires_grad=False), factor
+    first, biases = halves[0].packed, [part.bias for part in halves if part.bias is not None]
+    whole = first.as_strided((sum(map(len, packed)), *first.shape[1:]), first.stride())
+    return (HalfLinear(whole, torch.cat(biases) if biases else None, factor),)
+
+
+def _beside(tensors: Sequence[Tensor]) -> bool:
+    """Whether each tensor begins in memory where the one before it ends."""
+    storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    ends = [tensor.data_ptr() + tensor.nbytes for tensor in tensors[:-1]]
+    return len(storages) == 1 and ends == [tensor.data_ptr() for tensor in tensors[1:]]
 
 
 def with_half_weights(module: Module) -> Module:

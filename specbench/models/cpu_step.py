@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specbench.decoding.token_tree import Tree
@@ -14,17 +14,20 @@ from specbench.executors.half_linear import HalfLinear, joined
 from specbench.models.attention_mask import AttentionMask, TokenPlaces, places_of
 from specbench.models.fused_step import FusedStep, Layer, Norm, need
 
+PRODUCTS = (HalfLinear, nn.Linear)
+
 
 class CpuStep(FusedStep):
-    """The forward in float32, of any number of tokens. Products with one input are one product, and the norm in front
-    is a part of it."""
+    """The forward in float32. Products with one input are one product, and the norm in front is a part of it."""
 
     counts = False
-    most_rows = 2**62
+    any_head = True
 
     def __init__(self, module: Any, mask: AttentionMask):
         super().__init__(module, mask)
-        need(self.table.dtype == torch.float32, "numbers of 16 bits")
+        gains = [norm.gain for layer in self.layers for norm in (layer.before, layer.between, *(layer.norms or ()))]
+        numbers = {tensor.dtype for tensor in (self.table, self.norm.gain, *gains)}
+        need(numbers == {torch.float32}, "numbers of 16 bits")
         cosines, _ = self.angles_of(1)
         need({layer.size for layer in self.layers} == {cosines.shape[-1]}, "heads that are rotated in part")
         heads = {tuple(part.out_features // layer.size for part in layer.projections) for layer in self.layers}
@@ -43,10 +46,13 @@ class CpuStep(FusedStep):
         turns, masks = self._turns(places.positions, cache.capacity), self._masks(places)
         hidden = [x]
         for layer, products in zip(self.layers, self.products, strict=True):
-            x = self._layer(layer, *products, x, turns, masks[layer.window], cache)
-            hidden.append(x)
-        self.note(hidden, len(x))
-        return times((self.head,), x[:, -keep_logits:], self.norm)
+            hidden.append(self._layer(layer, *products, hidden[-1], turns, masks[layer.window], cache))
+        self.note(hidden, len(words))
+        last = hidden[-1][:, -keep_logits:]
+        if type(self.head) in PRODUCTS:
+            return times((self.head,), last, self.norm)
+        found: Tensor = type(self.head).forward(self.head, self.last_norm(last))  # an early exit's
+        return found
 
     def _masks(self, places: TokenPlaces) -> dict[int | None, Tensor]:
         """By a layer's window, [b, 1, group * N, T]: what is added to the scores of queries that share keys."""

@@ -24,7 +24,7 @@ GATED = {"gate_proj", "up_proj", "down_proj"}
 # By dtype, how far keys may differ by rounding. float16 may not hold a product in front of its norm's factor.
 ROUNDING = {torch.bfloat16: 0.1, torch.float32: 1e-3}
 PLAIN = {"full_attention", "sliding_attention"}  # kinds of layers
-TEXT = 8  # tokens
+TEXT, FAR = 8, 2**24  # tokens
 MOVING = ("dynamic", "longrope")  # rotations that change with the length of the text
 
 
@@ -74,7 +74,7 @@ class Reader:
         plain = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
         for gain in (weight, 1 + weight.float()):
             if torch.allclose(part(x).detach().float(), plain * gain, rtol=1e-4, atol=1e-5):
-                return Norm(gain, eps)
+                return Norm(gain.contiguous(), eps)
         raise ValueError(f"it has the norm {type(part).__name__}")
 
     def product(self, part: Any) -> Any:
@@ -112,6 +112,7 @@ class FusedStep(ABC):
     """A forward of one module, on its own weights, in few operations."""
 
     counts = True  # whether it reads on the device how many columns there are, so that one shape serves every length
+    any_head = False  # whether the output matrix may be another module
     most_rows = 64  # new tokens of all rows; beyond it weights would be read too often
 
     def __init__(self, module: Any, mask: AttentionMask):
@@ -123,13 +124,26 @@ class FusedStep(ABC):
         parts, reader = decoder_layers(module), Reader()
         self.layers = [reader.layer(part, mask.windows) for part in parts]
         self.table, self.norm = embedding.weight, reader.norm(decoder.norm)
-        reader.product(self.head)
+        if self.any_head:
+            reader.read |= {id(weight) for weight in self.head.parameters()}
+        else:
+            reader.product(self.head)
         self.rotation = decoder.rotary_emb
         need(vars(self.rotation).get("rope_type") not in (None, *MOVING), "another rotation of heads")
         need({id(p) for p in module.parameters()} == reader.read | {id(self.table)}, "more than Llama-like layers")
+        need(all(map(self._reads_no_position, parts)), "attention that depends on positions in another way")
         self.last_norm = decoder.norm
         self.angles: list[tuple[Tensor, Tensor]] = []  # the last one is used; captured graphs may read the others
         self.notes: tuple[Sequence[int], list[Tensor]] | None = None  # layers of hidden states, and those found
+
+    @torch.no_grad()
+    def _reads_no_position(self, layer: Any) -> bool:
+        """Whether a layer's attention is the same at far positions, if rotated as at near ones. Some scale queries."""
+        x, near = self.table[None, :TEXT], torch.arange(TEXT, device=self.table.device)[None]
+        turns = self.rotation(x, near)
+        given = {"hidden_states": x, "position_embeddings": turns, "attention_mask": None}
+        found = (layer.self_attn(**given, position_ids=positions)[0] for positions in (near, near + FAR))
+        return torch.equal(*found)
 
     @abstractmethod
     def logits(

@@ -69,7 +69,7 @@ class LanguageModel(CachedModel):
             yield 1
             return
         with self.noting(self.feature_layers, lambda hidden: hidden[:, -1:]) as found:
-            yield 1 if self.fused is not None and not self.fused.counts else 0
+            yield 0
         self.hidden_reader.take_hidden(row, begin, found[0])
 
     def read_row(self, text: Tensor, row: int, begin: int, end: int, keep_logits: int = 0) -> Tensor:

@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 from specbench.errors import ConfigError
 from specbench.executors.half_linear import twin_of
 
+FIRST = "first_layers"  # attribute: how many layers a module has, if fewer than its configuration says
+
 
 @contextmanager
 def watched(
@@ -73,7 +75,7 @@ def hidden_states(
 
 def decoder_layers(module: PreTrainedModel) -> nn.ModuleList:
     """The decoder layers of a causal module. Raises ValueError if it has no list of them."""
-    total = module.config.get_text_config().num_hidden_layers
+    total = vars(module).get(FIRST) or module.config.get_text_config().num_hidden_layers
     lists = (part for part in module.get_decoder().modules() if isinstance(part, nn.ModuleList))
     found = next((part for part in lists if len(part) == total), None)
     if found is None:
@@ -93,4 +95,5 @@ def first_layers(module: PreTrainedModel, count: int) -> PreTrainedModel:
     path, _, name = next(name for name, part in module.named_modules() if part is own).rpartition(".")
     view = twin_of(module)
     view.get_submodule(path).register_module(name, own[:count])
+    setattr(view, FIRST, count)
     return view

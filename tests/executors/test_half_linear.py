@@ -8,7 +8,7 @@ from small_runs import parts_of
 from torch import nn
 
 from specbench.executors.eager import EagerExecutor
-from specbench.executors.half_linear import HalfLinear, is_half, scale_of, with_half_weights
+from specbench.executors.half_linear import HalfLinear, is_half, joined, scale_of, with_half_weights
 from specbench.kernels import half_pairs
 
 OUT, IN = 48, 96
@@ -59,6 +59,18 @@ def test_a_row_does_not_depend_on_its_neighbours():
 ])  # fmt: skip
 def test_other_layers_stay_as_they_are(made):
     assert halved(made) is made
+
+
+def test_products_of_one_input_are_joined_if_no_digit_is_lost():
+    far, near, ones = layer(), layer(), torch.eye(IN)
+    far.weight.data *= 2.0**20
+    for other, joins in ((near, True), (far, False)):
+        parts = halved(layer()), halved(other)
+        right = torch.cat([part(ones) for part in parts], -1)
+        found = joined(parts)
+        assert len(found) == (1 if joins else 2)
+        assert torch.equal(torch.cat([part(ones) for part in found], -1), right)
+        assert torch.equal(torch.cat([part(ones) for part in copy.deepcopy(parts)], -1), right)
 
 
 @pytest.mark.parametrize("largest", [1e-37, 0.0])

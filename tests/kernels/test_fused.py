@@ -15,7 +15,6 @@ from small_runs import parts_of, run
 pytest.importorskip("triton")
 
 import transformers
-from torch.nn import functional as F
 from triton import knobs
 
 from specbench.decoding.sampling import Sampling
@@ -23,13 +22,12 @@ from specbench.decoding.token_tree import static_tree
 from specbench.errors import ConfigError
 from specbench.executors.compiled import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
+from specbench.executors.half_linear import joined
 from specbench.kernels import attention, fused
 from specbench.models import cpu_step, reference_forward
-from specbench.models.attention_mask import AttentionMask
 from specbench.models.cpu_step import CpuStep
 from specbench.models.fused_step import Norm
 from specbench.models.language_model import LanguageModel
-from specbench.models.sizes import stored
 
 DEVICE = "cpu" if knobs.runtime.interpret else "cuda"
 pytestmark = pytest.mark.cuda
@@ -37,7 +35,10 @@ PARENTS, CHAIN, COLUMNS = (0, 0, 1, 1, 2), (0, 1, 2, 3, 4), 32
 KINDS = {
     "llama": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
                                   "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
-    "qwen2": {}, "qwen3": {"head_dim": 16}, "mistral": {"sliding_window": 5},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"]},
+    "qwen3": {"head_dim": 16}, "mistral": {"sliding_window": 5},
+    "ministral3": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0,
+        "beta_slow": 1.0, "original_max_position_embeddings": 24, "llama_4_scaling_beta": 0.1}},
 }  # fmt: skip
 
 
@@ -119,7 +120,10 @@ def test_the_step_of_a_cpu_is_the_module(kind, cache, bits):
     assert error(module, cache, "auto") < 1e-5
     model = model_of(module, "auto")
     assert {len(parts) for products in model.fused.products for parts in products} == ({1} if bits == 16 else {2, 3})
-    assert stored(model.module) == stored(model_of(module, "sdpa").module)  # joined weights are not stored twice
+    if bits == 16:  # joined weights are not stored twice, also if another module shares them
+        layer, (whole, _) = model.module.model.layers[0].self_attn, model.fused.products[0]
+        assert joined((layer.q_proj, layer.k_proj, layer.v_proj))[0].packed.data_ptr() == whole[0].packed.data_ptr()
+        assert layer.v_proj.packed.untyped_storage().data_ptr() == whole[0].packed.data_ptr()
 
 
 # -- Faults -----------------------------------------------------------------------------------------
@@ -162,23 +166,23 @@ FAULTS = {
 
 CPU_FAULTS = {
     "rotation": (CpuStep, "_turns", lambda: lambda *given, right=CpuStep._turns: right(*given).abs()),
-    "mask": (AttentionMask, "seen", lambda: lambda mask, at, kinds: {kind: at.seen[:, None] | True for kind in kinds}),
+    "mask": (CpuStep, "_masks", lambda: lambda *given, right=CpuStep._masks: {
+        window: torch.zeros_like(mask) for window, mask in right(*given).items()}),
     "eps": (cpu_step, "times", lambda: lambda parts, x, norm=(), times=cpu_step.times: times(
         parts, x, norm and Norm(norm.gain, 1e-6))),
-    "scale": (F, "scaled_dot_product_attention", lambda: lambda *given, scale, right=F.scaled_dot_product_attention:
-        right(*given, scale=2 * scale)),
 }  # fmt: skip
 
 
 @on_a_cpu
 @pytest.mark.parametrize("fault", CPU_FAULTS)
 def test_faults_of_a_cpu_are_seen(fault, monkeypatch):
-    """Negative controls."""
+    """Negative controls: also what is tried with every loaded model sees them."""
     module, (part, name, make) = tiny("llama", 1).bfloat16().float(), CPU_FAULTS[fault]
-    right = forwards(model_of(module, "sdpa", rows=2))
+    model = model_of(module, "auto")
+    assert reference_forward.reads_trees(model, "tiny") and model.fused is not None
     monkeypatch.setattr(part, name, make())
-    wrong = forwards(model_of(module, "auto", rows=2))
-    assert max(float((a - b).abs().max()) for a, b in zip(wrong, right, strict=True)) > 1e-3
+    assert error(module, how="auto") > 1e-3
+    assert reference_forward.reads_trees(model, "tiny") and model.fused is None
 
 
 def test_a_wrong_depth_in_a_tree_is_seen(monkeypatch):
@@ -268,7 +272,7 @@ def test_an_order_of_sums_that_depends_on_the_rows_is_seen(parents, monkeypatch)
 # -- Which modules ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["phi3", "olmo2", "glm", "cohere", "gpt_neox", "granite", "smollm3"])
+@pytest.mark.parametrize("kind", ["phi3", "olmo2", "glm", "cohere", "gpt_neox", "granite", "smollm3", "ministral3"])
 def test_other_modules_run_as_they_are_written(kind):
     """Some are seen by their parts, others, whose parts are Llama's, by what they compute."""
     more = {"smollm3": {"no_rope_layers": [1, 0]}, "granite": {"residual_multiplier": 0.5}, "glm": {"head_dim": 16}}
@@ -278,6 +282,12 @@ def test_other_modules_run_as_they_are_written(kind):
     model = made(module, EagerExecutor(), "auto")
     reference_forward.reads_trees(model, "tiny")
     assert model.fused is None
+
+
+@on_a_cpu
+def test_early_exits_with_a_trained_head_take_the_step():
+    parts = parts_of("target.path=shipped:target", "drafter=early_exit")
+    assert parts.drafter.model.fused is not None
 
 
 def made(module, executor, how):
