@@ -76,9 +76,10 @@ def written(table: pd.DataFrame, form: str) -> str:
     return str(escaped.to_markdown(index=False, disable_numparse=True)) + "\n"
 
 
-def answer(sentence: str, frame: Any, folder: Path) -> None:
-    """Prints the answer of several runs: a sentence, their table, and where the files are."""
+def answer(sentence: str, runs: Sequence[Run], frame: Any, folder: Path) -> None:
+    """Prints the answer of several runs: a sentence, their verdicts and table, and where the files are."""
     terminal.show(sentence, "bold")
+    terminal.show(verdicts(runs))
     terminal.show(terminal.table(frame))
     terminal.show(f"files: {folder}", "dim")
 

@@ -72,10 +72,14 @@ def write_claim(folder: Path) -> Path:
     return folder / FILE
 
 
-def claimed(config: Mapping[str, Any]) -> dict[str, Any]:
+def claimed(config: Any) -> Any:
     """The settings of a configuration that are a claim's, at any depth; no empty mappings."""
-    kept = {key: claimed(value) if isinstance(value, dict) else value for key, value in config.items()}
-    return {key: value for key, value in kept.items() if key not in NOT_CLAIMED and value != {}}
+    if isinstance(config, list):
+        return [claimed(value) for value in config]
+    if not isinstance(config, Mapping):
+        return config
+    kept = {key: claimed(value) for key, value in config.items() if key not in NOT_CLAIMED}
+    return {key: value for key, value in kept.items() if value != {}}
 
 
 def check_claim(path: Path, words: Sequence[str]) -> bool:

@@ -136,7 +136,7 @@ def compare_group(folder: Path, asked: Sequence[Job]) -> int:
 def write_comparison(folder: Path, runs: Sequence[Run]) -> None:
     """Prints the ranking, and writes comparison.json and the page. Raises ConfigError if the runs share no prompt."""
     from specbench.measure.compare import compare
-    from specbench.report import several
+    from specbench.report import several, terminal
 
     try:
         rows = compare({run.label: run.records for run in runs})
@@ -145,4 +145,5 @@ def write_comparison(folder: Path, runs: Sequence[Run]) -> None:
     content: dict[str, Any] = {"schema_version": runs[0].results["schema_version"], "kind": "comparison", "rows": rows}
     files.write_text(folder / files.COMPARISON, json.dumps(content, indent=1, allow_nan=False))
     files.write_text(folder / files.PAGE, several.comparison_page(rows, runs, folder.name))
-    several.answer(several.compared_headline(rows), several.comparison(rows), folder)
+    headline = several.compared_headline(rows) + terminal.baseline_strength(runs[0].results)
+    several.answer(headline, runs, several.comparison(rows), folder)

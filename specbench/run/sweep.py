@@ -77,7 +77,7 @@ def summarise(jobs: Sequence[Job], folder: Path) -> tuple[str, int]:
     labels = files.labels_of([job.overrides for job in jobs])
     runs = [replace(run, label=label) for run, label in zip(found, labels, strict=True) if run is not None]
     if runs:
-        several.answer(several.sweep_headline(runs), several.runs_table(runs), folder)
+        several.answer(several.sweep_headline(runs), runs, several.runs_table(runs), folder)
         files.write_text(folder / "summary.csv", several.sweep_csv(runs).to_csv(index=False))
         files.write_text(folder / files.PAGE, several.sweep_page(runs, folder.name))
     if len(runs) < len(jobs):

@@ -61,10 +61,10 @@ def test_one_line_of_a_job_says_if_the_verdict_is_not_good(run):
 
 def test_a_comparison_names_the_fastest_first(run, capsys):
     rows = compare({"fast": run.records, "same": run.records})
-    several.answer(several.compared_headline(rows), several.comparison(rows), run.folder)
+    several.answer(several.compared_headline(rows), [run], several.comparison(rows), run.folder)
     out = capsys.readouterr().out
     assert rows[0]["method"] in out.splitlines()[0] and "from 1 of" in out.splitlines()[0]  # equally fast
-    assert all(f"{row['speedup']:.2f}" in out for row in rows)
+    assert "lossless: 1 of 1 " in out and all(f"{row['speedup']:.2f}" in out for row in rows)
 
 
 def test_nothing_is_claimed_of_a_comparison_without_a_gain(run):
@@ -88,8 +88,8 @@ def test_a_narrow_terminal_keeps_names_and_speedups(run, capsys, monkeypatch):
 def test_a_users_strings_send_no_commands(tmp_path, capsys):
     run = stored(tmp_path / "run", hostile_records(), notes=[HOSTILE], lossy_reason=HOSTILE, expected_lossless=False)
     terminal.summary(run.results, tmp_path / HOSTILE.replace("/", ""))
-    several.answer("1 run", several.runs_table([Run(run.folder, run.results, HOSTILE)]), tmp_path)
+    several.answer("1 run", [run], several.runs_table([Run(run.folder, run.results, HOSTILE)]), tmp_path)
     rows = compare({HOSTILE: run.records, "other": run.records})
-    several.answer(several.compared_headline(rows), several.comparison(rows), tmp_path)
+    several.answer(several.compared_headline(rows), [run], several.comparison(rows), tmp_path)
     out = capsys.readouterr().out
     assert "alert(1)" in out and "\x1b" not in out and "\u202e" not in out
