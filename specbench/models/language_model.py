@@ -16,7 +16,7 @@ from specbench.decoding.rows import Rows, all_rows, seen_tokens
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
 from specbench.decoding.state import State
-from specbench.decoding.token_tree import Levels, Tree, pack, static_tree, tree_of
+from specbench.decoding.token_tree import Levels, Tree, static_tree, tree_of
 from specbench.decoding.transfers import constant
 from specbench.models.cached_model import CachedModel
 from specbench.models.sizes import READ_CHUNK
@@ -112,6 +112,8 @@ class LanguageModel(CachedModel):
             self.recurrence.recover(self, state, 1)
         lengths, layers = [n - 1 for n in state.lengths], self.feature_layers if keep_hidden else None
         if draft.most is not None or (draft.repeats and not self.executor.fixed_shapes):
+            from specbench.decoding.packing import pack
+
             packed = pack(draft.tokens, draft.levels, draft.parents, draft.exists(), draft.most)
             width = packed.tokens.shape[1] + 1
             visible = self.rollback_to(lengths, width, state.active)
