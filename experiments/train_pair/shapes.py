@@ -1,10 +1,8 @@
 """Which shapes should the shipped pair have? c and v of untrained candidates, and Theorem 3.8.
 
-    python experiments/train_pair/shapes.py [--prepacked] [--alpha .65]
+    python experiments/train_pair/shapes.py [--alpha .65]
 
 Times one token and gamma + 1 tokens after 256 of context, all candidates interleaved, medians.
-`--prepacked` swaps every linear layer for a product with a oneDNN-prepacked weight, which is how
-a faster executor would run it.
 """
 
 import argparse
@@ -12,7 +10,6 @@ import statistics
 import time
 
 import torch
-from torch import nn
 from tqdm import tqdm
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
@@ -32,21 +29,7 @@ DRAFTERS = {"1 x 128": (1, 128, 768, 2), "1 x 160": (1, 160, 448, 5), "2 x 128":
 GAMMAS = (3, 5)
 
 
-class Prepacked(nn.Module):
-    """A linear layer whose weight oneDNN has laid out for a given number of rows."""
-
-    def __init__(self, linear: nn.Linear, row_counts: tuple[int, ...]):
-        super().__init__()
-        pack = torch.ops.mkldnn._reorder_linear_weight
-        self.weights = {rows: pack(linear.weight.detach(), rows) for rows in row_counts}
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.numel() // x.shape[-1]
-        weight = self.weights[min(self.weights, key=lambda packed: abs(packed - rows))]
-        return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-
-
-def model(shape: tuple[int, int, int, int], prepacked: bool) -> LlamaForCausalLM:
+def model(shape: tuple[int, int, int, int]) -> LlamaForCausalLM:
     layers, width, mlp, heads = shape
     config = LlamaConfig(
         vocab_size=4096,
@@ -56,14 +39,7 @@ def model(shape: tuple[int, int, int, int], prepacked: bool) -> LlamaForCausalLM
         num_attention_heads=heads,
         num_key_value_heads=heads,
     )
-    built = LlamaForCausalLM(config).eval()
-    built.size = built.num_parameters()  # prepacked weights are no parameters any more
-    if prepacked:
-        for parent in list(built.modules()):
-            for name, child in list(parent.named_children()):
-                if isinstance(child, nn.Linear):
-                    setattr(parent, name, Prepacked(child, (1, *(gamma + 1 for gamma in GAMMAS))))
-    return built
+    return LlamaForCausalLM(config).eval()
 
 
 @torch.inference_mode()
@@ -88,10 +64,9 @@ def measure(models: dict[str, LlamaForCausalLM]) -> dict[tuple[str, int], float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prepacked", action="store_true")
     parser.add_argument("--alpha", type=float, default=0.65, help="acceptance rate to predict speedups for")
     args = parser.parse_args()
-    models = {name: model(shape, args.prepacked) for name, shape in (TARGETS | DRAFTERS).items()}
+    models = {name: model(shape) for name, shape in (TARGETS | DRAFTERS).items()}
     seconds = measure(models)
     print("| target | drafter | M parameters | ms a token | c | v(4) | v(6) | gamma 3 | gamma 5 |")
     print("|---|---|---|---|---|---|---|---|---|")
@@ -101,7 +76,7 @@ def main() -> None:
             c = seconds[drafter, 1] / step
             v = {gamma: seconds[target, gamma + 1] / step for gamma in GAMMAS}
             speed = (expected_tokens(args.alpha, g) / (g * c + v[g]) for g in GAMMAS)
-            size = models[target].size / 1e6
+            size = models[target].num_parameters() / 1e6
             cells = [f"{size:.1f}", f"{step * 1e3:.2f}", f"{c:.3f}", *(f"{v[g]:.2f}" for g in GAMMAS)]
             print(f"| {target} | {drafter} |", " | ".join([*cells, *(f"{s:.2f}x" for s in speed)]), "|")
 
