@@ -258,8 +258,9 @@ def judge(found: Draws, p: Tensor, q: Tensor) -> Array:
 def add(logs: Tensor, kind: str, mean: Tensor, happened: Tensor, where: Tensor, *more: Tensor) -> None:
     """Adds the log ratios of events [n, runs] to logs [K, runs]."""
     for i in of_kind(kind):
-        ratios, _ = log_ratios(ALTERNATIVES[i].change, mean, *more)
-        logs[i] += torch.where(where, ratios.gather(-1, happened[..., None].long())[..., 0], 0.0).sum(0)
+        ratios, _ = log_ratios(ALTERNATIVES[i].change, mean.flatten(), *(part.flatten() for part in more))
+        own = ratios.gather(1, happened.flatten()[:, None].long()).view(where.shape)
+        logs[i] += torch.where(where, own, 0.0).sum(0)
 
 
 def measure(run: Path, runs: int, exact: int) -> pd.DataFrame:
