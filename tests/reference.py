@@ -57,6 +57,11 @@ def output_law(p: np.ndarray, q: np.ndarray, lenience: float) -> np.ndarray:
     return kept + (rejected * norm(residual) if rejected > 1e-15 else 0)
 
 
+def text_of(node, tokens, parent):
+    """The tokens from the root of a tree to a node; of the root, -1, none."""
+    return [] if node < 0 else [*text_of(parent[node], tokens, parent), tokens[node]]
+
+
 def verify_tree(M_p, tokens, parent, q, r, t_exponentials):
     """Speculative verification of a token tree, step by step as the SpecInfer algorithm has it: at each
     node the children are tried in turn, against what the last rejection left of p. Nodes that spell the
@@ -65,15 +70,11 @@ def verify_tree(M_p, tokens, parent, q, r, t_exponentials):
     M_p maps the tokens after the context to a distribution; node i is tokens[i] after node parent[i],
     drawn from q[i]. Returns the accepted tokens and t.
     """
-
-    def text(i):
-        return [] if i < 0 else [*text(parent[i]), tokens[i]]
-
     V, law = [], M_p([])
     going = True
     while going:
         going = False
-        for i in [i for i in range(len(tokens)) if text(parent[i]) == V]:
+        for i in [i for i in range(len(tokens)) if text_of(parent[i], tokens, parent) == V]:
             if r[i] * q[i][tokens[i]] < law[tokens[i]]:
                 V, going = [*V, tokens[i]], True
                 law = M_p(V)
@@ -84,12 +85,8 @@ def verify_tree(M_p, tokens, parent, q, r, t_exponentials):
 
 def greedy_tree(M_p, tokens, parent):
     """Appendix A of the notes: the longest path of the tree along the argmaxes of p, and the next one."""
-
-    def text(i):
-        return [] if i < 0 else [*text(parent[i]), tokens[i]]
-
-    V = []
-    while [*V, int(np.argmax(M_p(V)))] in [text(i) for i in range(len(tokens))]:
+    V, paths = [], [text_of(i, tokens, parent) for i in range(len(tokens))]
+    while [*V, int(np.argmax(M_p(V)))] in paths:
         V.append(int(np.argmax(M_p(V))))
     return V, int(np.argmax(M_p(V)))
 

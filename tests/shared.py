@@ -14,13 +14,16 @@ if not torch.cuda.is_available():  # before Triton is imported: its kernels run 
     os.environ.setdefault("TRITON_INTERPRET", "1")
     interpreted.look_once()
 
-import brief
 import loading
 from checkpoints import checkpoint
 from decoder_cases import V
 from tabular import by_class, random_table
 
-brief.install()
+from specbench.run import provenance, session
+
+# What a run decodes besides its prompts is most of a small run: here as little as shows what depends on it.
+session.TOKENS, session.SHORT = 1, 1
+provenance.CPU_BYTES = 2**20  # nothing depends on how much the machine's probe reads
 composing.install()
 loading.install()
 

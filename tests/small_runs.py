@@ -64,8 +64,6 @@ def noisy_drafter() -> str:
 
 # Two models of one layer, for runs that ask for no others: the larger target would be most of their time.
 LITTLE = {"target.path": "shipped:drafter", "drafter.path": noisy_drafter()}
-
-
 FOR_ANY_TARGET = ("ngram", "prompt_lookup", "suffix", "bigram", "unigram", "random")
 
 
@@ -161,11 +159,4 @@ def fail_where(monkeypatch, fails) -> None:
 
 def run_main(arguments, monkeypatch, capsys, tmp_path) -> tuple[int, str]:
     """The command in this process: exit code and standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["specbench", *arguments])
-    try:
-        command.main()
-        code = 0
-    except SystemExit as stop:
-        code = stop.code
-    return code, capsys.readouterr().err
+    return call(arguments, monkeypatch, tmp_path), capsys.readouterr().err

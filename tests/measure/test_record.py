@@ -4,17 +4,11 @@ from pathlib import Path
 
 import pytest
 from records import records
+from stored import put
 
 from specbench.errors import ConfigError
-from specbench.measure.record import Record, append, read
-
-
-def written(path: Path, count: int = 3) -> list[Record]:
-    made = records(count)
-    with path.open("w", encoding="utf-8") as file:
-        for record in made:
-            append(file, record)
-    return made
+from specbench.measure.record import read
+from specbench.report.files import RECORDS
 
 
 def test_a_failed_request_and_one_with_peers_are_read_back(tmp_path: Path) -> None:
@@ -23,15 +17,13 @@ def test_a_failed_request_and_one_with_peers_are_read_back(tmp_path: Path) -> No
     assert second.speculative is not None
     second.speculative.rounds.betas[0][0] = 1.1  # as an estimate of a tree's may be
     second.peers = {"generate": {"tokens": 3, "seconds": 0.5, "text": "a\u2028b", "ids": [1, 2, 3]}}
-    with (tmp_path / "p").open("w", encoding="utf-8") as file:
-        append(file, first)
-        append(file, second)
-    assert read(tmp_path / "p") == [first, second]
+    assert read(put(tmp_path, [first, second]) / RECORDS) == [first, second]
 
 
 @pytest.mark.parametrize("end", ["", "{}", '\u007b"id": '])
 def test_a_cut_line_is_dropped(tmp_path: Path, end: str) -> None:
-    made, path = written(tmp_path / "prompts.jsonl"), tmp_path / "prompts.jsonl"
+    made = records(3)
+    path = put(tmp_path, made) / RECORDS
     path.write_text(path.read_text() + end)
     assert read(path) == made
     lines = path.read_text().splitlines(keepends=True)
@@ -42,8 +34,7 @@ def test_a_cut_line_is_dropped(tmp_path: Path, end: str) -> None:
 
 @pytest.mark.parametrize("line", ["null\n", "[1]\n", "{}\n", "\n"])
 def test_a_line_that_is_no_record_is_refused(tmp_path: Path, line: str) -> None:
-    written(tmp_path / "prompts.jsonl")
-    with (tmp_path / "prompts.jsonl").open("a") as file:
-        file.write(line)
+    path = put(tmp_path, records(3)) / RECORDS
+    path.write_text(path.read_text() + line)
     with pytest.raises(ConfigError, match="line 4 cannot be read"):
-        read(tmp_path / "prompts.jsonl")
+        read(path)
