@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from decoder_cases import GREEDY, adapted
 
 from specbench.beams.decode import one_round
 from specbench.beams.search import Search, TreeReader
 from specbench.decoding.timer import Clock
+from specbench.models.language_model import LanguageModel
 
 LIMIT = 12
 
@@ -27,6 +29,21 @@ def of_transformers(module, read, rules, stops, limit, start):
         end = next((i + 1 for i, x in enumerate(row) if x in stops), len(row))
         found.append((row[:end], score))
     return [entry for entry in found if entry[1] > -1e8]
+
+
+def stopping(module, stops, **how) -> LanguageModel:
+    """A module behind the adapter, whose texts end at these tokens."""
+    model = adapted(module, GREEDY, **how)
+    model.stop_tokens = sorted(stops)
+    return model
+
+
+def noisy(module, spread=0.05):
+    """The module, whose weights were moved by noise."""
+    torch.manual_seed(3)
+    for weight in module.parameters():
+        weight.add_(torch.randn_like(weight) * weight.std() * spread)
+    return module
 
 
 def searched(rules, target, drafter=None, gamma=0, prompt=(), stops=(), limit=LIMIT, read=None):

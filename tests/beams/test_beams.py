@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from beam_cases import assert_equal, of_transformers, searched
+from beam_cases import assert_equal, noisy, of_transformers, searched, stopping
 from choosing import in_turn
-from decoder_cases import CACHES, GREEDY, V, adapted, tabular_model
+from decoder_cases import CACHES, GREEDY, V, tabular_model
 from small_runs import call, composed, parts_of, run, small
 from tabular import random_table
 from transformers import AutoModelForCausalLM, MistralConfig
@@ -18,7 +18,6 @@ from specbench.beams.beam import judge
 from specbench.beams.search import BeamRules
 from specbench.config.check import check
 from specbench.errors import ConfigError
-from specbench.models.language_model import LanguageModel
 from specbench.report.files import read_run
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -62,10 +61,8 @@ def test_both_searches_find_what_an_enumeration_finds(rules, cache, monkeypatch)
         wanted = enumerated(table, rules)
         assert_equal(searched(rules, target, prompt=PROMPT, stops=STOPS)[0].finished, wanted)
         for gamma, spread in ((1, 0.3), (3, 0.3), (3, 3.0), (6, 0.0)):
-            similar = table + random_table(V, seed + 50, spread)
-            found, rounds, _ = searched(
-                rules, target, tabular_model(similar, GREEDY, cache, context=300), gamma, PROMPT, STOPS
-            )
+            drafter = tabular_model(table + random_table(V, seed + 50, spread), GREEDY, cache, context=300)
+            found, rounds, _ = searched(rules, target, drafter, gamma, PROMPT, STOPS)
             assert_equal(found.finished, wanted)
             assert sum(r.levels for r in rounds) == found.levels
             accepted, rejected = accepted + sum(r.accepted for r in rounds), rejected + sum(r.rejected for r in rounds)
@@ -103,19 +100,10 @@ def test_a_target_that_drafts_for_itself_accepts_every_level():
     assert reader.tokens == sum(r.width for r in rounds)
 
 
-def hub_model(module, stops) -> LanguageModel:
-    """A model of transformers behind the adapter."""
-    found = adapted(module, GREEDY)
-    found.stop_tokens = sorted(stops)
-    return found
-
-
 @pytest.mark.parametrize(("penalty", "early"), in_turn([0.0, 1.0, 2.0], [(False,), (True,)], [1.0]))
 def test_the_beams_and_scores_are_those_of_transformers(penalty, early, good):
     module, other = (AutoModelForCausalLM.from_pretrained(good) for _ in range(2))
-    torch.manual_seed(3)
-    for weight in other.parameters():
-        weight.add_(torch.randn_like(weight) * weight.std() * 0.05)
+    noisy(other)
     lengths = set()
     for prompt in ([5, 17, 9], [40, 41, 42, 43], [7] * 6):
         text = torch.tensor([prompt])
@@ -123,8 +111,8 @@ def test_the_beams_and_scores_are_those_of_transformers(penalty, early, good):
         stops = {int(probed[0, len(prompt) + 4]), int(probed[0, len(prompt) + 9])}  # tokens that the search would meet
         rules = BeamRules(4, 8, penalty, early)
         wanted = of_transformers(module, prompt, rules, stops, 14, len(prompt))
-        for drafter in (None, hub_model(other, stops)):
-            found, _, _ = searched(rules, hub_model(module, stops), drafter, 3, prompt, stops, limit=14)
+        for drafter in (None, stopping(other, stops)):
+            found, _, _ = searched(rules, stopping(module, stops), drafter, 3, prompt, stops, limit=14)
             assert_equal(found.finished, wanted)
         lengths |= {len(h.tokens) for h in found.finished}
     assert len(lengths) > 1 or penalty == 2, "some hypotheses end before the limit"
@@ -175,9 +163,8 @@ def test_a_sliding_window_that_texts_outgrow_is_refused(window, possible):
 
 
 def test_beams_without_a_beam_search_are_refused():
-    with pytest.raises(
-        ConfigError, match="decoding=sampling is not possible with beams=4: it must be 1, or use decoding=beam"
-    ):
+    expected = "decoding=sampling is not possible with beams=4: it must be 1, or use decoding=beam"
+    with pytest.raises(ConfigError, match=expected):
         check(composed("beams=4"))
     assert check(composed("decoding=beam", "beams=6")).choices["decoding"].settings.drafter_width == 12
 

@@ -2,32 +2,16 @@
 
 import pytest
 import torch
-from beam_cases import LIMIT, assert_equal, of_transformers, searched
+from beam_cases import LIMIT, assert_equal, noisy, of_transformers, searched, stopping
 from choosing import slow_unless
-from decoder_cases import CACHES, GREEDY, adapted
+from decoder_cases import CACHES
 from encoder_decoder_cases import INPUTS, V, module_of
 
 from specbench.beams import search as tree_reader
 from specbench.beams.beam import stock_score
 from specbench.beams.search import BeamRules
-from specbench.models.language_model import LanguageModel
 
 FAST = [("bart", "paged")]
-
-
-def model_of(module, stops, cache="static") -> LanguageModel:
-    found = adapted(module, GREEDY, cache, tokens=V)
-    found.stop_tokens = sorted(stops)
-    return found
-
-
-def pair(kind, spread=0.05):
-    """A module, and one like it."""
-    module, other = module_of(kind), module_of(kind)
-    torch.manual_seed(3)
-    for weight in other.parameters():
-        weight.add_(torch.randn_like(weight) * weight.std() * spread)
-    return module, other
 
 
 def stops_on_the_way(module, read) -> set[int]:
@@ -50,7 +34,7 @@ def test_the_beams_and_scores_are_those_of_transformers(kind, cache, monkeypatch
     """BART's text has a forced second token, which counts for the length, and tokens that are never drawn, whose share
     nobody gets."""
     monkeypatch.setattr(tree_reader, "MOST_UNUSED", 5)
-    (module, other), (_, unlike) = pair(kind), pair(kind, 0.5)
+    module, other, unlike = module_of(kind), noisy(module_of(kind)), noisy(module_of(kind), 0.5)
     if kind == "bart":
         for m in (module, other, unlike):
             m.generation_config.forced_bos_token_id = 4
@@ -62,7 +46,7 @@ def test_the_beams_and_scores_are_those_of_transformers(kind, cache, monkeypatch
         rules = BeamRules(4, 8, penalty, early)
         stops = stops_on_the_way(module, read)
         wanted = of_transformers(module, read, rules, stops, LIMIT, 2 if kind == "bart" else 1)
-        target, *drafters = (model_of(m, stops, cache) for m in (module, other, unlike))
+        target, *drafters = (stopping(m, stops, cache=cache, tokens=V) for m in (module, other, unlike))
         assert_equal(searched(rules, target, stops=stops, read=read)[0].finished, wanted)
         for drafter in drafters:
             search, rounds, _ = searched(rules, target, drafter, 3, stops=stops, read=read)
