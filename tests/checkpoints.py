@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from specbench.settings import SHIPPED
 
@@ -21,11 +21,15 @@ NORM, EMBED, HEAD = "model.norm.weight", "model.embed_tokens.weight", "lm_head.w
 
 def checkpoint(folder: Path, **changes) -> Path:
     """Writes a tiny model with random weights and the shipped tokenizer of 4,096 tokens; returns the folder."""
-    torch.manual_seed(0)
-    shape = SHAPE | changes
-    module = AutoModelForCausalLM.from_config(AutoConfig.for_model(shape.pop("model_type"), **shape))
-    module.save_pretrained(folder)
+    tiny_module(**changes).save_pretrained(folder)
     return with_tokenizer(folder)
+
+
+def tiny_module(seed: int = 0, **changes) -> PreTrainedModel:
+    """A tiny Llama with random weights, or what `changes` of its configuration make of it."""
+    torch.manual_seed(seed)
+    shape = SHAPE | changes
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(shape.pop("model_type"), **shape)).eval()
 
 
 def with_tokenizer(folder: Path) -> Path:

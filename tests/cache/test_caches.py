@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from checkpoints import tiny_module
 from decoder_cases import CACHES, V, adapted, logits_of
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from specbench.cache.paged import PagedCache
 from specbench.decoding.draft import Draft
@@ -13,10 +13,7 @@ from specbench.models.language_model import LanguageModel
 
 
 def tiny_llama(cache: str) -> LanguageModel:
-    torch.manual_seed(0)
-    shape = dict(vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-                 num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.5)  # fmt: skip
-    return adapted(LlamaForCausalLM(LlamaConfig(**shape)).eval(), cache=cache)
+    return adapted(tiny_module(vocab_size=V, hidden_size=32, max_position_embeddings=64), cache=cache)
 
 
 def fresh_logits(model: LanguageModel, tokens: torch.Tensor) -> torch.Tensor:

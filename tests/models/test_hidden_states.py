@@ -4,8 +4,9 @@ from functools import cache
 
 import pytest
 import torch
+from checkpoints import tiny_module
 from decoder_cases import CACHES, adapted
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from specbench.decoding.draft import Draft
 from specbench.decoding.sequence import Sequence
@@ -18,11 +19,8 @@ PARENT = (0, 1, 1, 2)  # a tree, whose paths are nodes 0 1 2 4 and 0 1 3
 
 
 @cache
-def module() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    shape = dict(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=LAYERS, num_attention_heads=4,
-                 num_key_value_heads=2, initializer_range=0.5, max_position_embeddings=64)  # fmt: skip
-    return LlamaForCausalLM(LlamaConfig(**shape)).eval()
+def module() -> PreTrainedModel:
+    return tiny_module(vocab_size=32, num_hidden_layers=LAYERS, max_position_embeddings=64)
 
 
 def expected(text: list[int], layers: tuple[int, ...]) -> torch.Tensor:

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from checkpoints import SHAPE
+from checkpoints import tiny_module
 from small_runs import composed
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from specbench.train.student import BoostedStudents
 
@@ -17,11 +16,8 @@ def _gradients():
         yield
 
 
-def tiny(seed, **changes):
-    """A small Llama with random weights."""
-    torch.manual_seed(seed)
-    shape = SHAPE | {"vocab_size": VOCABULARY, "initializer_range": 0.3} | changes
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(shape.pop("model_type"), **shape))
+def tiny(seed):
+    return tiny_module(seed, vocab_size=VOCABULARY, initializer_range=0.3)
 
 
 def rows(seed=0):
