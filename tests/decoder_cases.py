@@ -54,29 +54,22 @@ CACHES: dict[str, Callable[[int, int], SlotCache]] = {
     "dynamic": DynamicCache,
     "paged": partial(PagedCache, block_size=4),
 }
-
-
 CHAINS = ("model", "ngram", "prompt_lookup", "bigram", "unigram", "random", "blockwise",
           "pass_lookahead", "early_exit", "mtp", "eagle3", "under_ngram",
           "under_under_model", "suffix")  # fmt: skip
-
-
 TREES = ("tree_independent", "tree_distinct", "tree_best", "tree_dynamic", "tree_sampled", "multi_draft",
          "multi_draft_two", "medusa", "own_trees", "mtp_distinct", "eagle3_dynamic")  # fmt: skip
-
-
 DRAFTERS = CHAINS + TREES
 TABULAR = ("dflash", "dspark")  # chains too, of which there is a stand-in for a tabular target alone
-
-
 VERIFIERS = {
     kind.__name__.removesuffix("Verifier").lower(): kind
     for kind in (SpeculativeVerifier, IterativeVerifier, MatchVerifier, BlockVerifier, RejectionVerifier,
                  TraversalVerifier)
 }  # fmt: skip
-
-
 V = 16
+SAMPLED, GREEDY = Sampling(), Sampling(temperature=0)
+WIDTH = 3  # nodes at each depth of `OwnTrees`
+BLOCK_TREES = ("_best", "_drawn")
 
 
 class DigitTokenizer:
@@ -100,9 +93,6 @@ class DigitTokenizer:
 
     def get_vocab(self):
         return {str(i): i for i in range(self.size)}
-
-
-SAMPLED, GREEDY = Sampling(), Sampling(temperature=0)
 
 
 def adapted(
@@ -172,9 +162,6 @@ class OwnTrees(Drafter):
         q = None if self.greedy else q
         count = torch.full((rows,), depth * WIDTH, device=bits.device)
         return Draft(tokens, levels, torch.cat(parents, 1), q, count, repeats=True)
-
-
-WIDTH = 3  # nodes at each depth of `OwnTrees`
 
 
 def spare_of(kind: str, gamma: int) -> int:
@@ -290,9 +277,6 @@ def as_tree(drafter: ParallelDrafter, kind: str) -> ParallelDrafter:
     return drafter
 
 
-BLOCK_TREES = ("_best", "_drawn")
-
-
 class PairHeads(torch.nn.Module):
     """Heads of a tabular target: head k reads another row of its table."""
 
@@ -389,6 +373,31 @@ class PairAhead(torch.nn.Module):
         super().__init__()
         self.embeddings = torch.tensor([[3.0], [9.0], [5.0]])
         self.config = SimpleNamespace(count=3, hidden_size=1)
+
+
+def texts_of(draft: Draft, row: int) -> dict[int, tuple[int, ...]]:
+    """The text of each guess that a row of a tree has, by column, from the root on."""
+    texts: dict[int, tuple[int, ...]] = {ROOT: ()}
+    parents, there = draft.parents.expand_as(draft.tokens)[row].tolist(), draft.exists()[row].tolist()
+    for node, (above, token) in enumerate(zip(parents, draft.tokens[row].tolist(), strict=True), ROOT + 1):
+        if there[node - 1]:
+            texts[node] = (*texts[above], token)
+    return {node - 1: text for node, text in texts.items() if text}
+
+
+def generated_by(module, read: abc.Sequence[int], new: int) -> list[int]:
+    """The new tokens of transformers' own loop at temperature 0."""
+    ids = torch.tensor([read])
+    text = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
+    return text[0, 1 if module.config.is_encoder_decoder else len(read) :].tolist()
+
+
+def one_late(self, tokens, hidden, first, last, *others, predict=PairModel.predict):
+    """In place of `PairModel.predict`: pairs of the model's own states stand one position further on."""
+    return predict(self, tokens, hidden, first + 1 if last is None else first, last, *others)
+
+
+WRONG_PAIRS = {"take": lambda *given: None, "predict": one_late}  # without `take`, rejected pairs stay pending
 
 
 def logits_of(model: LanguageModel, tokens: Tensor, starts: abc.Sequence[int], draft: Draft | None = None) -> Tensor:

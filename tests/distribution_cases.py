@@ -9,11 +9,12 @@ from decoder_cases import V, make_drafter, spare_of, tabular_model, verifier_of
 
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import decode_speculative
+from specbench.decoding.speculative import decode_autoregressive, decode_speculative
 from specbench.decoding.state import State
 from specbench.decoding.timer import Clock
 from specbench.decoding.verify import leading, speculative_sampling
 from specbench.decoding.verify_tree import iterative_sampling
+from specbench.models.language_model import LanguageModel
 from specbench.policies.base import Costs, FixedGamma
 from specbench.verifiers.base import SpeculativeVerifier
 from specbench.verifiers.chains import BlockVerifier, RejectionVerifier, rejection_rate
@@ -48,10 +49,8 @@ class Distribution:
     def __init__(self, table: torch.Tensor, sampling: Sampling = SAMPLING):
         self.logits, self.sampling = table.double().numpy(), sampling
         distributions, of = np.unique(self.logits.reshape(V * V, V), axis=0, return_inverse=True)
-        self.contexts, self.context = (
-            len(distributions),
-            of.reshape(V, V),
-        )  # the number of the distribution after each pair
+        self.contexts = len(distributions)
+        self.context = of.reshape(V, V)  # the number of the distribution after each pair
         self.step = None  # p of the next token after each pair, [before, last, next], if it depends on nothing else
         if sampling.repetition_penalty == 1:
             self.step = self.after(np.stack(np.divmod(np.arange(V * V), V), 1)).reshape(V, V, V)
@@ -106,9 +105,8 @@ def worst_excess(outputs: np.ndarray, distribution: Distribution) -> float:
     for end in range(len(PROMPT), texts.shape[1]):
         context = distribution.context[texts[:, end - 2], texts[:, end - 1]]
         counts += np.bincount(context * V + texts[:, end], minlength=counts.size).reshape(counts.shape)
-        expected += np.stack(
-            [np.bincount(context, p, distribution.contexts) for p in distribution.after(texts[:, :end]).T], 1
-        )
+        after = distribution.after(texts[:, :end]).T
+        expected += np.stack([np.bincount(context, p, distribution.contexts) for p in after], 1)
     found = [excess(counts.ravel(), expected.ravel(), distribution.contexts)]
     if distribution.sampling.repetition_penalty == 1:
         for end, pair in enumerate(distribution.pairs(), len(PROMPT)):
@@ -133,6 +131,21 @@ def start(rows: int, seed: int = 0, spare: int = 4) -> State:
     return copied
 
 
+def read_by(target: LanguageModel, rows: int, spare: int = 4) -> State:
+    """As `start`, with texts that the target has read."""
+    state = start(rows, spare=spare)
+    target.allocate(rows, state.tokens.shape[1])
+    target.prefill(state)
+    return state
+
+
+def plain_texts(target: LanguageModel, rows: int) -> np.ndarray:
+    """What every row writes by plain decoding, [rows, NEW_TOKENS]."""
+    state = read_by(target, rows)
+    decode_autoregressive(state, target, verifier_of(SpeculativeVerifier, target.sampling), Clock())
+    return new_tokens(state)
+
+
 def new_tokens(state: State) -> np.ndarray:
     """What every row wrote, [rows, NEW_TOKENS]."""
     return state.tokens[:, len(PROMPT) : len(PROMPT) + NEW_TOKENS].numpy()
@@ -150,9 +163,7 @@ def decode(tables, number_text, kind="model", cache="static", verifier=Speculati
     drafter = make_drafter(kind, target, number_text, helper)
     propose = drafter.propose
     drafter.propose = lambda state, gamma: spoil(propose(state, gamma))
-    state = prepare(start(trials, spare=spare_of(kind, gamma)))
-    target.allocate(trials, state.tokens.shape[1])
-    target.prefill(state)
+    state = prepare(read_by(target, trials, spare_of(kind, gamma)))
     judge = verifier_of(verifier, sampling, lenience)
     decode_speculative(state, target, drafter, policy or FixedGamma(gamma), judge, Clock())
     return new_tokens(state)
@@ -175,9 +186,7 @@ class TooSmallM(RejectionVerifier):
     def accept(self, p, draft, noise):
         if not draft.tokens.shape[1]:
             return super().accept(p, draft, noise)
-        p_x, q_x = (
-            distribution.gather(-1, draft.tokens[..., None])[..., 0] for distribution in (p[:, :-1], draft.probs)
-        )
+        p_x, q_x = (each.gather(-1, draft.tokens[..., None])[..., 0] for each in (p[:, :-1], draft.probs))
         n = leading(noise.r * q_x < 4 * rejection_rate(p[:, :-1], draft.probs) * p_x, draft.count)
         return speculative_sampling(p, replace(draft, count=n), torch.zeros_like(noise.r), noise.bits)
 

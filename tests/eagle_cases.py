@@ -90,11 +90,8 @@ def renamed(tensors, names: dict[str, str]) -> dict[str, torch.Tensor]:
     return dict(pairs)
 
 
-# -- The forward pass --------------------------------------------------------------------------------
-
-
 class PlainEagle:
-    """EAGLE-3 in float64."""
+    """The forward pass of EAGLE-3 in float64."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], embedding=None, head=None, **flags: bool):
         self.W = {name: tensor.double().numpy() for name, tensor in tensors.items()}
@@ -138,9 +135,8 @@ class PlainEagle:
 
     def mlp(self, layer: str, x: np.ndarray) -> np.ndarray:
         gate = self.W[f"{layer}.mlp.gate_proj.weight"] @ x
-        return self.W[f"{layer}.mlp.down_proj.weight"] @ (
-            gate / (1 + np.exp(-gate)) * (self.W[f"{layer}.mlp.up_proj.weight"] @ x)
-        )
+        up = self.W[f"{layer}.mlp.up_proj.weight"] @ x
+        return self.W[f"{layer}.mlp.down_proj.weight"] @ (gate / (1 + np.exp(-gate)) * up)
 
     def __call__(self, features: list[np.ndarray], tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Logits and next feature behind pairs of features (see `feature`) and the tokens after theirs."""

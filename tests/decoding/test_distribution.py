@@ -33,8 +33,8 @@ from distribution_cases import (
     TraversalWithOldNoise,
     decode,
     learning_policy,
-    new_tokens,
-    start,
+    plain_texts,
+    read_by,
     worst_excess,
 )
 
@@ -42,7 +42,7 @@ from specbench.cache.slots import StaticCache
 from specbench.decoding import speculative
 from specbench.decoding.noise import ACCEPTANCE, PROPOSAL, RESIDUAL, exponentials, uniforms
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.speculative import decode_autoregressive, decode_speculative
+from specbench.decoding.speculative import decode_speculative
 from specbench.decoding.timer import Clock
 from specbench.drafters import hierarchical
 from specbench.drafters.hierarchical import HierarchicalDrafter
@@ -140,10 +140,8 @@ def test_wrong_verifiers_are_caught(verifier, tables, number_text):
     """The right one, whose class theirs is derived from, passes on the same texts."""
     kind, table, trials, gamma = WRONG[verifier]
     for judge in (verifier, verifier.__base__):
-        drafter_table = getattr(tables, table)
-        outputs = decode(
-            tables, number_text, kind, verifier=judge, drafter_table=drafter_table, trials=trials, gamma=gamma
-        )
+        more = {"drafter_table": getattr(tables, table), "trials": trials, "gamma": gamma}
+        outputs = decode(tables, number_text, kind, verifier=judge, **more)
         assert (worst_excess(outputs, Distribution(tables.target)) > 1) == (judge is verifier)
 
 
@@ -352,21 +350,16 @@ def test_a_gamma_that_depends_on_discarded_guesses_needs_new_noise(renewed, veri
 
 
 def test_autoregressive_decoding_has_the_target_distribution(tables):
-    target, state = tabular_model(tables.target, SAMPLING), start(TRIALS)
-    target.allocate(TRIALS, state.tokens.shape[1])
-    target.prefill(state)
-    decode_autoregressive(state, target, SpeculativeVerifier(SAMPLING), Clock())
-    assert worst_excess(new_tokens(state), Distribution(tables.target)) < 1
+    outputs = plain_texts(tabular_model(tables.target, SAMPLING), TRIALS)
+    assert worst_excess(outputs, Distribution(tables.target)) < 1
 
 
 def test_a_round_is_algorithm_1_step_by_step(tables):
     """The decoder's first round, and the oracle's whole step, on the same randomness."""
     rows, gamma = 300, 4
     target, helper = tabular_model(tables.target, SAMPLING), tabular_model(tables.similar, SAMPLING)
-    state, first = start(rows, spare=gamma + 1), []
+    state, first = read_by(target, rows, gamma + 1), []
     noise = state.noise[:, :, len(PROMPT) :]
-    target.allocate(rows, state.tokens.shape[1])
-    target.prefill(state)
 
     def keep(state, scores, draft, verdict, kept):
         first.append([t[: n + 1] for t, n in zip(verdict.tokens.tolist(), verdict.accepted.tolist(), strict=True)])

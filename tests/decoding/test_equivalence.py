@@ -10,7 +10,7 @@ import decoder_cases
 import pytest
 import torch
 from choosing import in_turn, only, slow_unless
-from decoder_cases import CACHES, DRAFTERS, TREES, VERIFIERS, make_drafter, queued, spare_of
+from decoder_cases import CACHES, DRAFTERS, TREES, VERIFIERS, generated_by, make_drafter, queued, spare_of
 from graph_memory import SimulatedGraphs
 from small_runs import noisy_drafter, short_prompts
 
@@ -32,8 +32,6 @@ PROMPTS, NEW_TOKENS = 3, 12
 LITTLE, LARGE = ("drafter", "noisy"), ("target", "drafter")
 OF_THE_LARGE = ("blockwise", "medusa", "early_exit", "pass_lookahead", "mtp", "eagle3",
                 "mtp_distinct", "eagle3_dynamic")  # fmt: skip
-
-
 EXECUTORS = {"plain": partial(EagerExecutor, half_weights=False), "eager": EagerExecutor,
              "compiled": CompiledExecutor, "graphs": SimulatedGraphs}  # fmt: skip
 
@@ -106,8 +104,6 @@ def sampled_baseline(pair=LITTLE) -> list[list[int]]:
 
 
 WAYS = [("static", 1), *((name, 3) for name in CACHES)]
-
-
 # At temperature 0 the default run has all but those whose distribution test_distribution.py tests, and those that
 # another one stands for; at 1 it has some in each of two tests.
 SEEN_THERE = ("unigram", "random", "pass_lookahead", "medusa", "own_trees", "tree_sampled",
@@ -186,6 +182,4 @@ def test_every_executor_gives_the_tokens_of_eager_mode(executor, temperature, ca
 def test_autoregressive_decoding_equals_transformers_generate():
     loaded = shipped("target")
     for request, ours in zip(requests(), greedy_baseline(LARGE), strict=True):
-        tokens = torch.tensor([request.tokens])
-        theirs = loaded.module.generate(tokens, max_new_tokens=NEW_TOKENS, do_sample=False)
-        assert theirs[0, len(request.tokens) :].tolist() == ours
+        assert generated_by(loaded.module, request.tokens, NEW_TOKENS) == ours

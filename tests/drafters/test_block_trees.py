@@ -6,15 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 from choosing import only
-from decoder_cases import tabular_model
-from distribution_cases import FEW, Distribution, decode, new_tokens, start, worst_excess
+from decoder_cases import tabular_model, texts_of
+from distribution_cases import FEW, Distribution, decode, plain_texts, start, worst_excess
 from small_runs import composed, finished, parts_of, small
 
 from specbench.config.build import context_of
 from specbench.config.check import LOGIT_COPIES, activation_bytes, check
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.speculative import decode_autoregressive
-from specbench.decoding.timer import Clock
 from specbench.drafters.tree_shapes import ProductTree
 from specbench.models.sizes import ModelSize
 from specbench.verifiers.trees import IterativeVerifier, TraversalVerifier
@@ -55,13 +53,7 @@ def test_the_nodes_are_those_of_a_best_first_search(nodes, depth):
 
     draft, _ = shape.draft(shape.grow(step, start(3).rows, depth), [depth, depth, 1], depth)
     for row, levels in enumerate((depth, depth, 1)):
-        paths = {0: ()}
-        for node, (token, above, there) in enumerate(
-            zip(draft.tokens[row], draft.parents[row], draft.exists()[row], strict=True), 1
-        ):
-            if there:
-                paths[node] = (*paths[int(above)], int(token))
-        assert {*paths.values()} - {()} == best_first(logits[row, :levels].log_softmax(-1), nodes)
+        assert {*texts_of(draft, row).values()} == best_first(logits[row, :levels].log_softmax(-1), nodes)
 
 
 @pytest.mark.parametrize("verifier", [IterativeVerifier, TraversalVerifier])
@@ -88,11 +80,7 @@ def test_a_tree_with_another_q_is_caught(tables, number_text):
 def test_texts_at_temperature_0_are_those_of_plain_decoding(kind, tables, number_text):
     greedy = Sampling(temperature=0)
     outputs = decode(tables, number_text, kind, verifier=IterativeVerifier, trials=3, sampling=greedy)
-    target, state = tabular_model(tables.target, greedy), start(3)
-    target.allocate(3, state.tokens.shape[1])
-    target.prefill(state)
-    decode_autoregressive(state, target, IterativeVerifier(True), Clock())
-    assert (outputs == new_tokens(state)).all()
+    assert (outputs == plain_texts(tabular_model(tables.target, greedy), 3)).all()
 
 
 @pytest.mark.parametrize(
@@ -116,9 +104,8 @@ def test_memory_is_counted_for_all_that_a_tree_is_chosen_from(given, candidates)
 
 
 def test_a_greedy_target_has_the_likeliest_paths_of_a_drafter_that_draws():
-    parts = parts_of(
-        "drafter=blockwise", "drafter.nodes=4", "drafter.temperature=.7", "temperature=0", "verifier=match"
-    )
+    own = ("drafter.nodes=4", "drafter.temperature=.7")
+    parts = parts_of("drafter=blockwise", *own, "temperature=0", "verifier=match")
     assert isinstance(parts.drafter.shape, ProductTree) and not parts.drafter.sampling.greedy
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from decoder_cases import V, make_drafter, tabular_model
+from decoder_cases import V, make_drafter, tabular_model, texts_of
 from small_runs import parts_of
 from tabular import random_table
 
@@ -32,12 +32,7 @@ def search(table, text, gamma, temperature):
 
 
 def paths(draft, row):
-    """The texts of a row's guesses."""
-    texts = {0: ()}
-    for node, above in enumerate(draft.parents[row].tolist(), 1):
-        if above != MISSING:
-            texts[node] = (*texts[above], int(draft.tokens[row, node - 1]))
-    return set(texts.values()) - {()}
+    return {*texts_of(draft, row).values()}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 0.6])

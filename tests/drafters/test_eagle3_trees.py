@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 from choosing import only
-from decoder_cases import queued, shape_of, spare_of
+from decoder_cases import queued, shape_of, spare_of, texts_of
 from small_runs import composed, small
 from test_eagle3 import expected_laws, overrides, parts
 
@@ -15,7 +15,7 @@ from specbench.decoding.draft import Scores
 from specbench.decoding.noise import prompt_key
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.token_tree import MISSING, Tree
+from specbench.decoding.token_tree import Tree
 from specbench.decoding.verify_tree import match
 from specbench.drafters import tree
 from specbench.errors import ConfigError
@@ -33,15 +33,6 @@ class SomePath(IterativeVerifier):
         above = draft.parents.expand_as(draft.tokens)[rows, nodes]
         p[rows, above, draft.tokens[rows, nodes]] += 0.2 + (nodes % 3 == 1)
         return match(p, draft, noise.bits)
-
-
-def texts_of(draft, row):
-    """The text of each guess that a row has, by column."""
-    texts = {0: ()}
-    for node, above in enumerate(draft.parents.expand_as(draft.tokens)[row].tolist(), 1):
-        if above != MISSING and node <= int(draft.count[row]):
-            texts[node] = (*texts[above], int(draft.tokens[row, node - 1]))
-    return {node - 1: text for node, text in texts.items() if node}
 
 
 def grown(name):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from checkpoints import checkpoint, shutil
 from choosing import only
-from decoder_cases import noted_drafts
+from decoder_cases import WRONG_PAIRS, noted_drafts
 from safetensors.torch import load_file, save_file
 from small_runs import composed, parts_of, small
 from transformers import AutoModelForCausalLM
@@ -112,15 +112,10 @@ def test_q_is_that_of_the_whole_text(kind):
     assert not torch.allclose(q, plain_laws(kind, own.target, [*text[:-2], text[-1], text[-2]], guesses), atol=1e-3)
 
 
-def one_late(self, tokens, hidden, first, last, *others, predict=PairModel.predict):
-    return predict(self, tokens, hidden, first + 1 if last is None else first, last, *others)
-
-
-@pytest.mark.parametrize(("name", "wrong"), [("take", lambda *given: None), ("predict", one_late)])
-def test_hidden_states_and_positions_that_are_wrong_are_seen(name, wrong, monkeypatch):
-    """Negative controls of the comparison: pairs that were rejected stay pending, and pairs of the
-    module's own states stand one position too late."""
-    monkeypatch.setattr(PairModel, name, wrong)
+@pytest.mark.parametrize("name", WRONG_PAIRS)
+def test_hidden_states_and_positions_that_are_wrong_are_seen(name, monkeypatch):
+    """Negative controls of the comparison."""
+    monkeypatch.setattr(PairModel, name, WRONG_PAIRS[name])
     own = parts("glm4_moe")
     found = noted_drafts(own, gamma=2, tokens=10)
     expected = [plain_laws("glm4_moe", own.target, text, guesses) for text, guesses, _ in found]
@@ -174,6 +169,5 @@ def test_targets_without_a_module_are_refused_before_they_are_loaded(good, monke
 
 
 def test_a_module_for_other_hidden_states_is_refused():
-    assert "hidden states of 16, but shipped:target has 640" in refusal(
-        "drafter=mtp", f"drafter.path={with_module('glm4_moe')}"
-    )
+    told = refusal("drafter=mtp", f"drafter.path={with_module('glm4_moe')}")
+    assert "hidden states of 16, but shipped:target has 640" in told

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 from checkpoints import config_only
-from decoder_cases import CACHES, VERIFIERS, another, make_drafter, queued, spare_of, verifier_of
+from decoder_cases import CACHES, VERIFIERS, another, generated_by, make_drafter, queued, spare_of, verifier_of
 from transformers import CONFIG_MAPPING, GenerationConfig
 
 from specbench.cache.slots import StaticCache
@@ -60,9 +60,8 @@ def _one_tokenizer():
 
 @cache
 def tokenizer():
-    return load_tokenizer(
-        PretrainedModel.Settings(path="shipped:target", weights="pretrained", chat_template="never"), "target"
-    )
+    settings = PretrainedModel.Settings(path="shipped:target", weights="pretrained", chat_template="never")
+    return load_tokenizer(settings, "target")
 
 
 @pytest.fixture
@@ -121,15 +120,13 @@ def decode(model: PretrainedModel, temperature: float, rows: int, cache_name: st
 def generated(model: PretrainedModel, prompts) -> list[list[int]]:
     """What transformers' generate() writes after prompts at temperature 0. It counts the positions of RoBERTa and its
     kin from 0, and their own forward does not: there the text is that of plain forwards."""
+    if not model.decoder.first:
+        return [generated_by(model.module, prompt, NEW) for prompt in prompts]
     texts = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
-        if model.decoder.first:
-            for _ in range(NEW):
-                ids = torch.cat([ids, model.module(input_ids=ids).logits[:, -1:].argmax(-1)], 1)
-        else:
-            mask = torch.ones_like(ids)
-            ids = model.module.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
+        for _ in range(NEW):
+            ids = torch.cat([ids, model.module(input_ids=ids).logits[:, -1:].argmax(-1)], 1)
         texts.append(ids[0, len(prompt) :].tolist())
     return texts
 

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from checkpoints import checkpoint, edited
-from decoder_cases import GREEDY, adapted, queued, verifier_of
+from decoder_cases import GREEDY, adapted, generated_by, queued, verifier_of
 from small_runs import parts_of
 from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
@@ -41,16 +41,11 @@ def decoded(model: LanguageModel, *prompts, new: int = 12) -> list[list[int]]:
     return [sequence.generated for sequence in queue.sequences]
 
 
-def generated(model: LanguageModel, prompt: list[int], new: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    text = model.module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
-    return text[0, len(prompt) :].tolist()
-
-
 def test_no_text_crosses_the_length_at_which_all_frequencies_change():
     model = longrope()
     assert model.context == SWITCH and "beyond 24 tokens" in model.limits[0]
-    assert decoded(model, SHORT, LONG) == [generated(model, SHORT, 12), generated(model, LONG, SWITCH - len(LONG))]
+    expected = [generated_by(model.module, SHORT, 12), generated_by(model.module, LONG, SWITCH - len(LONG))]
+    assert decoded(model, SHORT, LONG) == expected
 
 
 def test_beyond_that_length_a_text_depends_on_its_neighbours(monkeypatch):
@@ -81,7 +76,7 @@ def test_what_a_causal_checkpoint_forbids_is_not_drawn(forbid):
     setattr(module.generation_config, forbid, forbidden if forbid == "suppress_tokens" else [[t] for t in forbidden])
     model = adapted(module, GREEDY)
     [text] = decoded(model, SHORT)
-    assert text == generated(model, SHORT, 12) and not {*text} & {*forbidden} and text != free
+    assert text == generated_by(module, SHORT, 12) and not {*text} & {*forbidden} and text != free
     logits = stock_logits(model, torch.tensor([[*SHORT, *text]]), len(SHORT))
     assert logits.argmax(-1).tolist() == text and logits[:, forbidden].isneginf().all()
 
@@ -92,7 +87,7 @@ def test_a_bad_word_that_is_a_stop_ends_a_text_all_the_same():
     end = decoded(adapted(module, GREEDY), SHORT)[0][2]
     module.generation_config.update(eos_token_id=end, bad_words_ids=[[end]])
     [text] = decoded(adapted(module, GREEDY), SHORT)
-    assert text == generated(adapted(module, GREEDY), SHORT, 12) and text[-1] == end
+    assert text == generated_by(module, SHORT, 12) and text[-1] == end
 
 
 def test_what_is_forbidden_as_the_first_token_alone_is_named_in_a_note(tmp_path):

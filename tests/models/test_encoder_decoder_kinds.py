@@ -6,8 +6,8 @@ import pytest
 import torch
 from checkpoints import config_only, with_tokenizer
 from choosing import only
-from decoder_cases import CACHES, adapted
-from encoder_decoder_cases import INPUTS, LIKE_BART, LIKE_T5, NEW, V, decoded_by, generated_by
+from decoder_cases import CACHES, adapted, generated_by
+from encoder_decoder_cases import INPUTS, LIKE_BART, LIKE_T5, NEW, V, decoded_by
 from encoder_decoder_cases import module_of as tiny_module
 from small_runs import parts_of, run
 from transformers import CONFIG_MAPPING

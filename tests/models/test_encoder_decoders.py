@@ -7,7 +7,7 @@ import pytest
 import torch
 from checkpoints import with_tokenizer
 from choosing import in_turn, slow_unless
-from decoder_cases import CACHES, GREEDY, adapted, logits_of, make_drafter
+from decoder_cases import CACHES, GREEDY, adapted, generated_by, logits_of, make_drafter
 from encoder_decoder_cases import HOT, INPUTS, KINDS, NEW, V, chi_squared, decoded_by, module_of
 from small_runs import parts_of, run
 
@@ -108,8 +108,7 @@ def test_a_forced_token_and_suppressed_ones_are_those_of_generate():
     module.generation_config.suppress_tokens, module.generation_config.bad_words_ids = [free[0]], [[free[1]]]
     target = adapted(module, GREEDY, tokens=V)
     assert target.start_tokens == [2, 4]
-    ids = torch.tensor([INPUTS[0]])
-    [expected] = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False).tolist()
+    expected = [2, *generated_by(module, INPUTS[0], NEW)]
     [found] = decoded_by([target, None], rows=1, which=INPUTS[:1], new=len(expected) - 2)
     assert [2, 4, *found] == expected
     logits = FinishedText(expected[:2], expected[2:], INPUTS[0]).scores(target)

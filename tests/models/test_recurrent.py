@@ -10,9 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from checkpoints import checkpoint
-from choosing import only
-from decoder_cases import CACHES, V, adapted, queued, verifier_of
-from distribution_cases import FEW, SAMPLING, Distribution, new_tokens, start, worst_excess
+from decoder_cases import CACHES, V, adapted, generated_by, queued, verifier_of
+from distribution_cases import FEW, SAMPLING, Distribution, new_tokens, read_by, worst_excess
 from small_runs import parts_of, run
 from tabular import RecurrentMarkov
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -46,7 +45,6 @@ SHAPES = {
     "qwen3_next": dict(shared_expert_intermediate_size=16, **DELTA, **EXPERTS),
     "lfm2": dict(layer_types=["conv", "full_attention"]),
 }  # fmt: skip
-FAST = ("mamba", "jamba", "qwen3_next")  # a state alone or beside attention, tokens one by one or together
 ONE_BY_ONE = {"mamba", "jamba", "recurrent_gemma"}  # in every version of transformers
 PROMPTS = ([3, 5, 7, 9, 3], [9, 1], [8, 8, 2, 4, 6, 1, 2, 3, 4, 5, 6, 7])
 NEW_TOKENS, GAMMA = 10, 3
@@ -68,14 +66,7 @@ def module_of(kind: str, seed: int = 0):
 @cache
 def generated(kind: str) -> list[list[int]]:
     """What transformers' own loop writes at temperature 0."""
-    found = []
-    for prompt in PROMPTS:
-        read = torch.tensor([prompt])
-        text = module_of(kind).generate(
-            read, attention_mask=torch.ones_like(read), max_new_tokens=NEW_TOKENS, do_sample=False
-        )
-        found.append(text[0, len(prompt) :].tolist())
-    return found
+    return [generated_by(module_of(kind), prompt, NEW_TOKENS) for prompt in PROMPTS]
 
 
 def model_of(module, temperature: float, columns: str = "static") -> LanguageModel:
@@ -118,9 +109,8 @@ def check_kind(kind: str, cases) -> None:
             assert itself.texts == helped.texts == plain.texts == generated(kind)
 
 
-@pytest.mark.parametrize("kind", only(["mamba"], FAST))
-def test_texts_and_acceptance(kind):
-    check_kind(kind, [(0.0, "static", 2), (1.0, "dynamic", 1)])
+def test_texts_and_acceptance():
+    check_kind("mamba", [(0.0, "static", 2), (1.0, "dynamic", 1)])
 
 
 @pytest.mark.slow
@@ -151,9 +141,7 @@ def sampled(few_contexts, one_by_one: bool, trials: int = FEW):
         model.recurrence.one_by_one = one_by_one
         models.append(model)
     target, helper = models
-    state = start(trials, spare=GAMMA + 1)
-    target.allocate(trials, state.tokens.shape[1])
-    target.prefill(state)
+    state = read_by(target, trials, GAMMA + 1)
     judge = verifier_of(SpeculativeVerifier, SAMPLING)
     drafter = ModelDrafter(helper, V, GAMMA)
     decode_speculative(state, target, drafter, FixedGamma(GAMMA), judge, Clock())

@@ -97,9 +97,8 @@ BY_KIND = {"model": SpeculativeVerifier, "under_model": SpeculativeVerifier,
 
 def texts_by(tables, own: int, kind: str = "model", **more):
     """Texts of a drafter's model with `own` tokens."""
-    return decode(
-        tables, None, kind, verifier=BY_KIND[kind], drafter_table=random_table(own, seed=4), trials=FEW, **more
-    )
+    table = random_table(own, seed=4)
+    return decode(tables, None, kind, verifier=BY_KIND[kind], drafter_table=table, trials=FEW, **more)
 
 
 @pytest.mark.parametrize(("kind", "rows"), [
@@ -115,9 +114,8 @@ def test_a_drafter_of_a_padded_vocabulary_leaves_the_law_as_it_is(kind, rows, fe
     slow_unless(False, "tree_distinct", V + 5), slow_unless(False, "tree_independent", V - 4),
 ])  # fmt: skip
 def test_shared_tokens_leave_the_law_as_it_is(kind, own, few_contexts):
-    assert (
-        worst_excess(texts_by(few_contexts, own, kind, vocabulary=shared(own)), Distribution(few_contexts.target)) < 1
-    )
+    outputs = texts_by(few_contexts, own, kind, vocabulary=shared(own))
+    assert worst_excess(outputs, Distribution(few_contexts.target)) < 1
 
 
 def not_renormalised(draft):
