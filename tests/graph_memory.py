@@ -122,9 +122,8 @@ class Tape(NoHost):
             self.keep(given)
         found = super().__torch_dispatch__(func, types, args, kwargs)
         known = {place(t) for t in given}
-        results = [
-            (i, t) for i, t in enumerate(tree_flatten(found)[0]) if isinstance(t, Tensor) and place(t) not in known
-        ]
+        made = [(i, t) for i, t in enumerate(tree_flatten(found)[0]) if isinstance(t, Tensor)]
+        results = [(i, t) for i, t in made if place(t) not in known]
         self.made += [t for _, t in results]
         self.own |= {place(t) for _, t in results}
         if results or func._schema.is_mutable:  # others are views

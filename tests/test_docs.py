@@ -130,9 +130,8 @@ def test_the_readmes_commands_run(found, here, monkeypatch, tmp_path):
     words = small([f"{job}" for job in jobs_of(filled(found.words, here))[0]])
     monkeypatch.setattr(sys, "argv", ["specbench", *words, f"hydra.run.dir={tmp_path}"])
     command.main()
-    assert {"results.json", "prompts.jsonl", "rounds.parquet", "page.html"} <= {
-        path.name for path in tmp_path.iterdir()
-    }
+    files = {path.name for path in tmp_path.iterdir()}
+    assert {"results.json", "prompts.jsonl", "rounds.parquet", "page.html"} <= files
     report.main([str(tmp_path), "--format", "csv"])
 
 

@@ -23,16 +23,12 @@ from specbench.verifiers.chains import block_verification, rejection_sampling
 from specbench.verifiers.trees import TypicalVerifier
 
 ROWS = 150
-
-
 TREES = {
     "wide": branching_tree([4, 2, 1]),
     "three chains": branching_tree([3, 1, 1]),
     "sparse": (0, 0, 0, 1, 1, 2, 4),
     "chain": (0, 1, 2),
 }
-
-
 BY_ROW = "one of its own in each row"
 
 
@@ -228,7 +224,6 @@ def test_typical_acceptance_takes_the_longest_path_that_passes():
     verdict = verifier.accept(p, draft, None)
     assert verdict.path.tolist() == [[0, 2, 4, 5]] and verdict.accepted.tolist() == [3]
     assert verdict.tokens[0, :3].tolist() == [2, 4, 5]
-    nothing = longest_path(
-        p, draft, torch.zeros(1, 5, dtype=torch.bool), lambda distribution, n: distribution.argmax(-1)
-    )
+    passing = torch.zeros(1, 5, dtype=torch.bool)
+    nothing = longest_path(p, draft, passing, lambda distribution, n: distribution.argmax(-1))
     assert nothing.accepted.tolist() == [0]

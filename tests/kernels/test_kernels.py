@@ -8,7 +8,7 @@ from functools import cached_property
 
 import pytest
 import torch
-from decoder_cases import CACHES, verifier_of
+from decoder_cases import CACHES, queued, verifier_of
 
 pytest.importorskip("triton")
 
@@ -17,9 +17,6 @@ from triton import knobs
 
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.sequence import Sequence
-from specbench.decoding.speculative import decode_autoregressive, decode_speculative
-from specbench.decoding.state import State
-from specbench.decoding.timer import Timer
 from specbench.decoding.token_tree import newest, static_tree
 from specbench.drafters.model import ModelDrafter
 from specbench.drafters.tree import TreeDrafter
@@ -142,9 +139,8 @@ def test_errors_are_seen(splits):
         assert problem.error(sees=wrong) > 1e-3
     assert problem.error(table=problem.table[:, [1, 0, 2, 3, 4, 5]]) > 1e-3
     assert problem.error(first=problem.first + 1) > 1e-3
-    assert (
-        Problem(**CASES["window"]).error() < 2e-6 < 1e-3 < Problem(**CASES["window"]).error(first=torch.tensor([69, 3]))
-    )
+    window = Problem(**CASES["window"])
+    assert window.error() < 2e-6 and window.error(first=torch.tensor([69, 3])) > 1e-3
 
 
 def test_a_row_is_bitwise_the_same_alone_beside_others_and_in_blocks(splits, monkeypatch):
@@ -183,9 +179,6 @@ def test_the_order_in_which_splits_finish_changes_no_bit(splits, monkeypatch):
     counters.zero_()
 
 
-# -- Decoding ---------------------------------------------------------------------------------------
-
-
 def tiny_llama(seed: int = 0, **more):
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -215,15 +208,13 @@ def decode(module, how, cache="static", kind="chain", rows=1, new=6):
     sampling, target = Sampling(temperature=0), language_model(module, how, cache)
     judge = verifier_of(SpeculativeVerifier if kind == "chain" else IterativeVerifier, sampling)
     jobs = [Sequence(prompt, len(prompt) + new, key) for key, prompt in enumerate(prompts)]
-    state = State.start(jobs, [], 12, target.device)
-    target.allocate(rows, state.tokens.shape[1])
-    target.prefill(state)
-    clock = Timer(target.device)
-    if kind is None:
-        return decode_autoregressive(state, target, judge, clock).generated
-    guide = language_model(similar(module), how, cache)
-    drafter = ModelDrafter(guide, 64, 3) if kind == "chain" else TreeDrafter(guide, 64, 3, FixedTree([2, 2], "best"))
-    return decode_speculative(state, target, drafter, FixedGamma(3), judge, clock).generated
+    guide, drafter = language_model(similar(module), how, cache), None
+    if kind == "chain":
+        drafter = ModelDrafter(guide, 64, 3)
+    elif kind == "tree":
+        drafter = TreeDrafter(guide, 64, 3, FixedTree([2, 2], "best"))
+    queue = queued(target, drafter, jobs, rows, judge, FixedGamma(3), spare=12)
+    return [sequence.generated for sequence in queue.sequences]
 
 
 @pytest.mark.parametrize(("cache", "kind", "rows"), [
@@ -252,9 +243,6 @@ def test_one_shape_serves_every_length_of_few_tokens():
         model = language_model(tiny_llama(), how)
         model.allocate(1, 128)
         assert {model.rollback_to([start], new) for start in (6, 17, 30)} == expected
-
-
-# -- Which models use it ----------------------------------------------------------------------------
 
 
 def test_the_step_is_checked_on_the_model_that_uses_it(monkeypatch, caplog):

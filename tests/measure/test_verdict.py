@@ -2,6 +2,7 @@
 
 from collections import abc
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -207,19 +208,16 @@ def test_one_noise_for_all_prompts_fails(tables: Any, number_text: str) -> None:
 def test_numbers_that_are_not_finite_fail(kind: str, tables: Any, number_text: str) -> None:
     broken = tables.target.clone()
     broken[3, :] = float("nan")
-    found = verdict(
-        decoded(type("Tables", (), {"target": broken, "similar": tables.similar}), number_text, kind, rows=5)
-    )
+    own = SimpleNamespace(target=broken, similar=tables.similar)
+    found = verdict(decoded(own, number_text, kind, rows=5))
     assert found["passed"] is False, found
 
 
 def test_what_shows_nothing_does_not_pass(tables: Any, number_text: str) -> None:
     assert verdict(decoded(tables, number_text, rows=1, tokens=5))["passed"] is None
     near = tables.target + random_table(V, seed=3, spread=0.25)
-    accepts = [
-        verdict([one])["passed"] for one in decoded(tables, number_text, verifier=AcceptEverything, rows=6, model=near)
-    ]
-    assert True not in accepts
+    accepting = decoded(tables, number_text, verifier=AcceptEverything, rows=6, model=near)
+    assert True not in [verdict([one])["passed"] for one in accepting]
     assert verdict([])["passed"] is None and verdict([])["reason"]
 
 
@@ -258,9 +256,8 @@ def test_an_impossible_draw_fails() -> None:
     assert draw_sums(sure, torch.tensor([1, 1]))[1] == 1  # p / q is 1.25, and the guess was rejected
     favoured = replace(sound, guesses=[half._replace(q=0.9)], drafter=[(0, torch.tensor([[0.9, 0.1, 0.0]]))])
     assert draw_sums(favoured, torch.tensor([1, 1]))[1] == 0
-    assert (
-        draw_sums(replace(favoured, guesses=[half._replace(token=2, q=0.0)]), torch.tensor([1, 1]))[1] > 0
-    )  # q excludes its guess
+    excluded = replace(favoured, guesses=[half._replace(token=2, q=0.0)])  # by q
+    assert draw_sums(excluded, torch.tensor([1, 1]))[1] > 0
 
 
 def test_exact_draws_fail_as_rarely_as_promised() -> None:
@@ -294,12 +291,8 @@ def test_every_alternative_has_mean_one_and_there_are_at_most_twenty() -> None:
     mean = torch.rand(30, generator=generator).double()
     for one in ALTERNATIVES:
         if one.kind in ("accepted", "favoured"):
-            more = (
-                (torch.rand(30, generator=generator).double(), (torch.arange(30) % 4 == 3).double())
-                if one.kind == "accepted"
-                else ()
-            )
-            logs, _ = log_ratios(one.change, mean, *more)
+            more = torch.rand(30, generator=generator).double(), (torch.arange(30) % 4 == 3).double()
+            logs, _ = log_ratios(one.change, mean, *(more if one.kind == "accepted" else ()))
             total = (torch.stack([1 - mean, mean], -1) * logs.exp()).sum(-1)
         else:
             others = {"after": (q,), "behind": (q,), "own": (q,)}

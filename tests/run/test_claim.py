@@ -40,9 +40,7 @@ def claim_of(run, **changes) -> Claim:
     """The claim of a run; `changes` are of its numbers."""
     numbers = numbers_of(run.results, run.records).model_dump() | changes
     data = {"sha256": "d", "rendered_sha256": run.results["details"]["prompts"]["sha256"]}
-    return Claim(
-        claim=1, source="s", target="t", drafter="d", data=data, hardware=HARDWARE, numbers=numbers,
-    )  # fmt: skip
+    return Claim(claim=1, source="s", target="t", drafter="d", data=data, hardware=HARDWARE, numbers=numbers)
 
 
 def answers(claim, run, same=True):
@@ -241,6 +239,5 @@ def test_a_bad_file_is_one_sentence(text, sentence, monkeypatch, tmp_path, capsy
 
 
 def test_no_setting_of_a_claim_runs_code():
-    assert command.claimed({"target": {"path": "p", "trust_remote_code": True, "_target_": "os.system"}}) == {
-        "target": {"path": "p"}
-    }
+    given = {"path": "p", "trust_remote_code": True, "_target_": "os.system"}
+    assert command.claimed({"target": given}) == {"target": {"path": "p"}}

@@ -23,9 +23,8 @@ def test_a_sweep_has_a_table_and_skips_what_is_finished(monkeypatch, capsys, tmp
     folder, before = tmp_path / "outputs" / "run", started(tmp_path)
     with (folder / "summary.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["run"] for row in rows] == ["gamma=1", "gamma=2"] and all(
-        float(row["speedup/measured"]) > 0 for row in rows
-    )
+    assert [row["run"] for row in rows] == ["gamma=1", "gamma=2"]
+    assert all(float(row["speedup/measured"]) > 0 for row in rows)
     assert (folder / "page.html").is_file() and len(read_all(folder)) == 2
     assert call(["-m", *small(*OPTIONS, "gamma=1,2,3")], monkeypatch, tmp_path) == 0
     assert capsys.readouterr().out.count("finished before, skipped") == 2
