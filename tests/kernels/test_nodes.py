@@ -81,7 +81,8 @@ def nodes(monkeypatch):
             monkeypatch.setattr(module, name, Kernel(name, counted.found))
     monkeypatch.setattr(ops, "run_on", lambda device: device.type == "cuda")
     monkeypatch.setattr(sampling, "kernels", ops)
-    monkeypatch.setattr(torch, "allclose", lambda *given, **more: True)  # nothing has a value
+    for name in ("allclose", "equal"):  # nothing has a value
+        monkeypatch.setattr(torch, name, lambda *given, **more: True)
     monkeypatch.setattr(CudaGraphExecutor, "compiled", lambda self, function, model=None: function)
     for kept in (transfers._kept, transfers.counts, attention.counters):
         kept.cache_clear()
