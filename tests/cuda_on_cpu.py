@@ -219,8 +219,6 @@ class OnHost(WithoutGuard):
             return self.device.pin(args[0].clone())
         if func is Tensor.is_pinned:
             return self.device.is_pinned(args[0])
-        if kwargs.pop("pin_memory", False):
-            return self.device.pin(func(*args, **kwargs))
         return super().__torch_function__(func, types, args, kwargs)
 
 

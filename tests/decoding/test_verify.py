@@ -56,12 +56,8 @@ RULES = {  # of a guess x, from p [V] and q [V]
 def test_the_rule_of_acceptance_in_words_is_beta(verifier, points):
     if points and verifier.needs_q:
         pytest.skip("refuses point masses")
-    p, q, noise = (
-        random_distributions((ROWS, 2), 1),
-        random_distributions((ROWS, 1), 2),
-        torch.Generator().manual_seed(3),
-    )
-    x = torch.multinomial(q[:, 0], 1, generator=noise)
+    p, q = random_distributions((ROWS, 2), 1), random_distributions((ROWS, 1), 2)
+    x = torch.multinomial(q[:, 0], 1, generator=torch.Generator().manual_seed(3))
     if verifier.greedy:
         p = torch.nn.functional.one_hot(p.argmax(-1), V).float()
     draft = Draft.chain(x, None if points or verifier.greedy else q, torch.ones(ROWS, dtype=torch.long))
