@@ -17,6 +17,7 @@ from specbench.report.tables import TEXT_COLUMNS, bandwidth_share, mean, number,
 
 WIDTH = 140  # characters, where the output is not a terminal
 WIDEST_TEXT = 24  # characters of a text in a table, beyond which it is wrapped
+BETWEEN = 2  # characters between two columns
 ALWAYS = ("speedup", "claimed", "here", "mean")  # columns of numbers that no terminal is too narrow for
 
 
@@ -97,7 +98,7 @@ def table(frame: Any) -> Table:
     cells = frame.map(lambda cell: visible(str(cell)))
     widths = {head: max([*map(len, str(head).split()), *map(len, cells[head])]) for head in frame.columns}
     widths |= {head: min(widths[head], WIDEST_TEXT) for head in widths if head in TEXT_COLUMNS}
-    while sum(widths.values()) + len(widths) > console().width and widths.keys() - {*TEXT_COLUMNS, *ALWAYS}:
+    while sum(widths.values()) + BETWEEN * len(widths) > console().width and widths.keys() - {*TEXT_COLUMNS, *ALWAYS}:
         del widths[next(head for head in reversed(widths) if head not in TEXT_COLUMNS and head not in ALWAYS)]
     found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     for head, width in widths.items():

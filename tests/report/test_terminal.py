@@ -76,13 +76,16 @@ def test_nothing_is_claimed_of_a_comparison_without_a_gain(run):
     assert f": {rows[1]['method']}, 0.85x" in several.compared_headline(behind)
 
 
-def test_a_narrow_terminal_keeps_names_and_speedups(run, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+@pytest.mark.parametrize("columns", range(76, 141, 4))
+def test_any_terminal_shows_names_and_speedups(columns, run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
     label = "gamma=1, temperature=0"
-    terminal.show(terminal.table(several.runs_table([Run(run.folder, run.results, label)])))
-    out = capsys.readouterr().out
-    assert label in out and tables.ratio(*(run.results["speedup"][name] for name in ("measured", "ci95"))) in out
-    assert "…" not in out and max(map(len, out.splitlines())) <= 80
+    rows = compare({label: run.records, "other": run.records})
+    for frame in (several.runs_table([Run(run.folder, run.results, label)]), several.comparison(rows)):
+        terminal.show(terminal.table(frame))
+        out = capsys.readouterr().out
+        assert label in out and frame["speedup"][0] in out
+        assert "…" not in out and max(map(len, out.splitlines())) <= columns
 
 
 def test_a_users_strings_send_no_commands(tmp_path, capsys):
