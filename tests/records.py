@@ -13,7 +13,7 @@ def facts(**changes: Any) -> Facts:
     """Facts of a run of `records` with gamma 4."""
     known: dict[str, Any] = {
         "name": "synthetic",
-        "config": {"gamma": 4, "temperature": 1.0},
+        "config": {"gamma": 4, "temperature": 1.0, "target": {"path": "shipped:target"}, "drafter": {}},
         "provenance": {
             **{"git_sha": "0" * 40, "dirty": False, "versions": {"python": "3.11"}, "device": "cpu", "cpu": "x86_64"},
             **{"threads": 1, "argv": [], "started": "2026-01-01T00:00:00+00:00", "seconds": 1.0},
@@ -25,7 +25,7 @@ def facts(**changes: Any) -> Facts:
         "peak_bytes_per_second": 2e10,
         "memory": {"peak_bytes": 3e8, "weights_bytes": 1.1e8, "kv_bytes": 1e6},
         "seconds": {"load": 1.0, "plain": 2.0, "speculative": 1.0},
-        "choices": {"target": "stdlib", "drafter": "stdlib"},
+        "choices": {"target": "stdlib", "drafter": "stdlib", "gamma_policy": "fixed"},
     }
     return Facts(**known | changes)
 

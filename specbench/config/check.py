@@ -183,7 +183,7 @@ def memory_needed(
     activations = activation_bytes(checked, context, models, inputs, columns)
     free = free_bytes(context.device)
     sentence = (
-        f"memory: weights {decimal(weights)}, keys and values {decimal(kv)} ({rows} rows of {columns:,} tokens), "
+        f"memory: weights {decimal(weights)}, keys and values {decimal(kv)} ({rows} x {columns:,} tokens), "
         f"activations about {decimal(activations)}; {decimal(free)} free on {context.device}"
     )
     needed = weights + kv + activations

@@ -20,6 +20,8 @@ from specbench.report.tables import mean, number, ratio
 
 LINES = (MEASURED, THEORY, GAIN, "#8a63a8", LOSS, "#b58a1b", "#4aa3a2", INK)
 MOST_TICKS = 8  # beyond them matplotlib chooses
+RANKING = ["rank", "method", "speedup", "vs fastest", "p (Holm)"]  # columns of which the table of runs has not all
+Measured = tuple[str, float | None, Sequence[float] | None]  # a name, its speedup, and the ends of the interval
 
 
 def runs_table(runs: Sequence[Run]) -> pd.DataFrame:
@@ -85,26 +87,36 @@ def answer(sentence: str, runs: Sequence[Run], frame: Any, folder: Path) -> None
 
 
 def compared_headline(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The fastest method, whether it gains on plain decoding, and how many methods it is not distinguished from."""
-    sentence = fastest([(row["method"], row["speedup"], row["speedup_ci95"]) for row in rows], "methods")
-    alike = sum(row["rank"] == 1 for row in rows) - 1
-    return sentence + (f"; not distinguished from {alike} of the others" if alike else "")
+    """The fastest method, whether it gains on plain decoding, and which methods it is not distinguished from."""
+    measured = [(row["method"], row["speedup"], row["speedup_ci95"]) for row in rows]
+    name, _, _ = best_of(measured)
+    alike = ", ".join(row["method"] for row in rows if row["rank"] == 1 and row["method"] != name)
+    return fastest(measured, "methods") + (f"; not distinguished from it: {alike}" if alike else "")
 
 
 def sweep_headline(runs: Sequence[Run]) -> str:
-    """The run with the largest speedup."""
-    speedups = [(run.label, run.results["speedup"]) for run in runs]
-    return fastest([(label, own["measured"], own["ci95"]) for label, own in speedups], "runs")
+    """The run with the largest speedup, and how many others have intervals that overlap its own."""
+    rows = [(run.label, own["measured"], own["ci95"]) for run in runs if (own := run.results["speedup"])]
+    name, _, ends = best_of(rows)
+    others = [row[2] for row in rows if row[0] != name and row[2] is not None]
+    overlaps = 0 if ends is None else sum(other[1] >= ends[0] for other in others)
+    return fastest(rows, "runs") + (f"; intervals of {overlaps} others overlap" if overlaps else "")
 
 
-def fastest(rows: Sequence[tuple[str, float | None, Sequence[float] | None]], what: str) -> str:
-    """The largest of several speedups of `what` with names and intervals that is shown to be a gain, or of all."""
+def best_of(rows: Sequence[Measured]) -> Measured:
+    """The largest speedup that is shown to be a gain, or of all if none is."""
     gains = [row for row in rows if row[2] is not None and row[2][0] > 1]
-    name, speedup, interval = max(gains or rows, key=lambda row: row[1] or 0.0)
-    said = f"Largest gain on plain decoding of {len(rows)} {what}"
+    return max(gains or rows, key=lambda row: row[1] or 0.0)
+
+
+def fastest(rows: Sequence[Measured], what: str) -> str:
+    """`best_of` several speedups of `what`, in words."""
+    name, speedup, ends = best_of(rows)
+    gains = ends is not None and ends[0] > 1
+    said = f"Fastest of {len(rows)} {what}"
     if not gains:
-        said = f"None of {len(rows)} {what} is shown to gain on plain decoding; largest"
-    return f"{said}: {name}, {ratio(speedup, interval)}"
+        said = f"None of {len(rows)} {what} is shown to gain on plain decoding; fastest"
+    return f"{said}: {name}, {ratio(speedup, ends)} over plain decoding"
 
 
 def write_page(folder: Path) -> Path:
@@ -136,16 +148,20 @@ def comparison_page(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], titl
     bars = [(row["method"], row["speedup"], row["speedup_ci95"], predicted.get(row["method"])) for row in rows]
     places = {row["method"]: place for place, row in enumerate(rows)}
     ordered = sorted(runs, key=lambda run: places.get(run.label, len(rows)))
-    shown = {"Ranking": comparison(rows), "Runs": runs_table(ordered)}
+    shown = {"Ranking": comparison(rows)[RANKING], "Runs": runs_table(ordered)}
     shown["By category"] = tables.by_category(ordered)
     answers, notes = (compared_headline(rows), verdicts(runs)), ordered[0].results["notes"]
     return page.rendered({"Speedup": speedups(bars)}, shown, runs, title=title, answer=answers, notes=notes)
 
 
 def verdicts(runs: Sequence[Run]) -> str:
-    """How many runs have which verdict."""
+    """How many runs have which verdict, and what all runs have in common."""
     found = Counter(tables.verdict(run.results["lossless"]) for run in runs)
-    return "lossless: " + ", ".join(f"{number} of {len(runs)} {word}" for word, number in found.items())
+    said = "lossless: " + ", ".join(f"{number} of {len(runs)} {word}" for word, number in found.items())
+    configs = [run.results["config"] | {"target": run.results["config"]["target"]["path"]} for run in runs]
+    names = [name for name in ("target", "gamma", "temperature") if len({own[name] for own in configs}) == 1]
+    same = [*(f"{name} {configs[0][name]}" for name in names), f"{runs[0].results['counts']['prompts']} prompts"]
+    return f"{said}; {', '.join(same)}"
 
 
 def speedups(rows: Sequence[tuple[str, float | None, Sequence[float] | None, float | None]]) -> Figure:

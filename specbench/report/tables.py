@@ -44,6 +44,12 @@ def verdict(lossless: Mapping[str, Any]) -> str:
     return VERDICTS[lossless["passed"]]
 
 
+def unchanged(results: Mapping[str, Any]) -> str:
+    """What a passed verdict says of the text."""
+    greedy = results["config"]["temperature"] == 0
+    return "the text is plain decoding's" if greedy else "the output distribution is the target's"
+
+
 def bandwidth_share(results: Mapping[str, Any]) -> str:
     """What share of the measured memory bandwidth plain decoding reads, which says how strong a baseline it is."""
     read, peak = (results["bandwidth"][f"{name}_bytes_per_second"] for name in ("target", "measured_peak"))
@@ -93,7 +99,7 @@ def methods(run: Run) -> pd.DataFrame:
         {
             "method": "plain" if name == "baseline" else name,
             "tokens/s": number(throughput.get(f"{name}_tokens_per_second")),
-            "speculative over it": over,
+            "speedup over it": over,
             **{head: milliseconds(latency[key][name]) if name in latency[key] else "-" for head, key in waits.items()},
         }
         for name, over in ratios.items()
@@ -102,8 +108,8 @@ def methods(run: Run) -> pd.DataFrame:
 
 MEANING = {
     "theorem_3_8": "Theorem 3.8",
-    "tokens": "tokens per round, not equation 1's",
-    "drafting": "drafting, not g c",
+    "tokens": "tokens per round beside equation 1's",
+    "drafting": "drafting beside gamma c",
     "verify": "verification costs v, not 1",
     "rest": "the rest of a round costs o, not 0",
     "plain_rest": "the rest of a plain step",

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench.errors import visible
-from specbench.report.tables import TEXT_COLUMNS, bandwidth_share, mean, number, ratio, verdict
+from specbench.report.tables import TEXT_COLUMNS, bandwidth_share, mean, number, ratio, unchanged, verdict
 
 WIDTH = 140  # characters, where the output is not a terminal
 WIDEST_TEXT = 24  # characters of a text in a table, beyond which it is wrapped
@@ -55,9 +55,21 @@ def speedup_sentence(results: Mapping[str, Any]) -> str:
     return f"{what} plain decoding: {ratio(measured, interval)}{lossy}"
 
 
-def verdict_with_reason(lossless: Mapping[str, Any]) -> str:
-    """The verdict in a word or two, and why."""
-    return verdict(lossless) + (f" ({lossless['reason']})" if lossless["reason"] else "")
+def verdict_with_reason(results: Mapping[str, Any]) -> str:
+    """The verdict in a word or two, and what it means or why it is."""
+    lossless = results["lossless"]
+    why = lossless["reason"] or (unchanged(results) if lossless["expected"] and lossless["passed"] else "")
+    return verdict(lossless) + (f" ({why})" if why else "")
+
+
+def what_ran(results: Mapping[str, Any]) -> str:
+    """The drafter, the target and the settings that a result depends on most."""
+    config, choices = results["config"], results["details"]["choices"]
+    path, policy = config["drafter"].get("path"), choices["gamma_policy"]
+    drafter = choices["drafter"] + (f" ({path})" if path else "")
+    gamma = f"gamma {config['gamma']}" + ("" if policy == "fixed" else f" ({policy})")
+    prompts = f"{results['counts']['prompts']} prompts"
+    return f"{drafter} drafts for {config['target']['path']}, {gamma}, temperature {config['temperature']}, {prompts}"
 
 
 def summary(results: Mapping[str, Any], folder: Path) -> None:
@@ -66,6 +78,7 @@ def summary(results: Mapping[str, Any], folder: Path) -> None:
     peers = [f"{ratio(own['measured'], own['ci95'])} over {name}" for name, own in results["speedup_over"].items()]
     rates = results["throughput"]
     lines = {
+        "run": what_ran(results),
         "alpha": f"{mean(results['alpha'])}   block efficiency {mean(results['block_efficiency'])} tokens per call",
         "costs": f"c {number(cost['c'])}   v {number(cost['v'])}   o {number(cost['o'])}   in target steps of "
         f"{number(1e3 * (cost['target_step_seconds'] or 0))} ms",
@@ -73,7 +86,7 @@ def summary(results: Mapping[str, Any], folder: Path) -> None:
         f"{ratio(speedup['end_to_end'], speedup['end_to_end_ci95'])} with prefill",
         "tokens/s": f"{number(rates.get('speculative_tokens_per_second'))}, plain decoding "
         f"{number(rates.get('baseline_tokens_per_second'))}",
-        "lossless": verdict_with_reason(results["lossless"]),
+        "lossless": verdict_with_reason(results),
     }
     if peers:
         lines["peers"] = ", ".join(peers)

@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def commit() -> tuple[str | None, bool | None]:
         return None, None
 
 
+@cache  # runs of one process are compared
 def bytes_per_second(device: torch.device) -> float:
     """How fast the memory was read: the median of a few sums of a buffer that is larger than the caches."""
     cuda = device.type == "cuda"
