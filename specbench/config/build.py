@@ -41,7 +41,7 @@ class Parts:
     drafter: Drafter
     policy: GammaPolicy
     verifier: Verifier
-    decoding: Any  # a `config.decoding.Decoding`
+    decoding: Any  # a `config.compose.Decoding`
     prompts: Sequence[Prompt]
     rendered: Mapping[Prompt, Request]  # of prompts of one turn
     peers: Mapping[str, Any]  # by name

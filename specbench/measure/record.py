@@ -16,7 +16,7 @@ from typing_extensions import TypedDict  # that of Python 3.11 is not read by py
 from specbench.errors import ConfigError, first_line, shown
 from specbench.settings import LARGEST, LARGEST_GAMMA
 
-SCHEMA_VERSION = 2  # of the names in results.json
+SCHEMA_VERSION = 3  # of the names in results.json
 Status = Literal["complete", "interrupted"]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Some = Annotated[int, Field(ge=1, le=2**53)]

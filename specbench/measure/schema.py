@@ -1,4 +1,4 @@
-"""What results.json and comparison.json hold, names, types and bounds: nothing else is believed of others' files."""
+"""What results.json, comparison.json and lines of prompts.jsonl hold: nothing else is believed of others' files."""
 
 import json
 import math

@@ -117,7 +117,7 @@ class CachedModel(Component):
                 from specbench.models.triton_step import TritonStep
 
                 self.fused = TritonStep(self.module, self.mask)
-        except (AttributeError, TypeError, ValueError) as error:  # it lacks a part, or has another
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # it lacks a part, or has another
             self.without_kernels(first_line(error))
 
     def without_kernels(self, reason: str) -> None:

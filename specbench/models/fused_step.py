@@ -139,7 +139,8 @@ class FusedStep(ABC):
     @torch.no_grad()
     def _reads_no_position(self, layer: Any) -> bool:
         """Whether a layer's attention is the same at far positions, if rotated as at near ones. Some scale queries."""
-        x, near = self.table[None, :TEXT], torch.arange(TEXT, device=self.table.device)[None]
+        x = self.table[None, :TEXT]
+        near = torch.arange(x.shape[1], device=x.device)[None]
         turns = self.rotation(x, near)
         given = {"hidden_states": x, "position_embeddings": turns, "attention_mask": None}
         found = (layer.self_attn(**given, position_ids=positions)[0] for positions in (near, near + FAR))

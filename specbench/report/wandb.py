@@ -143,9 +143,13 @@ def config_columns(config: Mapping[str, Any], choices: Mapping[str, str]) -> dic
 
 def history(records: Sequence[Record]) -> list[dict[str, Any]]:
     """The rounds in the order of decoding, as W&B's flat records; times in milliseconds."""
+    import pandas as pd
+
     from specbench.measure.sums import rounds_frame
 
     frame = rounds_frame(records)
+    if frame.empty:
+        return []
     frame = frame[frame["method"] == "speculative"].reset_index(drop=True)
     rows = frame[["gamma", "accepted", "tokens"]].assign(
         number=frame.index,
@@ -154,7 +158,7 @@ def history(records: Sequence[Record]) -> list[dict[str, Any]]:
     )
     every = max(1, -(-len(rows) // MOST_ROUNDS))
     found = rows[::every].add_prefix("round/").to_dict("records")
-    return [{name: value for name, value in row.items() if value == value} for row in found]  # without NaN
+    return [{name: value for name, value in row.items() if pd.notna(value)} for row in found]
 
 
 def prompt_rows(records: Sequence[Record]) -> list[dict[str, Any]]:

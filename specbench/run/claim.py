@@ -114,6 +114,8 @@ def check_claim(path: Path, words: Sequence[str]) -> bool:
         terminal.show(f"Not run here, so that its numbers are compared with each other only: {missing}")
     known = [row for row in rows if (row["here"], row["why"]) != ("-", "-")]
     terminal.show(terminal.table(pd.DataFrame(known or rows)))
+    if known and len(known) < len(rows):
+        terminal.show(f"and {len(rows) - len(known)} numbers with nothing here to compare them with", "dim")
     terminal.show(f"claimed by {claim.source}", "dim")
     return fits
 

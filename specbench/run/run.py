@@ -164,12 +164,13 @@ def decode(cohorts: Sequence[Sequence[Method]], seconds: Seconds, report: Any) -
                     group.decode(batch)
                     done += len(batch.requests) * len(group.methods)
                     report(done, total, "decoding")
-        for group in groups:
-            for method in group.methods:
-                method.notes += group.requests.notes
     except KeyboardInterrupt:
         log.warning("interrupted after %d of %d requests: measuring what is there", done, total)
         return "interrupted"
+    finally:
+        for group in groups:
+            for method in group.methods:
+                method.notes += group.requests.notes
     return "complete"
 
 
@@ -332,7 +333,7 @@ def facts_of(method: Method, status: Status, known: Mapping[str, Any], seconds: 
         drafter_context=drafter.context if drafter.context < target.context and parts.policy.largest else None,
         begin=None if target.start_tokens is None else len(target.start_tokens),
         status=status,
-        notes=[*parts.notes, *method.notes, *waiting.notes, *target.executor.notes()],
+        notes=[*parts.notes, *method.notes, *waiting.notes, *target.executor.notes(), *unequal(models)],
         data=content_hash(parts.prompts),
         dtype=str(target.dtype).removeprefix("torch."),
         template=template,
@@ -341,3 +342,11 @@ def facts_of(method: Method, status: Status, known: Mapping[str, Any], seconds: 
         overrides=list(method.job.overrides),
         batch_invariant=target.batch_invariant(parts.root.batch_size, parts.policy.largest + 1, drafter),
     )  # fmt: skip
+
+
+def unequal(models: Sequence[LanguageModel]) -> list[str]:
+    """A note where layers of one model run in few operations or kernels, and those of another as they are written."""
+    written = [model.name for model in models if model.fused is None]
+    if not 0 < len(written) < len(models):
+        return []
+    return [f"{', '.join(written)} runs as it is written, the other in fewer operations, which c contains: see run.log"]

@@ -92,12 +92,14 @@ def test_a_stop_string_ends_a_peers_text_where_it_ends_the_runs(name):
 
 def test_only_calls_behind_a_forward_count():
     """transformers 5.17 also asks whether guesses would end the text, in front of the forward that judges them."""
-    module, watch = torch.nn.Linear(2, 2), Watch(torch.device("cpu"), 1, None)
+    strings = SimpleNamespace(find=lambda before, new: None)
+    module, watch = torch.nn.Linear(2, 2), Watch(torch.device("cpu"), 1, strings)
     with watch.steps_of(module):
-        watch(torch.zeros(1, 5), None)
-        assert watch.first == 0
-        module(torch.zeros(2))
-        watch(torch.zeros(1, 3), None)
+        for length, reads, known in ((5, False, 0), (3, True, 2), (9, False, 2), (4, True, 3)):
+            if reads:
+                module(torch.zeros(2))
+            watch(torch.zeros(1, length), None)
+            assert watch.known == known
     assert watch.first == 2 and not module._forward_pre_hooks
 
 

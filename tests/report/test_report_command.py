@@ -39,7 +39,7 @@ def test_the_page_of_a_run_is_made_again(sweep, capsys):
 def test_the_page_and_the_ranking_of_a_comparison(sweep, capsys):
     runs = files.read_all(sweep)
     rows = compare({run.label: run.records for run in runs})
-    content = {"schema_version": 2, "kind": "comparison", "rows": rows}
+    content = {"schema_version": 3, "kind": "comparison", "rows": rows}
     (sweep / files.COMPARISON).write_text(json.dumps(content))
     main([str(sweep)])
     assert "Ranking" in (sweep / files.PAGE).read_text()

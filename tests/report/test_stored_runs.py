@@ -58,7 +58,7 @@ def test_a_kill_while_writing_leaves_the_file_that_was_there(run, tmp_path, monk
         (None, "is not there"),
         (b"", "cannot be read"),
         (b"\xff\xfe\x00", "cannot be read"),
-        (b'{"schema_version": 2, "na', "cannot be read"),
+        (b'{"schema_version": 3, "na', "cannot be read"),
         (b"[1]", "not written by this version"),
         (b"3", "not written by this version"),
         (b'{"schema_version": 1}', "schema_version is 1"),
