@@ -40,6 +40,14 @@ def choose() -> None:
     if seconds >= SHORTEST and others > BUSY * seconds:
         os.environ["GOMP_SPINCOUNT"] = SPINS
         notes.append(
-            f"other processes used {others / seconds:.1f} cores when this one began: its threads wait for each other "
-            f"with GOMP_SPINCOUNT={SPINS}, which is slower on an idle machine and far faster beside others"
+            f"other processes used {others / seconds:.1f} cores when this one began, so that its threads give way to "
+            f"them (GOMP_SPINCOUNT={SPINS}): steps take longer than on an idle machine, measure again there"
         )
+
+
+def told() -> list[str]:
+    """Notes if other processes used this one's cores when it began, or have since specbench was imported."""
+    used, now = working()
+    others = (used - BEGUN[0]) / max(now - BEGUN[1], SHORTEST)
+    busy = f"other processes used {others:.1f} cores meanwhile: steps took longer, and intervals are wider"
+    return notes or ([busy] if others > BUSY else [])

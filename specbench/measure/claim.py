@@ -183,7 +183,7 @@ def compared(claimed: Figure, here: Figure, exact: bool = False) -> tuple[Answer
     why = f"difference {difference:+.1%} ± {half:.1%}"
     if abs(difference) > student(freedom, SURE) * stderr + max(EXACT, rounding):
         return "inconsistent", why
-    return ("cannot tell", f"too few prompts: {why}") if half > COARSE else ("consistent", why)
+    return ("cannot tell", f"too wide an interval: {why}") if half > COARSE else ("consistent", why)
 
 
 def judged(claim: Claim, results: Mapping[str, Any], records: Sequence[Record], same: bool) -> list[Judged]:

@@ -123,7 +123,7 @@ class CachedModel(Component):
     def without_kernels(self, reason: str) -> None:
         """From now on the module runs as it is written. Raises ConfigError if it must not."""
         if self.attention == "triton":
-            raise ConfigError(f"attention=triton is not possible for {self.name}: {reason}, use attention=sdpa")
+            raise ConfigError(f"attention=triton is not possible for {self.name}: {reason}, use attention=auto")
         level = logging.INFO if self.device.type == "cpu" else logging.WARNING
         log.log(level, "%s runs as it is written, and not layer by layer in few operations: %s", self.name, reason)
         self.fused = None

@@ -13,6 +13,7 @@ import matplotlib
 from jinja2 import Environment, FileSystemLoader, Template
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import blended_transform_factory
 
 from specbench.errors import visible
 from specbench.measure.record import Record
@@ -180,7 +181,8 @@ def legend(axes: Any, columns: int) -> None:
     """A legend above the axes, with each name once."""
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
-    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
+    middle = blended_transform_factory(axes.figure.transFigure, axes.transAxes)  # of the figure, which has more room
+    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "bbox_transform": middle}
     axes.legend(unique.values(), unique.keys(), ncols=columns, columnspacing=1.2, handlelength=1.2, **place)
 
 

@@ -13,12 +13,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from specbench.errors import visible
+from specbench.measure.compare import LEVEL
 from specbench.report import files, page, tables, terminal
 from specbench.report.files import Run
 from specbench.report.page import GAIN, INK, LOSS, MEASURED, STYLE, THEORY
 from specbench.report.tables import mean, number, ratio
 
 LINES = (MEASURED, THEORY, GAIN, "#8a63a8", LOSS, "#b58a1b", "#4aa3a2", INK)
+NOTES_SHOWN = 3  # on the terminal
 MOST_TICKS = 8  # beyond them matplotlib chooses
 RANKING = ["rank", "method", "speedup", "vs fastest", "p (Holm)"]  # columns of which the table of runs has not all
 Measured = tuple[str, float | None, Sequence[float] | None]  # a name, its speedup, and the ends of the interval
@@ -83,14 +85,21 @@ def answer(sentence: str, runs: Sequence[Run], frame: Any, folder: Path) -> None
     terminal.show(sentence, "bold")
     terminal.show(verdicts(runs))
     terminal.show(terminal.table(frame))
+    for note in notes_of(runs)[:NOTES_SHOWN]:
+        terminal.show(f"note: {note}", "dim")
     terminal.show(f"files: {folder}", "dim")
+
+
+def notes_of(runs: Sequence[Run]) -> list[str]:
+    """The notes of all runs, each once."""
+    return [*dict.fromkeys(note for run in runs for note in run.results["notes"])]
 
 
 def compared_headline(rows: Sequence[Mapping[str, Any]]) -> str:
     """The fastest method, whether it gains on plain decoding, and which methods it is not distinguished from."""
     measured = [(row["method"], row["speedup"], row["speedup_ci95"]) for row in rows]
     name, _, _ = best_of(measured)
-    alike = ", ".join(row["method"] for row in rows if row["rank"] == 1 and row["method"] != name)
+    alike = ", ".join(row["method"] for row in rows if (row["p_value"] or 0) >= LEVEL and row["method"] != name)
     return fastest(measured, "methods") + (f"; not distinguished from it: {alike}" if alike else "")
 
 
@@ -138,8 +147,8 @@ def sweep_page(runs: Sequence[Run], title: str) -> str:
     answers = sweep_headline(runs), verdicts(runs)
     drawn = {"Speedup": speedups(rows), "Speedup by setting": sweep_lines(runs)}
     shown = {"Runs": runs_table(runs), "By category": tables.by_category(runs)}
-    notes = ["Jobs of a sweep run at different times: python -m specbench.compare decodes each prompt by all in turn."]
-    return page.rendered(drawn, shown, runs, title=title, answer=answers, notes=notes)
+    first = "Jobs of a sweep run at different times: python -m specbench.compare decodes each prompt by all in turn."
+    return page.rendered(drawn, shown, runs, title=title, answer=answers, notes=[first, *notes_of(runs)])
 
 
 def comparison_page(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], title: str) -> str:
@@ -150,7 +159,7 @@ def comparison_page(rows: Sequence[Mapping[str, Any]], runs: Sequence[Run], titl
     ordered = sorted(runs, key=lambda run: places.get(run.label, len(rows)))
     shown = {"Ranking": comparison(rows)[RANKING], "Runs": runs_table(ordered)}
     shown["By category"] = tables.by_category(ordered)
-    answers, notes = (compared_headline(rows), verdicts(runs)), ordered[0].results["notes"]
+    answers, notes = (compared_headline(rows), verdicts(runs)), notes_of(ordered)
     return page.rendered({"Speedup": speedups(bars)}, shown, runs, title=title, answer=answers, notes=notes)
 
 
@@ -174,6 +183,8 @@ def speedups(rows: Sequence[tuple[str, float | None, Sequence[float] | None, flo
                 axes.plot(ends or (measured, measured), (y, y), linewidth=2, color=MEASURED)
             if predicted is not None:
                 axes.plot(predicted, y, "D", color=THEORY, markerfacecolor="none", label="Theorem 3.8")
+        largest = max([1.0, *(value for row in rows for value in (row[1], row[3]) if value is not None)])
+        axes.set_xlim(right=min(axes.get_xlim()[1], 1.5 * largest))  # a wide interval hides the other runs
         page.name_rows(axes, [row[0] for row in rows])
         page.legend(axes, 2)
         page.at_one(axes)

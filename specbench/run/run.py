@@ -333,7 +333,7 @@ def facts_of(method: Method, status: Status, known: Mapping[str, Any], seconds: 
         drafter_context=drafter.context if drafter.context < target.context and parts.policy.largest else None,
         begin=None if target.start_tokens is None else len(target.start_tokens),
         status=status,
-        notes=[*parts.notes, *method.notes, *waiting.notes, *target.executor.notes(), *unequal(models)],
+        notes=[*parts.notes, *method.notes, *waiting.told(), *target.executor.notes(), *unequal(models)],
         data=content_hash(parts.prompts),
         dtype=str(target.dtype).removeprefix("torch."),
         template=template,

@@ -34,3 +34,11 @@ def test_what_is_loaded_stays_as_it_is(monkeypatch):
     assert "torch" in sys.modules
     waiting.choose()
     assert "GOMP_SPINCOUNT" not in os.environ and not waiting.notes
+
+
+def test_a_note_says_that_other_processes_worked_meanwhile(monkeypatch):
+    monkeypatch.setattr(waiting, "notes", [])
+    monkeypatch.setattr(waiting, "BEGUN", (0.0, 0.0))
+    for used, noted in ((9.0, True), (1.0, False)):
+        monkeypatch.setattr(waiting, "working", lambda used=used: (used, 10.0))
+        assert bool(waiting.told()) == noted
