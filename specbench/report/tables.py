@@ -108,7 +108,7 @@ def methods(run: Run) -> pd.DataFrame:
 
 MEANING = {
     "theorem_3_8": "Theorem 3.8",
-    "tokens": "tokens per round beside equation 1's",
+    "tokens": "tokens per round / equation 1",
     "drafting": "drafting beside gamma c",
     "verify": "verification costs v, not 1",
     "rest": "the rest of a round costs o, not 0",
