@@ -75,3 +75,17 @@ def error(module, how, cache="static") -> float:
     found, right = forwards(model_of(module, how, cache, 2)), forwards(model_of(module, "sdpa", cache, 2))
     assert len(found) == len(right) >= 4
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, right, strict=True))
+
+
+def error_of_hidden_states(module, how, layers) -> float:
+    """As `error`, of the hidden states of these layers that two forwards note."""
+    found = []
+    for way in (how, "sdpa"):
+        model = model_of(module, way)
+        with model.noting(layers) as hidden:
+            read(model, [TEXT[:8]], [0])
+            read(model, [TEXT[8:10]], [8])
+        assert len(hidden) == 2 and "forward" not in vars(model.module.lm_head)
+        found.append(torch.cat(hidden, 1))
+    assert found[0].shape == (1, 10, module.config.hidden_size * max(1, len(layers)))
+    return float((found[0] - found[1]).abs().max() / found[1].abs().max())

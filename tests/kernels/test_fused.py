@@ -9,7 +9,7 @@ import llama_layers
 import pytest
 import torch
 from decoder_cases import CACHES
-from llama_layers import CHAIN, PARENTS, TEXT, error, read
+from llama_layers import CHAIN, PARENTS, TEXT, error, error_of_hidden_states, read
 from small_runs import parts_of, run
 
 pytest.importorskip("triton")
@@ -193,16 +193,7 @@ def test_compiled_functions_and_attention_sdpa_run_the_module():
 
 @pytest.mark.parametrize("layers", [(), (0, 1, 2)])
 def test_hidden_states_are_those_of_the_module(layers):
-    module, found = tiny("llama"), []
-    for how in ("triton", "sdpa"):
-        model = model_of(module, how)
-        with model.noting(layers) as hidden:
-            read(model, [TEXT[:8]], [0])
-            read(model, [TEXT[8:10]], [8])
-        assert len(hidden) == 2 and "forward" not in vars(model.module.lm_head)
-        found.append(torch.cat(hidden, 1))
-    assert found[0].shape == (1, 10, 48 * max(1, len(layers)))
-    assert float((found[0] - found[1]).abs().max() / found[1].abs().max()) < 1e-5
+    assert error_of_hidden_states(tiny("llama"), "triton", layers) < 1e-5
 
 
 @pytest.mark.slow

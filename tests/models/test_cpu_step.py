@@ -3,7 +3,7 @@
 import pytest
 import torch
 from decoder_cases import CACHES
-from llama_layers import TEXT, error, made, model_of, read, tiny
+from llama_layers import TEXT, error, error_of_hidden_states, made, model_of, read, tiny
 from small_runs import parts_of
 
 from specbench.executors.half_linear import joined
@@ -50,16 +50,7 @@ def test_faults_of_a_cpu_are_seen(fault, monkeypatch):
 
 @pytest.mark.parametrize("layers", [(), (0, 1, 2)])
 def test_hidden_states_are_those_of_the_module(layers):
-    module, found = tiny("llama"), []
-    for how in ("auto", "sdpa"):
-        model = model_of(module, how)
-        with model.noting(layers) as hidden:
-            read(model, [TEXT[:8]], [0])
-            read(model, [TEXT[8:10]], [8])
-        assert len(hidden) == 2 and "forward" not in vars(model.module.lm_head)
-        found.append(torch.cat(hidden, 1))
-    assert found[0].shape == (1, 10, 48 * max(1, len(layers)))
-    assert float((found[0] - found[1]).abs().max() / found[1].abs().max()) < 1e-5
+    assert error_of_hidden_states(tiny("llama"), "auto", layers) < 1e-5
 
 
 def test_an_early_exit_with_a_trained_head_has_the_logits_of_the_module():
