@@ -43,7 +43,7 @@ class CpuStep(FusedStep):
         x = words if words.is_floating_point() else F.embedding(words, self.table)
         places = places_of(first, words.shape[1], visible, tree)
         cache.place(places.slots, visible, row)
-        turns, masks = self._turns(places.positions, cache.capacity), self._masks(places)
+        turns, masks = self._turns(places.positions, cache.capacity).chunk(2, -1), self._masks(places)
         hidden = [x]
         for layer, products in zip(self.layers, self.products, strict=True):
             hidden.append(self._layer(layer, *products, hidden[-1], turns, masks[layer.window], cache))
@@ -73,18 +73,17 @@ class CpuStep(FusedStep):
         return F.embedding(positions, self.turns)[:, :, None]
 
     def _layer(
-        self, layer: Layer, projections: Sequence[Any], gates: Sequence[Any], x: Tensor, turns: Tensor, mask: Tensor,
-        cache: Any,
+        self, layer: Layer, projections: Sequence[Any], gates: Sequence[Any], x: Tensor, turns: Sequence[Tensor],
+        mask: Tensor, cache: Any,
     ) -> Tensor:  # fmt: skip
-        """x [b, N, H] behind a layer; `turns` are the cosines and sines [b, N, 1, 2 D] of the tokens' positions."""
+        """x [b, N, H] behind a layer; `turns` are the cosines and sines [b, N, 1, D] of the tokens' positions."""
         (b, N, _), (heads, key_heads, _), D = x.shape, self.heads, layer.size
         made = times(projections, x, layer.before).view(b, N, -1, D)
         values, turned = made[:, :, heads + key_heads :], made[:, :, : heads + key_heads]
         if layer.norms is not None:
             parts = zip(turned.split((heads, key_heads), 2), layer.norms, strict=True)
             turned = torch.cat([F.rms_norm(part, (D,), *norm) for part, norm in parts], 2)
-        cosines, sines = turns.chunk(2, -1)
-        turned = torch.addcmul(turned * cosines, turned.roll(D // 2, -1), sines).transpose(1, 2)
+        turned = torch.addcmul(turned * turns[0], turned.roll(D // 2, -1), turns[1]).transpose(1, 2)
         keys, values = cache.update(turned[:, heads:], values.transpose(1, 2), layer.number)
         q = turned[:, :heads].reshape(b, key_heads, -1, D)
         mixed = F.scaled_dot_product_attention(q, keys, values, mask, scale=layer.scale)

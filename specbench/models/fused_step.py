@@ -189,12 +189,13 @@ class FusedStep(ABC):
         length; None if by rounding. Unlike logits, keys show any other rotation. `model` has no cache."""
         ids = torch.arange(TEXT, device=self.table.device)[None] % len(self.table)
         stored: list[list[Tensor]] = []
-        for model.fused in (self, None, self):
+        for model.fused in (self, None):
             model.allocate(1, TEXT)
             visible = model.rollback_to([0], TEXT)
             model.forward(ids, torch.zeros(1, dtype=torch.long, device=ids.device), visible, keep_logits=1)
             stored.append([t.float() for t in model.cache.tensors() if t.is_floating_point()])
             model.free()
-        pairs = zip(*stored[:2], strict=True)
+        model.fused = self
+        pairs = zip(*stored, strict=True)
         worst = float(torch.stack([(ours - theirs).norm() / theirs.norm() for ours, theirs in pairs]).max())
         return None if worst <= ROUNDING[self.table.dtype] else f"keys or values differ by {worst:.1g}"

@@ -1,5 +1,7 @@
 """Llama-like layers on a CPU in few operations, against the modules of transformers."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from decoder_cases import CACHES
@@ -10,6 +12,7 @@ from specbench.executors.half_linear import joined
 from specbench.models import cpu_step, reference_forward
 from specbench.models.cpu_step import CpuStep
 from specbench.models.fused_step import Norm
+from specbench.run.run import unequal
 
 
 @pytest.mark.parametrize("bits", [16, 32])
@@ -72,6 +75,12 @@ def test_other_modules_run_as_they_are_written(kind):
     model = made(tiny(kind, **more.get(kind, {})), "auto", CACHES["static"])
     reference_forward.reads_trees(model, "tiny")
     assert model.fused is None
+
+
+def test_models_that_run_in_unequal_ways_are_noted():
+    written, stepped = SimpleNamespace(name="small", fused=None), SimpleNamespace(name="large", fused=object())
+    assert unequal([stepped]) == unequal([written, written]) == unequal([stepped, stepped]) == []
+    assert unequal([stepped, written])[0].startswith("small runs as it is written")
 
 
 def test_vocabularies_smaller_than_what_is_tried_are_no_reason_not_to_load():
