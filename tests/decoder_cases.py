@@ -96,13 +96,9 @@ class DigitTokenizer:
 
 
 def adapted(
-    module: torch.nn.Module,
-    sampling: Sampling = SAMPLED,
-    cache: str | Callable[[int, int], SlotCache] = "static",
-    executor: Executor | None = None,
-    tokens: int = V,
-    vocab_size: int | None = None,
-) -> LanguageModel:
+    module: torch.nn.Module, sampling: Sampling = SAMPLED, cache: str | Callable[[int, int], SlotCache] = "static",
+    executor: Executor | None = None, tokens: int = V, vocab_size: int | None = None,
+) -> LanguageModel:  # fmt: skip
     """A module behind the ordinary adapter. Its tokenizer knows so many `tokens`."""
     new_cache = CACHES[cache] if isinstance(cache, str) else cache
     return LanguageModel(module, DigitTokenizer(tokens), name="tiny", sampling=sampling, new_cache=new_cache,
@@ -110,14 +106,10 @@ def adapted(
 
 
 def tabular_model(
-    table: torch.Tensor,
-    sampling: Sampling,
-    cache: str | Callable[[int, int], SlotCache] = "static",
-    context: int = 64,
-    executor: Executor | None = None,
-    device: torch.device | None = None,
+    table: torch.Tensor, sampling: Sampling, cache: str | Callable[[int, int], SlotCache] = "static",
+    context: int = 64, executor: Executor | None = None, device: torch.device | None = None,
     vocab_size: int | None = None,
-) -> LanguageModel:
+) -> LanguageModel:  # fmt: skip
     """An order-2 Markov chain behind the ordinary adapter."""
     module = TabularMarkov(table, context=context).to(device)
     return adapted(module, sampling, cache, executor, vocab_size=vocab_size)

@@ -45,11 +45,16 @@ class SimulatedGraphs(CudaGraphExecutor):
             found = function()
         return found
 
+    def mark(self, stage):
+        self.marks.append((stage, None))
+
     def capture(self, function):
         tape = Tape()
-        with tape:
-            function()
-        tape.undo()
+        try:
+            with tape:
+                function()
+        finally:
+            tape.undo()
         tape.made, self.left = tape.made + self.left, []
         self.tapes.append(tape)
         number = len(self.tapes)
@@ -75,6 +80,7 @@ class Rerun(CudaGraphExecutor):
     """As on CUDA, but a graph is its function, run again."""
 
     needs_cuda = False
+    mark = SimulatedGraphs.mark
 
     def warm_up(self, function):
         return function()

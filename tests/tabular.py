@@ -37,14 +37,9 @@ class TabularMarkov(nn.Module):
         self.config._attn_implementation = name
 
     def forward(
-        self,
-        attention_mask: Tensor | None = None,
-        past_key_values=None,
-        input_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        logits_to_keep: int = 0,
-        **unused,
-    ) -> SimpleNamespace:
+        self, attention_mask: Tensor | None = None, past_key_values=None, input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None, logits_to_keep: int = 0, **unused,
+    ) -> SimpleNamespace:  # fmt: skip
         """input_ids [B, N] or inputs_embeds [B, N, 1], attention_mask [B, 1, N, columns] -> .logits
         [B, N or kept, V]. Without a mask, as transformers calls it: the text as it stands."""
         if attention_mask is None:

@@ -49,13 +49,9 @@ class BeamRound:
 
 
 def decode_beams(
-    target: LanguageModel,
-    drafter: LanguageModel | None,
-    rules: BeamRules,
-    jobs: abc.Sequence[Sequence],
-    columns: int,
+    target: LanguageModel, drafter: LanguageModel | None, rules: BeamRules, jobs: abc.Sequence[Sequence], columns: int,
     gamma: int,
-) -> tuple[list[Text], list[FoundBeams]]:
+) -> tuple[list[Text], list[FoundBeams]]:  # fmt: skip
     """Decodes jobs through one row of `columns` columns, with gamma levels of guesses of a drafter, or plainly (None).
     Returns the best text of each, and all beams."""
     clock = Timer(target.device)
@@ -77,14 +73,9 @@ def decode_beams(
 
 
 def _search(
-    model: LanguageModel,
-    drafting: LanguageModel | None,
-    rules: BeamRules,
-    job: Sequence,
-    columns: int,
-    gamma: int,
+    model: LanguageModel, drafting: LanguageModel | None, rules: BeamRules, job: Sequence, columns: int, gamma: int,
     clock: Timer,
-) -> tuple[list[BeamRound], FoundBeams]:
+) -> tuple[list[BeamRound], FoundBeams]:  # fmt: skip
     """The rounds of one request, and what they found."""
     prompt, stops = list(job.tokens), frozenset(model.stop_tokens)
     search = Search(rules, prompt[-1], stops, job.limit - len(prompt), model.device, model.forced_tokens)

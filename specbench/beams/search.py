@@ -72,14 +72,9 @@ class Search:
     `levels` counts the tokens of each. When it is `over`, `finished` are the w best hypotheses, best first."""
 
     def __init__(
-        self,
-        rules: BeamRules,
-        last: int,
-        stop_tokens: frozenset[int],
-        limit: int,
-        device: torch.device,
+        self, rules: BeamRules, last: int, stop_tokens: frozenset[int], limit: int, device: torch.device,
         forced: int = 0,
-    ):
+    ):  # fmt: skip
         """`last` is the prompt's last token, `limit` the most new tokens. `forced` tokens of the prompt count for the
         length of a hypothesis, as those that generate() forces do."""
         self.rules, self.stop_tokens, self.limit, self.forced = rules, stop_tokens, limit, forced

@@ -77,6 +77,8 @@ class PagedCache(SlotCache):
     """Keys and values in a pool [(blocks + 1) * block_size, heads, head size] per layer. A module's attention reads a
     copy of the visible columns; kernels read the pool itself, through the block table."""
 
+    shares = True
+
     class Settings(BaseSettings):
         block_size: int = Field(ge=1, le=2**16)
         blocks: int | None = Field(ge=1, le=2**31)

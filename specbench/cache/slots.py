@@ -30,6 +30,7 @@ class SlotCache(Component, Cache):
     """Keys and values of `rows` rows, `capacity` columns each; a column is a position."""
 
     fixed_shapes: ClassVar[bool] = True  # whether its tensors keep their shapes, which compiled code needs
+    shares: ClassVar[bool] = False  # whether prompts that begin alike are read once
 
     def __init__(self, rows: int, columns: int):
         Cache.__init__(self, layers=[])  # a subclass may have other caches of transformers as bases

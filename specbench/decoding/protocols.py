@@ -16,9 +16,9 @@ from specbench.decoding.state import State
 class Executor(Protocol):
     """How functions of tensors run; see `specbench.executors.base`."""
 
-    @property
-    def fixed_shapes(self) -> bool:
-        """Whether drafts are padded to one width, so that few shapes occur."""
+    fixed_shapes: bool
+    whole_rounds: bool
+    marks: abc.Sequence[tuple[Any, Any]]
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A faster version of a function of tensors."""
@@ -76,6 +76,9 @@ class Drafter(Protocol):
     def needs_hidden(self) -> bool: ...
     def begin(self, state: State, stop: Any = None) -> None: ...
     def propose(self, state: State, gamma: list[int]) -> Draft: ...
+    def whole_round(
+        self, state: State, target: Any, verifier: Any, gamma: list[int]
+    ) -> tuple[Draft, Scores, Verdict, Tensor] | None: ...
     def steps(self, gamma: list[int]) -> int: ...
     def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None: ...
 

@@ -25,17 +25,15 @@ class Scheduler:
     """Admits requests to the rows of both decoding loops; `sequences` are copies of those given, which it decodes.
     `models` are those with a cache: the target, and the drafter's if it has one. Before each round at most about
     `prefill_chunk` prompt tokens are read. `spare` cache columns beyond a limit take the guesses of the last round.
-    `arrivals`, in seconds from the first call and in order, says when each request arrives. Without it all are there at
-    once, and the longest go first, so that rows beside each other are alike."""
+    With `alone` no request changes how another's prompt is read, to the bit. `arrivals`, in seconds from the first call
+    and in order, says when each request arrives. Without it all are there at once, and the longest go first, so that
+    rows beside each other are alike."""
 
     def __init__(
-        self,
-        sequences: Iterable[Sequence],
-        models: "abc.Sequence[Model]",
-        prefill_chunk: int,
-        spare: int,
-        arrivals: Iterable[float] | None = None,
-    ):
+        self, sequences: Iterable[Sequence], models: "abc.Sequence[Model]", prefill_chunk: int, spare: int,
+        arrivals: Iterable[float] | None = None, alone: bool = False,
+    ):  # fmt: skip
+        self.alone = alone
         self.sequences = [sequence.fresh(number) for number, sequence in enumerate(sequences)]
         self.models, self.prefill_chunk, self.spare = models, prefill_chunk, spare
         self.coming: list[Sequence] = []  # those that have not arrived, in order
@@ -130,7 +128,8 @@ class Scheduler:
 
     def _read(self, state: State, clock: Clock) -> None:
         """Reads at most about `prefill_chunk` prompt tokens; for all rows together if they all begin."""
-        if len(self.reading) == state.batch_size and not any(any(model.cached) for model in self.models):
+        all_begin = len(self.reading) == state.batch_size and not any(any(model.cached) for model in self.models)
+        if all_begin and not self.alone:
             for row in self.reading:
                 self._encode(state, row, clock)
             for model in self.models:
@@ -144,7 +143,7 @@ class Scheduler:
             budget -= self._encode(state, row, clock)
             end = state.at(row).prompt_length - 1
             begin = min(model.cached[row] for model in self.models)
-            upto = min(end, begin + budget)
+            upto = min(end, begin + (self.prefill_chunk if self.alone else budget))
             for model in self.models:
                 if model.cached[row] < upto:
                     model.read(state, row, model.cached[row], upto)

@@ -32,16 +32,9 @@ def any_active(state: State, clock: Clock) -> bool:
 
 
 def decode_speculative(
-    state: State,
-    target: "Target",
-    drafter: "Drafter",
-    policy: "GammaPolicy",
-    verifier: "Verifier",
-    clock: Clock,
-    after_round: RoundHook = ignore,
-    admit: Admit = any_active,
-    begin: bool = True,
-) -> State:
+    state: State, target: "Target", drafter: "Drafter", policy: "GammaPolicy", verifier: "Verifier", clock: Clock,
+    after_round: RoundHook = ignore, admit: Admit = any_active, begin: bool = True,
+) -> State:  # fmt: skip
     """Repeats Algorithm 1 until `admit`, which may give rows to requests, returns False; returns the state. For every
     active row the target's cache must hold all committed tokens but the last. Without `begin` the drafter goes on."""
     drafter.widths = sorted(policy.widths) if target.executor.fixed_shapes else ()  # few shapes to compile or capture
@@ -49,14 +42,7 @@ def decode_speculative(
         drafter.begin(state, policy.stop)
     clock.start()
     while admit(state, clock):
-        gamma = choose_gamma(policy, state, drafter.context)
-        draft = propose(drafter, state, gamma)  # sample x_1 .. x_gamma from M_q autoregressively
-        clock.end(Stage.DRAFT)
-
-        scores = target.score(state, draft, drafter.needs_hidden)  # run M_p in parallel: p_1(x) .. p_{gamma+1}(x)
-        clock.end(Stage.VERIFY)
-
-        verdict, kept = accept_and_append(state, scores.p, draft, verifier.under(state), target.executor)  # n, t ~ p'
+        draft, scores, verdict, kept = one_round(state, target, drafter, policy, verifier.under(state), clock)
         root = state.length - kept - 1
         target.rollback(state, draft, verdict, scores, root)  # moves a tree's path; a chain's next call overwrites
         drafter.rollback(state, draft, verdict, scores, root)
@@ -71,6 +57,25 @@ def decode_speculative(
         clock.end(Stage.RECORD)
         clock.start()
     return state
+
+
+def one_round(
+    state: State, target: "Target", drafter: "Drafter", policy: "GammaPolicy", verifier: "Verifier", clock: Clock
+) -> tuple[Draft, Scores, Verdict, Tensor]:
+    """One round of Algorithm 1, without the rollbacks; returns the tokens kept [B] too."""
+    gamma = choose_gamma(policy, state, drafter.context)
+    if policy.constant and target.executor.whole_rounds and state.stop_strings is None:
+        found = drafter.whole_round(state, target, verifier, gamma)
+        if found is not None:
+            for stage, event in target.executor.marks:
+                clock.end(stage, event)
+            return found
+    draft = propose(drafter, state, gamma)  # sample x_1 .. x_gamma from M_q autoregressively
+    clock.end(Stage.DRAFT)
+    scores = target.score(state, draft, drafter.needs_hidden)  # run M_p in parallel: p_1(x) .. p_{gamma+1}(x)
+    clock.end(Stage.VERIFY)
+    verdict, kept = accept_and_append(state, scores.p, draft, verifier, target.executor)  # n, t ~ p'
+    return draft, scores, verdict, kept
 
 
 def choose_gamma(policy: "GammaPolicy", state: State, context: int) -> list[int]:
@@ -111,13 +116,9 @@ def accept_and_commit(
 
 
 def decode_autoregressive(
-    state: State,
-    target: "Target",
-    verifier: "Verifier",
-    clock: Clock,
-    after_round: RoundHook = ignore,
+    state: State, target: "Target", verifier: "Verifier", clock: Clock, after_round: RoundHook = ignore,
     admit: Admit = any_active,
-) -> State:
+) -> State:  # fmt: skip
     """Plain decoding, the baseline of every speedup, through the same model, cache, executor, sampler and clock.
 
     Decodes one token per active row and step until `admit`, which may give rows to requests, returns False; returns the

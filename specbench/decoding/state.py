@@ -27,12 +27,9 @@ class State:
 
     @staticmethod
     def idle(
-        rows: int,
-        width: int,
-        stop_tokens: Iterable[int],
-        device: torch.device,
+        rows: int, width: int, stop_tokens: Iterable[int], device: torch.device,
         stop_strings: "StopStrings | None" = None,
-    ) -> "State":
+    ) -> "State":  # fmt: skip
         """A state of `rows` idle rows of `width` columns, without requests."""
         tokens = torch.zeros(rows, width, dtype=torch.long, device=device)
         length, done = tokens.new_ones(rows), tokens.new_ones(rows, dtype=torch.bool)
@@ -42,12 +39,9 @@ class State:
 
     @staticmethod
     def start(
-        sequences: Iterable[Sequence],
-        stop_tokens: Iterable[int],
-        spare: int,
-        device: torch.device,
+        sequences: Iterable[Sequence], stop_tokens: Iterable[int], spare: int, device: torch.device,
         stop_strings: "StopStrings | None" = None,
-    ) -> "State":
+    ) -> "State":  # fmt: skip
         """A state in which every request has a row and decodes at once. `spare` columns beyond the longest limit take
         the guesses of rows that are done."""
         own = {row: sequence.fresh(row) for row, sequence in enumerate(sequences)}

@@ -30,8 +30,8 @@ class Clock:
     def start(self) -> None:
         """Begins a new round."""
 
-    def end(self, stage: Stage) -> None:
-        """Adds the time since the last mark to a stage of this round."""
+    def end(self, stage: Stage, event: Any = None) -> None:
+        """Adds the time since the last mark to a stage of this round, which ended at this event of CUDA, or now."""
 
     def now(self) -> float:
         """Seconds of a clock that stands still while a round is recorded: requests arrive and wait by it."""
@@ -48,26 +48,31 @@ class Mark(NamedTuple):
 
 class Timer(Clock):
     """Measures the stages of one round after another, in seconds. On CUDA an event is recorded at the end of each and
-    read only in `rounds`, so that no stage waits; recording and prefill are waited for before the next stage."""
+    read only between rounds, so that no stage waits; recording and prefill are waited for before the next stage."""
 
     def __init__(self, device: torch.device):
         self._device, self._cuda = device, device.type == "cuda"
-        self._rounds: list[list[Mark]] = []
+        self._rounds: list[dict[Stage, float]] = []  # those that are over
+        self._marks: list[Mark] = []  # of the round that has begun
         self._recorded = 0.0  # seconds of the host's clock that recording has taken
 
     def start(self) -> None:
         self._wait()
-        last = self._rounds[-1] if self._rounds else []
-        if last and last[-1].stage is Stage.RECORD:  # the device's part of it is done now, after a wait
-            self._recorded += time.perf_counter() - last[-2].host
-        self._rounds.append([])
-        self._mark(Stage.HOST)
+        if self._marks:
+            if self._marks[-1].stage is Stage.RECORD:  # the device's part of it is done now, after a wait
+                self._recorded += time.perf_counter() - self._marks[-2].host
+            self._rounds.append(_seconds(self._marks))  # now: a graph's events are recorded again in the next round
+        self._marks = []
+        self.end(Stage.HOST)
 
-    def end(self, stage: Stage) -> None:
+    def end(self, stage: Stage, event: Any = None) -> None:
         """As in the base class. Prompts are read to the end before the next stage begins."""
         if stage in (Stage.PREFILL, Stage.DRAFTER_PREFILL):
             self._wait()
-        self._mark(stage)
+        if self._cuda and event is None:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(self._device))
+        self._marks.append(Mark(stage, time.perf_counter(), event))
 
     def now(self) -> float:
         """Seconds of the host's clock, without what recording took in the rounds before this one."""
@@ -76,14 +81,7 @@ class Timer(Clock):
     def rounds(self) -> list[dict[Stage, float]]:
         """Seconds by stage, one dict per round, by the device's clock if it has one; waits for the device."""
         self._wait()
-        return [_seconds(marks) for marks in self._rounds]
-
-    def _mark(self, stage: Stage) -> None:
-        event = None
-        if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record(torch.cuda.current_stream(self._device))
-        self._rounds[-1].append(Mark(stage, time.perf_counter(), event))
+        return [*self._rounds, _seconds(self._marks)] if self._marks else []
 
     def _wait(self) -> None:
         if self._cuda:

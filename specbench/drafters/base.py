@@ -13,6 +13,7 @@ from specbench.models.language_model import LanguageModel
 from specbench.models.load import Context
 from specbench.policies.base import GammaPolicy
 from specbench.settings import BaseSettings, Component, Temperature, TopK, TopP
+from specbench.verifiers.base import Verifier
 
 UNLIMITED = 2**63 - 1  # tokens: the context of a drafter without a limit of its own
 
@@ -83,6 +84,13 @@ class Drafter(Component, ABC):
     def propose(self, state: State, gamma: list[int]) -> Draft:
         """Drafts at most gamma[b] levels of guesses for row b. If no row has a guess, the draft is empty and the round
         is a plain one-token step."""
+
+    def whole_round(
+        self, state: State, target: Any, verifier: Verifier, gamma: list[int]
+    ) -> tuple[Draft, Scores, Verdict, Tensor] | None:
+        """A round of Algorithm 1 by one call of a captured function: its draft, scores, verdict, and the tokens kept
+        [B], which `state` knows too. None, by default, if it has to be several."""
+        return None
 
     def steps(self, gamma: list[int]) -> int:
         """The depth at which to draft gamma[b] levels for row b: the largest of them or, so that few shapes occur, the

@@ -6,11 +6,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from specbench.decoding.draft import Draft
+from specbench.decoding.draft import Draft, Scores, Verdict
 from specbench.decoding.noise import PROPOSAL
 from specbench.decoding.rows import Rows, all_rows, last_tokens, seen_tokens, window
 from specbench.decoding.sampling import draw
+from specbench.decoding.speculative import accept_and_commit
 from specbench.decoding.state import State
+from specbench.decoding.timer import Stage
 from specbench.decoding.token_tree import Tree
 from specbench.decoding.transfers import counts
 from specbench.drafters.base import Drafter, OwnSampling
@@ -18,6 +20,7 @@ from specbench.errors import ConfigError
 from specbench.models.language_model import LanguageModel
 from specbench.models.load import Context, PretrainedModel
 from specbench.policies.base import GammaPolicy, Signal
+from specbench.verifiers.base import Verifier
 
 
 class ModelSettings(PretrainedModel.Settings, OwnSampling):
@@ -91,7 +94,12 @@ class ModelDrafter(Drafter):
         self.stop = stop
         self.model.allocate(state.batch_size, state.tokens.shape[1])
 
+    def ready(self, state: State, gamma: list[int]) -> list[int]:
+        """Called first in a round; returns gamma, 0 in rows for which it cannot draft yet."""
+        return gamma
+
     def propose(self, state: State, gamma: list[int]) -> Draft:
+        gamma = self.ready(state, gamma)
         steps = self.steps(gamma)
         if steps == 0:
             self.skip_round(state)
@@ -105,6 +113,38 @@ class ModelDrafter(Drafter):
         B = state.batch_size
         q = None if q is None else all_rows(q, B)
         return Draft.chain(all_rows(tokens, B), q, counts(tuple(gamma), tokens.device))
+
+    def whole_round(
+        self, state: State, target: LanguageModel, verifier: Verifier, gamma: list[int]
+    ) -> tuple[Draft, Scores, Verdict, Tensor] | None:
+        gamma = self.ready(state, gamma)
+        steps = self.steps(gamma)
+        if steps == 0 or self.trees or self.stop is not None:
+            return None
+        inputs = self.prepare(state, steps)
+        visible = max(inputs.visible, target.rollback_to([n - 1 for n in state.lengths], steps + 1, state.active))
+        layers = target.feature_layers if self.needs_hidden else None
+        count = counts(tuple(gamma), state.tokens.device)
+        one_round = target.executor.compiled(self._round, self.model, target)
+        *found, summary = one_round(
+            target, verifier, state.rows, steps, inputs._replace(visible=visible), count, layers
+        )
+        state.drawn = steps
+        state.read_round(summary)
+        return tuple(found)
+
+    def _round(
+        self, target: LanguageModel, verifier: Verifier, rows: Rows, steps: int, inputs: Inputs, count: Tensor,
+        layers: tuple[int, ...] | None,
+    ) -> tuple[Draft, Scores, Verdict, Tensor, Tensor]:  # fmt: skip
+        """Algorithm 1 as one function: draft, scores, verdict, tokens kept [B], and `summary_of` the round. At most
+        `steps` guesses, of which count [B] exist; `layers` are those whose hidden states are kept."""
+        x, q = self._draft(rows, steps, *inputs)
+        draft = Draft.chain(x, q, count)
+        target.executor.mark(Stage.DRAFT)
+        p, hidden, logits = target.scored(rows, x, inputs.visible, draft.levels, None, layers)
+        target.executor.mark(Stage.VERIFY)
+        return draft, Scores(p, steps + 1, hidden, None, logits), *accept_and_commit(verifier, p, draft, rows)
 
     def skip_round(self, state: State) -> None:
         """Called in a round without guesses. What the cache holds of guesses that were rejected must not be taken for

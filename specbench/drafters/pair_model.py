@@ -193,10 +193,10 @@ class PairDrafter(TreeDrafter):
         super().__init__(model, vocab_size, gamma, shape)
         self.pairs = model
 
-    def propose(self, state: State, gamma: list[int]) -> Draft:
+    def ready(self, state: State, gamma: list[int]) -> list[int]:
         if None in self.pairs.unread:
             self.pairs.prefill(state)
-        return super().propose(state, [g if n > 1 else 0 for g, n in zip(gamma, state.lengths, strict=True)])
+        return [g if n > 1 else 0 for g, n in zip(gamma, state.lengths, strict=True)]
 
     def skip_round(self, state: State) -> None:
         """Reads the pending pairs all the same, so that they do not pile up."""

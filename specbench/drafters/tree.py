@@ -61,6 +61,7 @@ class TreeDrafter(ModelDrafter):
         return cls(model, target.vocab_size, context.gamma, settings.tree_shape(model, target.sampling.greedy))
 
     def propose(self, state: State, gamma: list[int]) -> Draft:
+        gamma = self.ready(state, gamma)
         depth = self.steps(gamma)
         if self.shape is None or depth == 0:
             return super().propose(state, gamma)

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from specbench.decoding.timer import Stage
 from specbench.settings import Component
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -40,6 +41,8 @@ class Executor(Component):
     runs_encoders = True  # whether it can run encoder-decoders
     runs_recurrent = True  # whether it can run models with a recurrent state
     warm = False  # whether warm-up is over, in which all usual shapes are met
+    whole_rounds = False  # whether a round is best one call
+    marks: Sequence[tuple[Stage, Any]] = ()  # stages that ended inside the last captured call, with CUDA's events
 
     @classmethod
     def from_settings(cls, settings: Any, device: torch.device, run: Any) -> "Executor":
@@ -50,13 +53,14 @@ class Executor(Component):
         """Returns the module to run in place of a loaded one, which stays as it is."""
         return module
 
-    def compiled(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
-        """Returns a compiled or captured version of a function of tensors, which changes the cache of `model`."""
+    def compiled(self, function: Callable[..., Any], *models: HasCache) -> Callable[..., Any]:
+        """Returns a compiled or captured version of a function of tensors, which changes the caches of `models`."""
         return function
 
-    def compiled_whole(
-        self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
-    ) -> Callable[..., Any]:
+    def mark(self, stage: Stage) -> None:
+        """Called by a function that is several stages of a round, at the end of each but the last."""
+
+    def compiled_whole(self, function: Callable[..., Any], model: HasCache, usual: bool = True) -> Callable[..., Any]:
         """As `compiled`, for a function that calls such versions, `usual` if this call has the shapes of most calls."""
         return self.compiled(function, model)
 

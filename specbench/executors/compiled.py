@@ -35,19 +35,16 @@ class CompiledExecutor(EagerExecutor):
         super().__init__(half_weights)
         self.functions: dict[Callable[..., Any], CompiledFunction] = {}
 
-    def compiled(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
+    def compiled(self, function: Callable[..., Any], *models: HasCache) -> Callable[..., Any]:
         if torch.compiler.is_compiling():  # part of a larger one
             return function
         if function not in self.functions:
-            self.functions[function] = CompiledFunction(function, model)
+            self.functions[function] = CompiledFunction(function, *models)
         return self.functions[function]
 
-    def compiled_whole(
-        self, function: Callable[..., Any], model: HasCache | None = None, usual: bool = True
-    ) -> Callable[..., Any]:
+    def compiled_whole(self, function: Callable[..., Any], model: HasCache, usual: bool = True) -> Callable[..., Any]:
         """It is compiled whole if the model fits into the processor's caches: there calls take the time."""
-        small = model is not None and model.weight_bytes < SMALL_BYTES
-        return self.compiled(function, model) if usual and small else function
+        return self.compiled(function, model) if usual and model.weight_bytes < SMALL_BYTES else function
 
     def columns(self, needed: int, capacity: int | None = None) -> int:
         """A power of two is allocated, so that few shapes occur, and a multiple of STEP is attended to."""
@@ -61,7 +58,7 @@ class CompiledExecutor(EagerExecutor):
 class CompiledFunction:
     """A function with a compiled version for each set of shapes and constants that it is called with."""
 
-    def __init__(self, function: Callable[..., Any], model: HasCache | None):
+    def __init__(self, function: Callable[..., Any], model: HasCache | None = None):
         self.function, self.model = function, model
         self.compiled: dict[Any, Callable[..., Any]] = {}
         self.failure: str | None = None  # why it runs as it is written

@@ -1,4 +1,5 @@
-"""Functions captured as CUDA graphs: the draft, the target's call, verify-accept-commit, and the recorder's numbers.
+"""Functions captured as CUDA graphs: a whole round of chains of a fixed gamma, else the draft, the target's call and
+verify-accept-commit each; and the recorder's numbers.
 
 A graph is keyed by the constants and shapes of its call (the bucket of cache columns among them) and by the addresses
 that it uses in place: those of the state's rows, of the caches, and of what other captured functions returned. All else
@@ -14,7 +15,7 @@ import gc
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.rows import Rows
+from specbench.decoding.timer import Stage
 from specbench.errors import causes
 from specbench.executors.base import Executor, HasCache
 from specbench.executors.pytree import bucket, flatten_arguments, rebuild
@@ -35,12 +37,13 @@ class CudaGraphExecutor(Executor):
 
     fixed_shapes = True
     needs_cuda = True
-    captures_graphs = True
+    captures_graphs = whole_rounds = True
     runs_encoders = False
     runs_recurrent = False
 
     def __init__(self) -> None:
         self.not_captured: dict[str, str] = {}  # functions that run eagerly, and why
+        self.marks: list[tuple[Stage, Any]] = []
         self.inside = False  # a captured function: what it calls is part of its graph
         self.captures, self.late = 0, 0  # captures in all, and those after warm-up
         self.functions: dict[Callable[..., Any], Captured] = {}
@@ -49,15 +52,21 @@ class CudaGraphExecutor(Executor):
         gc.collect()  # models and graphs of an earlier run die in cycles
         self.stream: Any = None  # of captures and of the calls before them: each stream keeps workspaces of its own
 
-    def compiled(self, function: Callable[..., Any], model: HasCache | None = None) -> Callable[..., Any]:
+    def compiled(self, function: Callable[..., Any], *models: HasCache) -> Callable[..., Any]:
         """A version of any function that runs as a CUDA graph. Arguments and results are tensors and hashable
-        constants, tuples and dataclasses of them. It may change `Rows` among its arguments, and the cache of the
-        model, in place; nothing else. A result is valid until the function's next call."""
+        constants, tuples and dataclasses of them. It may change `Rows` among its arguments, and the caches of the
+        models, in place; nothing else. A result is valid until the function's next call."""
         if self.inside or not self.captures_graphs:
             return function
         if function not in self.functions:
-            self.functions[function] = Captured(function, model, self)
+            self.functions[function] = Captured(function, models, self)
         return self.functions[function]
+
+    def mark(self, stage: Stage) -> None:
+        """Notes the time by an event, which is a node of the graph: each replay records it again."""
+        event = torch.cuda.Event(enable_timing=True, external=True)
+        event.record()
+        self.marks.append((stage, event))
 
     def columns(self, needed: int, capacity: int | None = None) -> int:
         return bucket(needed, capacity) if self.captures_graphs else needed
@@ -72,12 +81,13 @@ class CudaGraphExecutor(Executor):
         return [*(size // 2 + 1 for size in sizes[:0:-1]), 2]
 
     def run_eagerly(self, why: str) -> None:
-        self.captures_graphs = self.fixed_shapes = False
+        self.captures_graphs = self.whole_rounds = self.fixed_shapes = False
         self.not_captured["everything"] = why
 
     def give_up(self, captured: "Captured", error: Exception) -> None:
         """Notes that a function could not be captured, with the whole chain of errors in the log."""
         self.late += self.warm
+        self.whole_rounds &= len(captured.models) < 2  # else the next rounds are captured in stages
         self.not_captured[captured.name] = ("after warm-up: " if self.warm else "") + causes(error)
         log.warning("%s runs eagerly, since it could not be captured: %s", captured.name, causes(error))
         log.info("the errors in full", exc_info=error)
@@ -151,24 +161,26 @@ class Graph:
     replay: Callable[[], None]
     copied: list[tuple[int, Tensor]]  # number of an argument's tensor, and the graph's own buffer for it
     result: Any
+    marks: list[tuple[Stage, Any]]
     alive: list[weakref.ref[Tensor]]  # rows and cache at the addresses in the graph
 
 
 class Captured:
     """A function with a CUDA graph for each set of shapes, constants and addresses that it is called with."""
 
-    def __init__(self, function: Callable[..., Any], model: HasCache | None, executor: CudaGraphExecutor):
-        self.function, self.model, self.executor = function, model, executor
-        self.name = function.__qualname__ if model is None else f"{function.__qualname__} of {model.name}"
+    def __init__(self, function: Callable[..., Any], models: Sequence[HasCache], executor: CudaGraphExecutor):
+        self.function, self.models, self.executor = function, models, executor
+        self.name = " of ".join([function.__qualname__, *(model.name for model in models)])
         self.given_up = False  # since it could not be captured, or memory for more graphs is lacking
         self.graphs: dict[Any, Graph] = {}
         self.buffers: dict[int, list[Tensor]] = {}  # by number of the result's tensor, bytes for it
 
     def __call__(self, *arguments: Any) -> Any:
         """Replays the graph for these shapes, constants and addresses, and captures it first if there is none. Runs the
-        function itself if it cannot be captured, and before the first forward, which shapes the model's cache."""
-        stored = [] if self.model is None else self.model.cache_tensors()
-        graph = self._graph(arguments, stored) if stored or self.model is None else None
+        function itself if it cannot be captured, and before the first forward, which shapes a model's cache."""
+        caches = [model.cache_tensors() for model in self.models]
+        graph = self._graph(arguments, [t for cache in caches for t in cache]) if all(caches) else None
+        self.executor.marks = [] if graph is None else graph.marks
         if graph is None:
             with self.executor.whole():
                 return self.function(*arguments)
@@ -212,7 +224,7 @@ class Captured:
         inputs = [t if own else copy for t, copy, own in zip(tensors, copies, in_place, strict=True)]
         executor = self.executor
         with executor.whole():
-            with stand_in_cache(self.model):
+            with stand_in_caches(self.models):
                 found = executor.warm_up(lambda: self.function(*rebuild(spec, copies)))
             result, like = flatten_arguments(found)
             kept = [self._buffer(number, t) for number, t in enumerate(like)]
@@ -222,11 +234,12 @@ class Captured:
                 for buffer, t in zip(kept, made, strict=True):
                     buffer.copy_(t)
 
+            executor.marks = []
             replay = executor.capture(call)
         executor.captures += 1
         executor.late += executor.warm
         copied = [(number, copies[number]) for number, own in enumerate(in_place) if not own]
-        return Graph(replay, copied, rebuild(result, kept), alive)
+        return Graph(replay, copied, rebuild(result, kept), executor.marks, alive)
 
     def _buffer(self, number: int, like: Tensor) -> Tensor:
         """Memory outside the pool for this tensor of the result; graphs of other shapes use it too."""
@@ -245,17 +258,16 @@ class Captured:
 
 
 @contextmanager
-def stand_in_cache(model: HasCache | None) -> Iterator[None]:
-    """Inside this context the cache of the model uses other tensors. Two in turn serve all of the same shape, since
-    keys and values must not be one: enough to run the same kernels, and as large as one layer."""
-    if model is None:
-        yield
-        return
-    copies: dict[Any, Tensor] = {}
-    kinds = []
-    for number, t in enumerate(model.cache_tensors()):
-        kinds.append((number % 2, t.shape, t.dtype))
-        if kinds[-1] not in copies:
-            copies[kinds[-1]] = t.clone()
-    with model.on_cache([copies[kind] for kind in kinds]):
+def stand_in_caches(models: Sequence[HasCache]) -> Iterator[None]:
+    """Inside this context the caches of the models use other tensors. Two in turn serve all of a model that have the
+    same shape, since keys and values must not be one: enough to run the same kernels, and as large as one layer."""
+    with ExitStack() as stack:
+        for model in models:
+            copies: dict[Any, Tensor] = {}
+            kinds = []
+            for number, t in enumerate(model.cache_tensors()):
+                kinds.append((number % 2, t.shape, t.dtype))
+                if kinds[-1] not in copies:
+                    copies[kinds[-1]] = t.clone()
+            stack.enter_context(model.on_cache([copies[kind] for kind in kinds]))
         yield

@@ -130,9 +130,9 @@ class CachedModel(Component):
 
     def batch_invariant(self, rows: int, width: int, drafter: Any) -> bool:
         """Whether p of a token has the same bits in plain decoding and among `width` tokens: all forwards of the drafts
-        run as kernels, and no token moves in the cache. In a batch prompts are read beside others, or alone."""
+        run as kernels, no token moves in the cache, and each prompt can be read alone, wholly."""
         own = self.fused is not None and self.fused.counts and rows * width <= self.fused.most_rows
-        return own and rows == 1 and not drafter.trees
+        return own and not drafter.trees and not (self.cache.shares and rows > 1)
 
     # -- What the model is ----------------------------------------------------------------------
 

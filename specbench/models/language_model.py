@@ -117,13 +117,13 @@ class LanguageModel(CachedModel):
             packed = pack(draft.tokens, draft.levels, draft.parents, draft.exists(), draft.most)
             width = packed.tokens.shape[1] + 1
             visible = self.rollback_to(lengths, width, state.active)
-            score = self.executor.compiled(self._score, self)
+            score = self.executor.compiled(self.scored, self)
             p, hidden, logits = score(state.rows, packed.tokens, visible, (), None, layers, packed.tree)
             at = torch.arange(len(p), device=p.device)[:, None], packed.place
             return Scores(p[at], width, hidden, packed.place, None if logits is None else logits[at])
         width = draft.tokens.shape[1] + 1
         visible = self.rollback_to(lengths, width, state.active)
-        score, used, B = self.executor.compiled(self._score, self), self.rows_of(state), state.batch_size
+        score, used, B = self.executor.compiled(self.scored, self), self.rows_of(state), state.batch_size
         b, parent = len(used.length), draft.parent
         parent = parent if parent is None or len(parent) == 1 else parent[:b]
         p, *others = score(used, draft.tokens[:b], visible, draft.levels, parent, layers)
@@ -134,7 +134,7 @@ class LanguageModel(CachedModel):
         """The rows that a call reads: those up to the last active one or, with fixed shapes, all."""
         return state.rows if self.executor.fixed_shapes else state.rows.first(state.busy)
 
-    def _score(
+    def scored(
         self, rows: Rows, guesses: Tensor, visible: int, levels: Levels, parent: Tensor | None,
         layers: tuple[int, ...] | None, tree: Tree | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip

@@ -77,16 +77,16 @@ class GammaPolicy(Component):
 
 
 class FixedGamma(GammaPolicy):
-    """Drafts `gamma` tokens in every round (Algorithm 1). With another policy's `signal` it computes that after each
-    guess too, so that its rounds take as long as that policy's."""
+    """Drafts `gamma` tokens in every round (Algorithm 1). `like` another policy, it computes that one's signal after
+    each guess and is as little constant, so that its rounds consist of the same calls."""
 
     class Settings(BaseSettings):
         gamma: int = Field(ge=0, le=LARGEST_GAMMA)
 
-    def __init__(self, gamma: int, signal: Signal | None = None):
-        self.constant = self.largest = gamma
-        self.widths = (gamma,)
-        self.signal = signal
+    def __init__(self, gamma: int, like: GammaPolicy | None = None):
+        self.largest, self.widths = gamma, (gamma,)
+        self.constant = gamma if like is None or like.constant is not None else None
+        self.signal = None if like is None else like.signal
 
 
 class VaryingGamma(GammaPolicy):

@@ -1,8 +1,8 @@
 """Follows a run in Weights & Biases under the names of results.json, offline by default, so that no account is needed,
 and makes the dashboard of a project that specbench logs to."""
 
-import hashlib
 import os
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -51,7 +51,8 @@ class WandbLogger(Logger):
     def open(self, opening: Opening) -> None:
         import wandb
 
-        own_id = run_id(opening)
+        # WANDB_RUN_ID is of a whole command: each of its jobs and methods has another.
+        own_id = os.environ.get("WANDB_RUN_ID") if opening.kind in ("run", "repeats") else uuid.uuid4().hex[:8]
         opening.folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
             **self.settings,
@@ -105,16 +106,6 @@ class WandbLogger(Logger):
             opened, self._run = self._run, None
             opened.summary.update({"status": status})
             opened.finish(exit_code=EXIT_CODES[status])
-
-
-def run_id(opening: Opening) -> str | None:
-    """The id of WANDB_RUN_ID. Jobs of one command share the variable: each has an id of its own, which follows from its
-    folder, so that a job that is queued again goes on in its run. None lets W&B choose."""
-    given = os.environ.get("WANDB_RUN_ID")
-    if not given or opening.kind in ("run", "repeats"):
-        return given or None
-    place = os.path.relpath(opening.folder)
-    return f"{given}-{hashlib.sha256(place.encode(errors='surrogateescape')).hexdigest()[:8]}"
 
 
 def running(sums: Mapping[str, float]) -> dict[str, float]:

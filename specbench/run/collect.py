@@ -133,9 +133,8 @@ def run_process(job: Job, folder: Path, first: bool) -> None:
     """Runs a process, which after Ctrl-C measures what it has finished. Raises ConfigError if the first one refuses."""
     own = ["repeats=1", "strict=false", "hydra.mode=RUN", f"hydra.run.dir='{folder}'"]
     call = [sys.executable, "-m", "specbench", *job.overrides, *own]
-    shared = os.environ.get("WANDB_RUN_ID")  # which is the pooled run's
-    env = {name: value for name, value in os.environ.items() if not waiting.notes or name != "GOMP_SPINCOUNT"}
-    env |= {"WANDB_RUN_ID": f"{shared}-{folder.name.replace('=', '-')}"} if shared else {}
+    not_its = ("WANDB_RUN_ID", *(["GOMP_SPINCOUNT"] if waiting.notes else []))  # the pooled run's, and chosen anew
+    env = {name: value for name, value in os.environ.items() if name not in not_its}
     # In a session of its own a terminal's Ctrl-C does not reach it: it gets exactly one signal, from here.
     with subprocess.Popen(call, start_new_session=True, env=env) as process:
         try:

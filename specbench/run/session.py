@@ -58,16 +58,10 @@ class Session:
         return Sequence(list(request.tokens), limit, prompt_key(parts.root.seed, request.id), request.encoder_input)
 
     def decode(
-        self,
-        jobs: abc.Sequence[Sequence],
-        speculative: bool,
-        columns: int,
-        arrivals: abc.Sequence[float] | None = None,
-        *,
-        policy: GammaPolicy | None = None,
-        verifier: Verifier | None = None,
-        keep: bool = False,
-    ) -> Decoded:
+        self, jobs: abc.Sequence[Sequence], speculative: bool, columns: int,
+        arrivals: abc.Sequence[float] | None = None, *, policy: GammaPolicy | None = None,
+        verifier: Verifier | None = None, keep: bool = False,
+    ) -> Decoded:  # fmt: skip
         """Decodes jobs through the run's rows of `columns` columns; `arrivals` in seconds. Policy and verifier are the
         run's own unless given. `keep`: p and q are kept as room lasts. Raises ConfigError if the cache is too small."""
         parts = self.parts
@@ -75,13 +69,14 @@ class Session:
         target, drafter = parts.target, parts.drafter
         state = self._idle_state(columns)
         models: list[LanguageModel] = [target, *drafter.models] if speculative else [target]
-        scheduler = Scheduler(jobs, models, parts.root.prefill_chunk, parts.spare, arrivals)
         clock = Timer(target.device)
         numbers, drifts = target.executor.compiled(round_numbers), speculative and verifier.lenience < 1
         recorder = Recorder(verifier, numbers, keep=keep, drifts=drifts)
         reader = target.hidden_reader
         target.hidden_reader = reader if speculative else None  # plain decoding keeps no hidden states for a drafter
         target.allocate(parts.root.batch_size, columns)
+        alone = target.batch_invariant(parts.root.batch_size, parts.policy.largest + 1, drafter)
+        scheduler = Scheduler(jobs, models, parts.root.prefill_chunk, parts.spare, arrivals, alone)
 
         try:
             if speculative:
@@ -148,7 +143,7 @@ def warm_up(session: Session, batch: Batch) -> None:
                 jobs = row_jobs(session, batch, prompt, [TOKENS], end)
                 session.decode(jobs, False, batch.columns, verifier=verifier)
                 for gamma in dict.fromkeys((*gammas, 0)):
-                    policy = FixedGamma(gamma, parts.policy.signal)
+                    policy = FixedGamma(gamma, parts.policy)
                     jobs = row_jobs(session, batch, prompt, [gamma + TOKENS, SHORT] if fixed else [gamma + SHORT], end)
                     for keep in (False, parts.root.verdict_tokens > 0):
                         session.decode(jobs, True, batch.columns, policy=policy, verifier=verifier, keep=keep)
@@ -191,7 +186,7 @@ def calibrate(session: Session, batch: Batch) -> None:
     for turn, gamma in enumerate([*range(parts.policy.largest + 1)] * 2):
         requests = [batch.requests[(turn + row) % len(batch.requests)] for row in range(parts.root.batch_size)]
         jobs = [session.job(request, min(CALIBRATION_TOKENS, parts.root.max_new_tokens)) for request in requests]
-        policy = FixedGamma(gamma, parts.policy.signal)
+        policy = FixedGamma(gamma, parts.policy)
         for text in session.decode(jobs, True, batch.columns, policy=policy).texts:
             add_rounds(costs, text.rounds)
     parts.policy.calibrate(costs)

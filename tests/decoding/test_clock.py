@@ -90,6 +90,19 @@ def test_what_the_host_prepares_after_the_device_is_done_is_part_of_the_call(mac
         assert seconds == pytest.approx(expected)
 
 
+def test_stages_inside_a_graph_end_at_its_events_which_each_replay_records_again(machine):
+    timer, event = Timer(torch.device("cuda")), Event(machine)
+    timer.start()
+    for draft in (5.0, 3.0):
+        machine.give(draft)
+        event.record(None)
+        machine.give(2.0)
+        timer.end(Stage.DRAFT, event)
+        timer.end(Stage.VERIFY)
+        timer.start()
+    assert timer.rounds()[:2] == [pytest.approx({"draft": draft, "verify": 2.0}) for draft in (5.0, 3.0)]
+
+
 def test_a_clock_that_does_not_wait_for_the_recorder_hides_host_time(machine):
     """Negative control: what this test file would find in the clock as it was."""
     timer = Timer(torch.device("cuda"))

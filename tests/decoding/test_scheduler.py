@@ -1,8 +1,10 @@
 """Continuous batching: rows are handed on, prompts are read in chunks, and no token changes."""
 
 import heapq
+from collections import defaultdict
 from copy import deepcopy
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 from choosing import in_turn, slow_unless
@@ -10,7 +12,7 @@ from decoder_cases import CACHES, DRAFTERS
 from scheduler_cases import GAMMA, decode, jobs
 
 from specbench.cache.paged import PagedCache
-from specbench.decoding.scheduler import CacheTooSmallError
+from specbench.decoding.scheduler import CacheTooSmallError, Scheduler
 from specbench.decoding.sequence import Sequence
 from specbench.models.language_model import LanguageModel
 from specbench.policies.choosing import HeuristicGamma
@@ -92,6 +94,25 @@ def test_common_prefixes_are_read_once(tables, monkeypatch):
     monkeypatch.setattr(LanguageModel, "read", read)
     assert decode(shared, 2, tables, "paged", kind=None, chunk=64) == expected
     assert reads[0] == (8, 9) and len(reads) == 3  # the first two were read together
+
+
+def parts_read(rows, alone, tables):
+    """Where the parts begin and end in which prompts are read, by key of the request."""
+    found = defaultdict(list)
+
+    def noted(self, state, row, begin, end, read=LanguageModel.read):
+        found[state.at(row).key].append((begin, end))
+        read(self, state, row, begin, end)
+
+    with patch("decoder_cases.Scheduler", partial(Scheduler, alone=alone)), patch.object(LanguageModel, "read", noted):
+        decode(jobs(), rows, tables, kind=None)
+    return found
+
+
+def test_prompts_read_alone_are_read_in_the_same_parts_beside_any_others(tables):
+    expected = parts_read(1, True, tables)
+    assert parts_read(3, True, tables) == expected and (0, 5) in expected[100]
+    assert parts_read(3, False, tables) != expected  # negative control
 
 
 def calls_predicted(limits, rows):

@@ -187,7 +187,11 @@ def test_compiled_functions_and_attention_sdpa_run_the_module():
         model = llama_layers.made(tiny("llama", 1), how, CACHES["static"], executor)
         assert model.fused is None and not model.batch_invariant(1, 6, SimpleNamespace(trees=False))
     fast = model_of(tiny("llama", 1))
-    for rows, trees, same in ((1, False, True), (2, False, False), (1, True, False)):
+    for rows, trees, shares, same in (
+        (1, False, True, True), (10, False, False, True), (11, False, False, False), (2, False, True, False),
+        (1, True, False, False),
+    ):  # fmt: skip
+        fast.cache = SimpleNamespace(shares=shares)
         assert fast.batch_invariant(rows, 6, SimpleNamespace(trees=trees)) == same
 
 
@@ -199,8 +203,9 @@ def test_hidden_states_are_those_of_the_module(layers):
 @pytest.mark.slow
 def test_a_run_at_temperature_0_is_batch_invariant_and_its_texts_are_equal(tmp_path):
     """In bfloat16, where other orders of sums would turn ties; the verdict then excuses none."""
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "def f"}')
-    data = ("data=jsonl", f"data.path={tmp_path / 'prompts.jsonl'}", "max_new_tokens=8", "gamma=2")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "def f"}\n{"prompt": "x"}\n{"prompt": "import os\\n"}')
+    small = ("max_new_tokens=8", "gamma=2", "batch_size=2", "prefill_chunk=4")
+    data = ("data=jsonl", f"data.path={tmp_path / 'prompts.jsonl'}", *small)
     parts = parts_of("target=bytes", "drafter=bytes", "attention=triton", "dtype=bfloat16", "temperature=0", *data)
     results, records = run(parts, tmp_path)
     assert parts.target.fused is not None and results.details.batch_invariant and results.lossless.passed

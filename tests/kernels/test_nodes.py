@@ -14,11 +14,9 @@ from without_guard import WithoutGuard
 
 from specbench.cache.slots import StaticCache
 from specbench.decoding import sampling, transfers
-from specbench.decoding.draft import Draft
 from specbench.decoding.rows import Rows, last_tokens
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.speculative import accept_and_commit
-from specbench.drafters.model import ModelDrafter
+from specbench.drafters.model import Inputs, ModelDrafter
 from specbench.executors.cudagraph import CudaGraphExecutor
 from specbench.executors.pytree import flatten_arguments
 from specbench.kernels import attention, fused, ops
@@ -83,7 +81,8 @@ def nodes(monkeypatch):
     monkeypatch.setattr(sampling, "kernels", ops)
     for name in ("allclose", "equal"):  # nothing has a value
         monkeypatch.setattr(torch, name, lambda *given, **more: True)
-    monkeypatch.setattr(CudaGraphExecutor, "compiled", lambda self, function, model=None: function)
+    monkeypatch.setattr(CudaGraphExecutor, "compiled", lambda self, function, *models: function)
+    monkeypatch.setattr(CudaGraphExecutor, "mark", lambda self, stage: counted.found.update([stage]))
     for kept in (transfers._kept, transfers.counts, attention.counters):
         kept.cache_clear()
     with torch.inference_mode(False), FakeTensorMode(), torch.no_grad(), WithoutGuard():
@@ -117,12 +116,10 @@ def test_a_round_of_3b_with_1b_launches_few_kernels(temperature, attention, node
     rows = Rows(empty(1, COLUMNS), empty(1), empty(1), empty(1, dtype=torch.bool), empty(3, 1, COLUMNS), empty(2))
     drafter, verifier = ModelDrafter(guide, V, GAMMA), SpeculativeVerifier(drawn)
     nodes.found.clear()
-    inputs = nodes.of(last_tokens, rows, 2)
-    guesses, q = nodes.of(drafter._draft, rows, GAMMA, *inputs, (), COLUMNS)
-    draft = Draft.chain(guesses, q, empty(1))
-    p = nodes.of(target._score, rows, guesses, COLUMNS, draft.levels, None, None)[0]
-    verdict, kept, _ = nodes.of(accept_and_commit, verifier, p, draft, rows)
-    nodes.of(round_numbers, p, draft, verdict, kept, verifier.beta)
+    with nodes:
+        inputs = Inputs(*last_tokens(rows, 2), (), COLUMNS)
+    draft, scores, verdict, kept, _ = nodes.of(drafter._round, target, verifier, rows, GAMMA, inputs, empty(1), None)
+    nodes.of(round_numbers, scores.p, draft, verdict, kept, verifier.beta)
     total = sum(nodes.found.values())
     print(total, nodes.found)
     if attention == "auto":

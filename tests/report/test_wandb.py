@@ -4,6 +4,7 @@ import json
 import struct
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from records import records
@@ -15,7 +16,7 @@ from specbench.config.check import check
 from specbench.errors import ConfigError
 from specbench.report import wandb
 from specbench.report.files import Opening, Run
-from specbench.report.wandb import WandbLogger, run_id
+from specbench.report.wandb import WandbLogger
 
 CONFIG = {"gamma": 4, "drafter": {"_target_": "specbench.drafters.X", "path": "x"}}
 
@@ -162,14 +163,12 @@ def test_a_run_that_is_cut_short_is_marked(status, code, tmp_path):
 
 
 def test_jobs_of_one_command_have_ids_of_their_own(monkeypatch, tmp_path):
-    """WANDB_RUN_ID is of a whole command: a job that runs again has the id that it had, and no other job has."""
-    monkeypatch.chdir(tmp_path)
-    assert run_id(opening(tmp_path / "a", "job")) is None
+    found = []
+    monkeypatch.setattr("wandb.init", lambda **given: found.append(given["id"]) or MagicMock())
     monkeypatch.setenv("WANDB_RUN_ID", "abc")
-    first, second = (run_id(opening(tmp_path / name, "job")) for name in "ab")
-    assert first != second and first.startswith("abc-") and second.startswith("abc-")
-    assert run_id(opening(tmp_path / "a", "job")) == run_id(opening(Path("a"), "job")) == first
-    assert run_id(opening(tmp_path / "a")) == run_id(opening(tmp_path / "b", "repeats")) == "abc"  # alone in a command
+    for kind in ("run", "repeats", "job", "job", "method"):
+        WandbLogger("offline", "p", None, []).open(opening(tmp_path, kind))
+    assert found[:2] == ["abc", "abc"] and len({*found}) == 4 and all(found)
 
 
 def test_variables_of_wandb_are_defaults(monkeypatch):
