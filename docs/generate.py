@@ -109,7 +109,17 @@ def results() -> str:
         "\n## rounds.parquet\n\nA row for each round of each request, by both methods: id, prompt_id, turn, category, "
     )
     text += f"process, group, method, round, position, and\n\n{table(('column', 'meaning'), rows)}"
-    return text
+    text += "\n## prompts.jsonl\n\nA line for each request, which is one turn of a prompt. All times are seconds.\n\n"
+    rows = [(f"`{name}`", words) for name, words in fields_of(rounds, "Record")]
+    text += f"{table(('field', 'meaning'), rows)}\n`speculative` and `baseline` have\n\n"
+    rows = [(f"`{name}`", words) for name, words in fields_of(rounds, "Text")]
+    return text + table(("field", "meaning"), rows) + "\nand `rounds` has the columns above, a list for each.\n"
+
+
+def fields_of(source: str, name: str) -> list[tuple[str, str]]:
+    """The fields of a dataclass in a source text, with the comments behind them."""
+    body = re.split(r"\n\n    def |\n\n\n", source.split(f"class {name}:", 1)[1])[0]
+    return [(field, words) for field, words in re.findall(r"^    (\w+): [^#\n]*(?:#\s*(.+))?$", body, re.M)]
 
 
 PAGES = {"options.md": options, "results.md": results}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from specbench.errors import ConfigError
     from specbench.run.evaluate import Evaluation
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 BEGUN = waiting.BEGUN[1]  # this process, or nearly so if it is a command of specbench
 # On Linux, tensors in pages of 2 MB: gigabytes of weights load and are read faster. PyTorch looks at its first tensor.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

@@ -100,7 +100,7 @@ def unknown(name: str, available: Iterable[str], kind: str, elsewhere: Sequence[
     """The error "X is not a KIND. Did you mean Y?", with what there is or, if that is much, where it is listed. Y are
     those that X is the end of, `elsewhere`, if there are any, else the closest three of those available."""
     available = sorted(available)
-    close = list(elsewhere) or difflib.get_close_matches(name[:SHOWN], available, n=3, cutoff=0.75)
+    close = list(elsewhere) or difflib.get_close_matches(name[:SHOWN], available, n=3, cutoff=0.8)
     hint = f" Did you mean {', '.join(close)}?" if close else ""
     if len(available) > MOST_LISTED:
         listed = f"python -m specbench --help lists all {len(available)}."

@@ -47,8 +47,7 @@ def noisy(module, spread=0.05):
 
 
 def searched(rules, target, drafter=None, gamma=0, prompt=(), stops=(), limit=LIMIT, read=None):
-    """The finished search of one prompt, or of an encoder's input, its rounds, and the target's reader; plain without a
-    drafter."""
+    """The finished search of a prompt or an encoder's input, its rounds, and the target's reader."""
     start, forced = [*(prompt or target.start_tokens)], target.forced_tokens
     found = Search(rules, start[-1], frozenset(stops), limit - forced, target.device, forced)
     reader, drafts = (model and TreeReader(model, start, 200, read) for model in (target, drafter))

@@ -18,8 +18,7 @@ def only(fast: Sequence, cases: Iterable) -> list:
 
 
 def in_turn(firsts: Sequence, others: Sequence[tuple], fast: Sequence | None = None) -> list:
-    """The cases (first, *other) of all pairs. The default run has one for each first, or for those in `fast`: the
-    others take turns."""
+    """The cases (first, *other) of all pairs; by default one for each first, or of `fast`: others take turns."""
     assert fast is None or all(first in firsts for first in fast), "what is to be fast is no case"
     return [slow_unless(place % len(others) == number and (fast is None or first in fast), first, *other)
             for place, first in enumerate(firsts) for number, other in enumerate(others)]  # fmt: skip

@@ -27,8 +27,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Each worker begins with half of the files, so that what a file makes once is made once, and takes tests of the
-    other's when it is done."""
+    """Each worker begins with half of the files, so that what a file makes is made once, then takes others."""
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None  # as `-n` sets it

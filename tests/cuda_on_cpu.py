@@ -196,8 +196,7 @@ def place() -> str:
 
 
 class OnHost(WithoutGuard):
-    """What Python asks of tensors before any operation runs: addresses, pinned memory, and attention, which PyTorch
-    chooses a kernel of CUDA for."""
+    """What Python asks of tensors: addresses, pinned memory, and attention, which would be a kernel of CUDA."""
 
     def __init__(self, device: Device):
         super().__init__()
@@ -243,8 +242,7 @@ def cuda_on_cpu() -> Iterator[Device]:
 
 
 def answer_for_a_machine(patch: Any) -> None:
-    """With pytest's `monkeypatch`: checkpoints are loaded onto the device of `cuda_on_cpu`, and PyTorch says that the
-    machine has it, and 100 GB of memory."""
+    """Checkpoints are loaded onto the device of `cuda_on_cpu`, which the machine has, with 100 GB of memory."""
     read = load.load_module
 
     def loaded(settings: Any, role: Any, device: Any, dtype: Any, seed: int) -> Any:
@@ -261,8 +259,7 @@ def answer_for_a_machine(patch: Any) -> None:
 
 
 def to_cuda(module: nn.Module) -> nn.Module:
-    """Moves a module to "cuda" in place, without copies: its parameters and buffers stay tied. Call it inside of
-    `cuda_on_cpu`."""
+    """Moves a module to "cuda" in place, inside of `cuda_on_cpu`: its parameters and buffers stay tied."""
     moved: dict[int, Tensor] = {}
     for part in module.modules():
         for name, parameter in part._parameters.items():
@@ -277,7 +274,7 @@ def to_cuda(module: nn.Module) -> nn.Module:
 class Event:
     """Stands in for `torch.cuda.Event`, as far as the clock needs it."""
 
-    def __init__(self, enable_timing: bool = False):
+    def __init__(self, enable_timing: bool = False, external: bool = False):
         self.at = 0.0
 
     def record(self, stream: Any = None) -> None:

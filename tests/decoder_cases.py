@@ -121,8 +121,7 @@ def verifier_of(kind: type[Verifier], sampling: Sampling, lenience: float = 1.0)
 
 
 class OwnTrees(Drafter):
-    """Every row has a tree of its own, with nodes that are missing and siblings that are equal. Guesses are uniform
-    over the vocabulary, or point masses at temperature 0."""
+    """Rows have trees of their own, with missing nodes and equal siblings; guesses uniform or point masses."""
 
     trees = True
 
@@ -180,8 +179,7 @@ def shape_of(kind: str, sampling: Sampling) -> FixedTree | DynamicTree | None:
 
 
 def another(model: LanguageModel) -> LanguageModel:
-    """A copy that makes a cache of its own. It has the same weights, but a tabular model's has another table, so that
-    q's that stand at each other's place are seen."""
+    """A copy with a cache of its own; a tabular one has another table, so that exchanged q's are seen."""
     twin = copy(model)
     twin.free()
     if isinstance(model.module, TabularMarkov):
@@ -230,8 +228,7 @@ def extras(kind: type, name: str, model: LanguageModel):
 
 
 def self_drafter(kind: str, target: LanguageModel, drafter_model: LanguageModel | None):
-    """Drafters that are parts of the target: with what was trained for the shipped one, or with stand-ins for
-    a tabular one."""
+    """Drafters that are parts of the target: trained for the shipped one, or stand-ins for a tabular one."""
     tabular = isinstance(target.module, TabularMarkov)
     block = kind.partition("_")[0]  # dflash_best and dflash_drawn are trees of it
     if block in ("blockwise", "medusa"):
@@ -347,8 +344,7 @@ def pair_table(module: TabularMarkov) -> TabularMarkov:
 
 
 def first_layer_of_pairs(module):
-    """A stand-in for a multi-token-prediction module: the first layer, which reads an embedding and some of the hidden
-    state before it."""
+    """A stand-in for a module: the first layer, which reads an embedding and some of the state before it."""
     short, size = first_layers(module, 1), module.config.hidden_size
     like = next(module.parameters())
     projection = torch.nn.Linear(2 * size, size, bias=False, device=like.device, dtype=like.dtype)
@@ -424,8 +420,7 @@ def queued(target: LanguageModel, drafter: Drafter | None, jobs: abc.Sequence[Se
 
 
 def noted_drafts(parts, gamma=3, tokens=24, policy=None, batch=2, prompts=((5, 9, 2, 7, 11, 3, 8), (4, 1, 6))):
-    """What the drafter of a run's parts drafts for ragged texts: for each draft of a row the text before it, its
-    guesses [n] and their q [n, V]."""
+    """For each draft of a row of ragged texts the text before it, its guesses [n] and their q [n, V]."""
     target, drafter, found = parts.target, parts.drafter, []
     jobs = [Sequence(list(own), len(own) + tokens, prompt_key(0, str(i))) for i, own in enumerate(prompts)]
     propose = drafter.propose

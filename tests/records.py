@@ -85,23 +85,12 @@ def speculated(tokens: int, gamma: int, alpha: float, rng: np.random.Generator, 
         accepted = int(np.argmin(np.append(hits, False)))
         tested = min(accepted + 1, drafted)
         rounds.add(
-            gamma=drafted,
-            drafted=drafted,
-            tested=tested,
-            accepted=accepted,
-            tokens=accepted + 1,
-            recovered=int(accepted < drafted),
-            bonus=int(accepted == drafted),
-            steps=drafted,
-            rows=rows,
-            width=drafted + 1,
-            lenience=1.0,
-            draft=drafted * DRAFT * pace * float(rng.uniform(0.9, 1.1)),
-            verify=VERIFY * pace * float(rng.uniform(0.9, 1.1)),
-            accept=REST * pace,
-            host=REST * pace,
+            gamma=drafted, drafted=drafted, tested=tested, accepted=accepted, tokens=accepted + 1,
+            recovered=int(accepted < drafted), bonus=int(accepted == drafted), steps=drafted, rows=rows,
+            width=drafted + 1, lenience=1.0, draft=drafted * DRAFT * pace * float(rng.uniform(0.9, 1.1)),
+            verify=VERIFY * pace * float(rng.uniform(0.9, 1.1)), accept=REST * pace, host=REST * pace,
             betas=betas[:tested].tolist(),
-        )
+        )  # fmt: skip
         left -= accepted + 1
     return rounds
 

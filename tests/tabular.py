@@ -106,8 +106,7 @@ def by_class(table: Tensor, classes: int = 3) -> Tensor:
 
 
 class RecurrentMarkov(TabularMarkov):
-    """The same chain, whose last tokens are no keys but a state, in transformers' layer for one: it cannot be cut to a
-    length, and no mask can hide a token that was read."""
+    """The same chain with a state in transformers' layer for one: it cannot be cut, and no mask hides a token."""
 
     def __init__(self, table: Tensor, context: int = 64):
         super().__init__(table, context)

@@ -69,8 +69,7 @@ def write_index(x: Tensor, index: Any, value: Any) -> None:
 
 
 def views(x: Tensor, index: Any) -> tuple[Tensor, list[Tensor | None]]:
-    """The view that the numbers, slices, Nones and Ellipsis of an index select, and the tensors of the index by its
-    dimensions; no tensors if the index has none."""
+    """The view that numbers, slices, Nones and Ellipsis of an index select, and its tensors by dimension."""
     entries = list(index) if isinstance(index, tuple) else [index]
     taken = sum(entry is not None and entry is not Ellipsis for entry in entries)
     if not any(entry is Ellipsis for entry in entries):

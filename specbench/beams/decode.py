@@ -52,8 +52,7 @@ def decode_beams(
     target: LanguageModel, drafter: LanguageModel | None, rules: BeamRules, jobs: abc.Sequence[Sequence], columns: int,
     gamma: int,
 ) -> tuple[list[Text], list[FoundBeams]]:  # fmt: skip
-    """Decodes jobs through one row of `columns` columns, with gamma levels of guesses of a drafter, or plainly (None).
-    Returns the best text of each, and all beams."""
+    """Decodes jobs through a row of `columns` columns, plainly without a drafter. Returns best texts, and all beams."""
     clock = Timer(target.device)
     found = [_search(target, drafter, rules, job, columns, gamma, clock) for job in jobs]
     stages = clock.rounds()

@@ -75,8 +75,7 @@ class SlotCache(Component, Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Stores a layer's new keys and values [b, heads, N, head size]; returns all visible ones [b, heads, visible,
-        head size]."""
+        """Stores new keys and values [b, heads, N, head size]; returns all visible [b, heads, visible, head size]."""
         keys, values = self.stored(self._number(layer_idx), key_states, value_states)
         self.write(keys, key_states)
         self.write(values, value_states)

@@ -72,9 +72,7 @@ class Parts:
 
 
 def build(
-    checked: Checked,
-    announce: Callable[[str], None] = log.info,
-    loaded: dict[str, LanguageModel] | None = None,
+    checked: Checked, announce: Callable[[str], None] = log.info, loaded: dict[str, LanguageModel] | None = None
 ) -> Parts:
     """Reads the prompts, says what memory the run needs, then loads the models and puts the parts together. Targets
     are kept in `loaded`, by the settings that they depend on, and not loaded again. Raises ConfigError."""
@@ -125,6 +123,11 @@ def build(
         notes=[
             *(notes_on_prompts([*requests.values()], tokenizer, chat) if target.start_tokens is None else ()),
             *notes_on_models(target, drafter, verifier, decoding.generate_settings),
+            *(
+                [f"texts end at the context of {target.context} tokens, before max_new_tokens={root.max_new_tokens}"]
+                if longest + root.max_new_tokens > target.context and not target.encoder
+                else []
+            ),
         ],
     )
 

@@ -64,8 +64,7 @@ def renew(noise: Tensor, done: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Noise:
-    """Uniforms for acceptance and bits for the recovered or bonus token, from separate streams. B rows, N nodes, D
-    levels, T columns."""
+    """Uniforms for acceptance and bits for t, of streams of their own. B rows, N nodes, D levels, T columns."""
 
     table: Tensor  # [3, B, T]
     length: Tensor  # [B], committed tokens

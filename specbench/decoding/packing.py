@@ -1,5 +1,4 @@
-"""Packing of guesses that spell the same text (SpecInfer), so that the target reads them once. Tensors are called as in
-`token_tree`."""
+"""Packing of guesses that spell the same text (SpecInfer): the target reads them once. Names: `token_tree`."""
 
 from dataclasses import dataclass
 

@@ -48,8 +48,7 @@ class Target(Protocol):
         """Runs M_p once on the last committed token and every guess ("Run M_p in parallel" of Algorithm 1)."""
 
     def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
-        """Keeps the accepted guesses in the cache and forgets the others. root [B] is the position of node 0, the last
-        token that was committed before the round."""
+        """Keeps the accepted guesses in the cache and forgets the others. root [B] is the position of node 0."""
 
 
 class GammaPolicy(Protocol):
@@ -57,6 +56,7 @@ class GammaPolicy(Protocol):
 
     widths: tuple[int, ...]
     constant: int | None
+    whole: bool
 
     @property
     def stop(self) -> Any:

@@ -25,9 +25,9 @@ class Scheduler:
     """Admits requests to the rows of both decoding loops; `sequences` are copies of those given, which it decodes.
     `models` are those with a cache: the target, and the drafter's if it has one. Before each round at most about
     `prefill_chunk` prompt tokens are read. `spare` cache columns beyond a limit take the guesses of the last round.
-    With `alone` no request changes how another's prompt is read, to the bit. `arrivals`, in seconds from the first call
-    and in order, says when each request arrives. Without it all are there at once, and the longest go first, so that
-    rows beside each other are alike."""
+    With `alone` the target reads each prompt by itself, in chunks at the same places. `arrivals`, in seconds from the
+    first call and in order, says when each request arrives. Without it all are there at once, and the longest go first,
+    so that rows beside each other are alike."""
 
     def __init__(
         self, sequences: Iterable[Sequence], models: "abc.Sequence[Model]", prefill_chunk: int, spare: int,
@@ -128,22 +128,30 @@ class Scheduler:
 
     def _read(self, state: State, clock: Clock) -> None:
         """Reads at most about `prefill_chunk` prompt tokens; for all rows together if they all begin."""
-        all_begin = len(self.reading) == state.batch_size and not any(any(model.cached) for model in self.models)
-        if all_begin and not self.alone:
+        chunk = self.prefill_chunk
+        if len(self.reading) == state.batch_size and not any(any(model.cached) for model in self.models):
             for row in self.reading:
                 self._encode(state, row, clock)
             for model in self.models:
-                model.prefill(state, chunk=max(1, self.prefill_chunk // state.batch_size))
+                if self.alone and model is self.models[0]:
+                    for row in self.reading:
+                        end = state.at(row).prompt_length - 1
+                        for begin in range(0, end, chunk):
+                            model.read(state, row, begin, min(begin + chunk, end))
+                else:
+                    model.prefill(state, chunk=max(1, chunk // state.batch_size))
                 self._end(model, clock)
             self._begin(state, list(self.reading))
             return
-        budget = self.prefill_chunk
+        budget = chunk
         while self.reading and budget > 0:
             row = self.reading[0]
             budget -= self._encode(state, row, clock)
             end = state.at(row).prompt_length - 1
             begin = min(model.cached[row] for model in self.models)
-            upto = min(end, begin + (self.prefill_chunk if self.alone else budget))
+            if self.alone and budget < min(chunk, end - begin):
+                break
+            upto = min(end, begin + (chunk if self.alone else budget))
             for model in self.models:
                 if model.cached[row] < upto:
                     model.read(state, row, model.cached[row], upto)

@@ -64,7 +64,7 @@ def one_round(
 ) -> tuple[Draft, Scores, Verdict, Tensor]:
     """One round of Algorithm 1, without the rollbacks; returns the tokens kept [B] too."""
     gamma = choose_gamma(policy, state, drafter.context)
-    if policy.constant and target.executor.whole_rounds and state.stop_strings is None:
+    if policy.whole and target.executor.whole_rounds and state.stop_strings is None:
         found = drafter.whole_round(state, target, verifier, gamma)
         if found is not None:
             for stage, event in target.executor.marks:

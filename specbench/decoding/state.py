@@ -42,8 +42,7 @@ class State:
         sequences: Iterable[Sequence], stop_tokens: Iterable[int], spare: int, device: torch.device,
         stop_strings: "StopStrings | None" = None,
     ) -> "State":  # fmt: skip
-        """A state in which every request has a row and decodes at once. `spare` columns beyond the longest limit take
-        the guesses of rows that are done."""
+        """A state in which every request has a row and decodes at once. `spare` columns take guesses beyond limits."""
         own = {row: sequence.fresh(row) for row, sequence in enumerate(sequences)}
         width = max(sequence.limit for sequence in own.values()) + spare
         state = State.idle(len(own), width, stop_tokens, device, stop_strings)
@@ -156,8 +155,7 @@ class State:
             sequence.active = not done[row]
 
     def find_stop_strings(self, verdict: Verdict) -> Tensor:
-        """[B]: the number of the round's tokens up to the one that completes a stop string, or more than there are if
-        none does. Costs a host synchronisation of its own."""
+        """[B]: tokens of the round up to the one that completes a stop string, or more. Waits for the device."""
         assert self.stop_strings is not None
         found = torch.cat([verdict.accepted[:, None], verdict.tokens], 1).tolist()
         cuts = [len(row) for row in found]

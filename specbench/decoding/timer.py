@@ -31,7 +31,7 @@ class Clock:
         """Begins a new round."""
 
     def end(self, stage: Stage, event: Any = None) -> None:
-        """Adds the time since the last mark to a stage of this round, which ended at this event of CUDA, or now."""
+        """Adds the time since the last mark to a stage of this round; it ended at this event of CUDA, else now."""
 
     def now(self) -> float:
         """Seconds of a clock that stands still while a round is recorded: requests arrive and wait by it."""
@@ -59,9 +59,9 @@ class Timer(Clock):
     def start(self) -> None:
         self._wait()
         if self._marks:
+            self._rounds.append(_seconds(self._marks))  # now: a graph's events are recorded again in the next round
             if self._marks[-1].stage is Stage.RECORD:  # the device's part of it is done now, after a wait
                 self._recorded += time.perf_counter() - self._marks[-2].host
-            self._rounds.append(_seconds(self._marks))  # now: a graph's events are recorded again in the next round
         self._marks = []
         self.end(Stage.HOST)
 

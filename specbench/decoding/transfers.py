@@ -24,8 +24,7 @@ def counts(values: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def move(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on a device. The host does not wait for CUDA: the copy is from pinned memory, which PyTorch
-    does not use again before the device has read it."""
+    """A tensor of the host on a device, from pinned memory, which PyTorch keeps until the device has read it."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 

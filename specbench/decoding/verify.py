@@ -85,8 +85,7 @@ def at_row(values: Tensor, n: Tensor) -> Tensor:
 
 
 def leading(accept: Tensor, count: Tensor) -> Tensor:
-    """[B]: n of Algorithm 1, how many of the first count[b] guesses are accepted before the first rejection; accept
-    [B, N] bool are the decisions, count [B]."""
+    """[B]: n, how many of the first count[b] guesses come before a rejection. accept [B, N] bool, count [B]."""
     guesses = torch.arange(accept.shape[1], device=accept.device) < count[:, None]
     return (accept & guesses).cumprod(-1).sum(-1)
 

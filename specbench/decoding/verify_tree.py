@@ -100,8 +100,7 @@ def follow(draft: Draft, choose: Callable[[Tensor, int], Tensor]) -> Verdict:
 
 
 def match(p: Tensor, draft: Draft, bits: Tensor | None) -> Verdict:
-    """Draws a token from p after each accepted guess, and accepts the guess that equals it. p [B, N + 1, V]; bits
-    [B, D + 1], or None for the argmax in place of a draw."""
+    """Draws a token from p after each accepted guess, and accepts its equal. p [B, N + 1, V]; bits [B, D + 1]."""
 
     def choose(node: Tensor, depth: int) -> Tensor:
         p_next = at_row(p, node)

@@ -82,8 +82,7 @@ class Drafter(Component, ABC):
 
     @abstractmethod
     def propose(self, state: State, gamma: list[int]) -> Draft:
-        """Drafts at most gamma[b] levels of guesses for row b. If no row has a guess, the draft is empty and the round
-        is a plain one-token step."""
+        """Drafts at most gamma[b] levels of guesses for row b. An empty draft makes the round a one-token step."""
 
     def whole_round(
         self, state: State, target: Any, verifier: Verifier, gamma: list[int]
@@ -99,13 +98,11 @@ class Drafter(Component, ABC):
         return next((width for width in self.widths if width >= longest > 0), longest)
 
     def rollback(self, state: State, draft: Draft, verdict: Verdict, scores: Scores, root: Tensor) -> None:
-        """Keeps the accepted guesses and forgets the others. root [B] is the position of node 0, the last token that
-        was committed before the round."""
+        """Keeps the accepted guesses and forgets the others. root [B]: where the last token before the round stands."""
 
 
 class OwnSampling(BaseSettings):
-    """Settings of every drafter that computes q: its own standardization, which may differ from the target's (section
-    6). Null means the target's value."""
+    """Settings of drafters that compute q: their own standardization (section 6). Null means the target's."""
 
     temperature: Temperature | None = None
     top_k: TopK | None = None

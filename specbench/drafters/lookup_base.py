@@ -41,7 +41,7 @@ class PointMassDrafter(Drafter):
                 guesses.append([])
                 continue
             text, given = state.at(row).tokens, state.at(row).encoder_input
-            guesses.append(self.guess(row, [*given, *text] if given else text, most))
+            guesses.append(self.guess(row, [*given, *text] if given else text, most)[:most])
         width, device = max(map(len, guesses)), state.tokens.device
         if width == 0:
             return Draft.empty(state.batch_size, device)

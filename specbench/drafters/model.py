@@ -104,6 +104,10 @@ class ModelDrafter(Drafter):
         if steps == 0:
             self.skip_round(state)
             return Draft.empty(state.batch_size, state.tokens.device)
+        return self.drawn(state, gamma, steps)
+
+    def drawn(self, state: State, gamma: list[int], steps: int) -> Draft:
+        """A draft of so many steps, at least one."""
         inputs = self.prepare(state, steps)
         if self.stop is not None:
             tokens, q, gamma = self._chain_until(inputs, self.stop, state, gamma)
@@ -119,36 +123,39 @@ class ModelDrafter(Drafter):
     ) -> tuple[Draft, Scores, Verdict, Tensor] | None:
         gamma = self.ready(state, gamma)
         steps = self.steps(gamma)
-        if steps == 0 or self.trees or self.stop is not None:
+        if steps == 0 or self.trees or self.stop is not None or type(self).propose is not ModelDrafter.propose:
             return None
-        inputs = self.prepare(state, steps)
-        visible = max(inputs.visible, target.rollback_to([n - 1 for n in state.lengths], steps + 1, state.active))
+        inputs, ends = self.prepare(state, steps), max(state.lengths) + steps
+        visible = target.rollback_to([n - 1 for n in state.lengths], steps + 1, state.active)
+        # Both in one bucket of columns: a graph for each pair of buckets would not be met in warm-up.
+        own = max(inputs.visible, self.model.executor.columns(ends, self.model.cache.capacity))
         layers = target.feature_layers if self.needs_hidden else None
         count = counts(tuple(gamma), state.tokens.device)
         one_round = target.executor.compiled(self._round, self.model, target)
         *found, summary = one_round(
-            target, verifier, state.rows, steps, inputs._replace(visible=visible), count, layers
+            target, verifier, state.rows, steps, inputs._replace(visible=own), visible, count, layers
         )
         state.drawn = steps
         state.read_round(summary)
         return tuple(found)
 
     def _round(
-        self, target: LanguageModel, verifier: Verifier, rows: Rows, steps: int, inputs: Inputs, count: Tensor,
-        layers: tuple[int, ...] | None,
+        self, target: LanguageModel, verifier: Verifier, rows: Rows, steps: int, inputs: Inputs, visible: int,
+        count: Tensor, layers: tuple[int, ...] | None,
     ) -> tuple[Draft, Scores, Verdict, Tensor, Tensor]:  # fmt: skip
         """Algorithm 1 as one function: draft, scores, verdict, tokens kept [B], and `summary_of` the round. At most
-        `steps` guesses, of which count [B] exist; `layers` are those whose hidden states are kept."""
+        `steps` guesses, of which count [B] exist; `layers` are those whose hidden states are kept. The target sees
+        `visible` columns."""
+        target.executor.mark(Stage.HOST)  # what came before: Python, and the launch of the graph
         x, q = self._draft(rows, steps, *inputs)
         draft = Draft.chain(x, q, count)
         target.executor.mark(Stage.DRAFT)
-        p, hidden, logits = target.scored(rows, x, inputs.visible, draft.levels, None, layers)
+        p, hidden, logits = target.scored(rows, x, visible, draft.levels, None, layers)
         target.executor.mark(Stage.VERIFY)
         return draft, Scores(p, steps + 1, hidden, None, logits), *accept_and_commit(verifier, p, draft, rows)
 
     def skip_round(self, state: State) -> None:
-        """Called in a round without guesses. What the cache holds of guesses that were rejected must not be taken for
-        committed tokens once the text is as long as they were."""
+        """Called in a round without guesses. Guesses in the cache must not be taken for tokens of a longer text."""
         if self.model.recurrence is not None:
             self.catch_up(state)
         else:

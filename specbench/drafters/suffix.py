@@ -18,8 +18,7 @@ Guess = tuple[list[int], list[float]]  # tokens, and for each the probability of
 
 
 class PromptLookupDrafter(PointMassDrafter):
-    """Copies after the longest suffix of the text, of min_match to max_match tokens, that occurred before; of equally
-    long ones the most recent."""
+    """Copies after the most recent earlier occurrence of the text's longest suffix of min_match to max_match tokens."""
 
     class Settings(BaseSettings):
         max_match: int = Field(ge=1, le=1000)
@@ -159,8 +158,7 @@ class SuffixAutomaton:
         return tokens, probs
 
     def chain(self, limit: int, shortest: int) -> list[int]:
-        """At most `limit` tokens, each the most frequent one after the longest known end, of `shortest` to depth - 1
-        tokens, of the text and the guesses before it."""
+        """At most `limit` most frequent tokens after the longest known end, of `shortest` to depth - 1 tokens."""
         state, size = self.end, self.size
         tokens: list[int] = []
         while len(tokens) < limit:
@@ -231,8 +229,7 @@ class SuffixDrafter(CountingDrafter):
         min_prob: float = Field(ge=0, le=1)
 
     def __init__(self, depth: int, factor: float, offset: float, min_prob: float, gamma: int):
-        """`gamma` is the most levels of any round. The choice among continuations does not depend on the round's own
-        gamma: after the same text the first guess is the same."""
+        """`gamma` is the most levels of any round: the first guess after a text does not depend on the round's own."""
         super().__init__(depth)
         self.min_prob = min_prob
         self.limits = [min(gamma, int(factor * m + offset), depth - m) for m in range(depth + 1)]

@@ -60,11 +60,10 @@ class TreeDrafter(ModelDrafter):
         model = load_drafter(settings, context, target, settings.vocabulary)
         return cls(model, target.vocab_size, context.gamma, settings.tree_shape(model, target.sampling.greedy))
 
-    def propose(self, state: State, gamma: list[int]) -> Draft:
-        gamma = self.ready(state, gamma)
-        depth = self.steps(gamma)
-        if self.shape is None or depth == 0:
-            return super().propose(state, gamma)
+    def drawn(self, state: State, gamma: list[int], steps: int) -> Draft:
+        depth = steps
+        if self.shape is None:
+            return super().drawn(state, gamma, depth)
         inputs = self.prepare(state, self.shape.reads(depth) + 1)
         # The cache will hold the guesses of a path but for the last, which was not read.
         rows = zip(self.model.cached, state.lengths, state.active, strict=True)

@@ -62,8 +62,7 @@ class FixedTree:
     def children(
         self, sampling: Sampling, logits: Tensor, bits: Tensor | None, seen: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Guesses [B, n] after nodes with these logits [B, m, V], and their q [B, n, V] (None for point masses), with
-        bits [B, n]. seen [B, m, V] bool or None."""
+        """Guesses [B, n] after nodes of logits [B, m, V], and q [B, n, V] or None. bits [B, n], seen [B, m, V]."""
         assert bits is not None
         each = bits.shape[1] // logits.shape[1]
         if self.point_masses:

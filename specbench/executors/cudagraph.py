@@ -66,7 +66,7 @@ class CudaGraphExecutor(Executor):
         """Notes the time by an event, which is a node of the graph: each replay records it again."""
         event = torch.cuda.Event(enable_timing=True, external=True)
         event.record()
-        self.marks.append((stage, event))
+        self.marks = [*self.marks, (stage, event)]  # a list of its own, since graphs keep theirs
 
     def columns(self, needed: int, capacity: int | None = None) -> int:
         return bucket(needed, capacity) if self.captures_graphs else needed
@@ -82,20 +82,21 @@ class CudaGraphExecutor(Executor):
 
     def run_eagerly(self, why: str) -> None:
         self.captures_graphs = self.whole_rounds = self.fixed_shapes = False
-        self.not_captured["everything"] = why
+        self.not_captured["everything"] = f"eagerly: {why}"
 
     def give_up(self, captured: "Captured", error: Exception) -> None:
         """Notes that a function could not be captured, with the whole chain of errors in the log."""
         self.late += self.warm
-        self.whole_rounds &= len(captured.models) < 2  # else the next rounds are captured in stages
-        self.not_captured[captured.name] = ("after warm-up: " if self.warm else "") + causes(error)
-        log.warning("%s runs eagerly, since it could not be captured: %s", captured.name, causes(error))
+        instead = "eagerly" if len(captured.models) < 2 else "in stages"
+        if instead == "in stages":
+            self.whole_rounds, captured.graphs = False, {}
+        why = ("after warm-up: " if self.warm else "") + causes(error)
+        self.not_captured[captured.name] = f"{instead}: {why}"
+        log.warning("%s could not be captured as a CUDA graph, and runs %s: %s", captured.name, instead, why)
         log.info("the errors in full", exc_info=error)
 
     def notes(self) -> list[str]:
-        found = [
-            f"{name} was not captured as a CUDA graph and ran eagerly: {why}" for name, why in self.not_captured.items()
-        ]
+        found = [f"{name} was not captured as a CUDA graph and ran {how}" for name, how in self.not_captured.items()]
         if self.late:
             found.append(f"CUDA graphs captured after warm-up: {self.late}; rounds that waited for them took longer")
         return found
@@ -259,8 +260,8 @@ class Captured:
 
 @contextmanager
 def stand_in_caches(models: Sequence[HasCache]) -> Iterator[None]:
-    """Inside this context the caches of the models use other tensors. Two in turn serve all of a model that have the
-    same shape, since keys and values must not be one: enough to run the same kernels, and as large as one layer."""
+    """Inside this context the caches of the models use other tensors, of each shape and model two, for keys and for
+    values: enough to run the same kernels, and as large as one layer."""
     with ExitStack() as stack:
         for model in models:
             copies: dict[Any, Tensor] = {}

@@ -40,8 +40,8 @@ def choose() -> None:
     if seconds >= SHORTEST and others > BUSY * seconds:
         os.environ["GOMP_SPINCOUNT"] = SPINS
         notes.append(
-            f"other processes used {others / seconds:.1f} cores when this one began, so that its threads give way to "
-            f"them (GOMP_SPINCOUNT={SPINS}): steps take longer than on an idle machine, measure again there"
+            f"other processes used {others / seconds:.1f} cores when this one began: its waiting threads give theirs "
+            f"away (GOMP_SPINCOUNT={SPINS}), and its steps take longer; measure again on an idle machine"
         )
 
 

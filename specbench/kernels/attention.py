@@ -30,8 +30,7 @@ def share(
     tile, first, N, M, size, per, BM: tl.constexpr, BN: tl.constexpr, G: tl.constexpr, TREE: tl.constexpr,
     WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """What a tile of query rows sees: its first tile of BN columns, the end of the last column, and the first split of
-    `per` tiles that it sees of, and how many."""
+    """What query rows see: their first tile of BN columns, the end of the last, and their splits: first, how many."""
     end = tl.minimum(first + tl.minimum(((tile + 1) * BM - 1) // G + 1, N), size)
     end = tl.maximum(end, 1)  # a token before column 0 stands for the one there
     begin = first * 0

@@ -55,8 +55,7 @@ def sums(
     BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, PAIR: tl.constexpr, PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Rows of x [R, K] times the rows of weights that begin at the pointers first [BN], and with PAIR at second [BN]:
-    two tiles [ROWS, BN] float32."""
+    """x [R, K] times rows of weights at pointers first [BN], with PAIR second [BN] too: tiles [ROWS, BN] float32."""
     k = tl.arange(0, BK)
     at_x = x + row[:, None] * K + k[None, :]
     at_first, at_second = first[None, :] + k[:, None], second[None, :] + k[:, None]
@@ -210,8 +209,7 @@ def multiply_kernel(
 
 
 def begin(words: Tensor, table: Tensor, gain: Tensor) -> Stream:
-    """The stream of tokens words [R] with embeddings table [V, H], or of vectors words [R, H]. gain [H] is the weight
-    of the first norm."""
+    """The stream of tokens words [R] with embeddings table [V, H], or of vectors [R, H]. gain [H]: the first norm's."""
     gather, (R, H) = not words.is_floating_point(), (len(words), table.shape[1])
     BN = columns_of_tile(H)
     P = triton.cdiv(H, BN)

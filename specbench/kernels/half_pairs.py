@@ -28,8 +28,7 @@ PAIR, LINE = 2, 16  # rows and numbers that the source reads in turn
 
 @cache
 def load_operator(folder: Path) -> bool:
-    """Makes the operator known to PyTorch: from a library in the folder, compiled there if it is missing. Returns
-    whether that was possible."""
+    """Makes the operator known to PyTorch, by a library in the folder that is compiled if missing; returns whether."""
     return any(_load_by(compiler, folder) for compiler in compilers())
 
 

@@ -54,7 +54,7 @@ class Rounds:
     draft: list[Number] = field(default_factory=list)  # seconds of the whole call in the drafter
     verify: list[Number] = field(default_factory=list)  # in the target
     accept: list[Number] = field(default_factory=list)  # in the verifier
-    host: list[Number] = field(default_factory=list)  # in Python between the calls
+    host: list[Number] = field(default_factory=list)  # in Python between calls; of a round in one graph, all of it
     betas: list[list[Sum]] = field(default_factory=list)  # of each tested step; of a tree it may be more than 1
 
     def __len__(self) -> int:
@@ -71,12 +71,12 @@ class Text:
     """What one method of decoding made of a request."""
 
     ids: list[Count]  # new tokens
-    text: str
-    seconds: Number  # of decoding: each call's seconds are split evenly among the rows that it served
+    text: str  # of these, without special tokens
+    seconds: Number  # of decoding, without prefill: each call's seconds are split evenly among the rows that it served
     prefill_seconds: Number  # the target read the prompt
     drafter_prefill_seconds: Number  # the drafter read the prompt
     record_seconds: Number  # measuring, which is no part of the other times
-    rounds: Rounds
+    rounds: Rounds  # each of them; of plain decoding, its steps
     times: dict[str, Number] | None = None  # arrived, admitted, first_token, finished, if requests arrive
 
 
@@ -120,19 +120,19 @@ class Reading(TypedDict, total=False):
 class Record:
     """One request, decoded by all methods."""
 
-    id: str
-    prompt_id: str
+    id: str  # of the request: the prompt's, with /1, /2, .. if it has several turns
+    prompt_id: str  # as the data have it
     turn: Count  # of the prompt, from 0
-    category: str
+    category: str  # as the data have it
     process: Count  # number of the process among repeats, else 0
     group: Count  # requests that were decoded together have one number
-    prompt: str
-    prompt_tokens: Count
+    prompt: str  # as the models read it
+    prompt_tokens: Count  # of the prompt
     encoder_tokens: Count | None  # tokens that an encoder read
     limit: Count  # the largest number of new tokens
     speculative: Text | None  # None if it failed, as is `baseline`
-    baseline: Text | None
-    peers: dict[str, Peer] = field(default_factory=dict)
+    baseline: Text | None  # plain decoding
+    peers: dict[str, Peer] = field(default_factory=dict)  # by name: tokens, seconds, text, ids, or error
     target_text: dict[str, Sum] | None = None  # sum of `beta` and number of `positions` along plain decoding's text
     drift: dict[str, Sum] | None = None  # of lossy runs: sums of `tv` and `kl`, largest `bound`, and `positions`
     verdict: Reading | None = None  # sums of the verdict's reading; None if the text was not read
@@ -188,8 +188,7 @@ def adapter() -> TypeAdapter[Record]:
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a file; none if it does not exist. A last line that a kill cut is dropped. Raises ConfigError if
-    it is no file, or another line is no record."""
+    """The records of a file, if it is there, without a last line that a kill cut. Raises ConfigError for another."""
     if not path.exists():
         return []
     lines, found = content(path).split(b"\n"), list[Record]()

@@ -15,6 +15,7 @@ from specbench.measure.record import SCHEMA_VERSION, Facts, Record
 from specbench.measure.sums import FEWEST, Sample, finished, prompts_frame, rounds_without_room
 from specbench.measure.verdict import judge
 
+ABSTAINS = 0.8  # share of gamma below which a note says how many guesses rounds had
 STEADY = 0.15  # relative change of plain decoding's pace over a run above which a note says so
 
 
@@ -136,7 +137,12 @@ def _notes(records: Sequence[Record], run: Sample, facts: Facts) -> list[str]:
         notes.append(f"plain decoding's time per token changed by {change:+.0%} over the run; decoding the methods in "
                      "turn guards the speedup against it")  # fmt: skip
     if len({*run.times}) < FEWEST:
-        notes.append(f"intervals need {FEWEST} prompts, groups or processes that were decoded apart from each other")
+        notes.append(f"intervals need {FEWEST} prompts, groups of a batch or processes that were decoded apart; here "
+                     f"are {len({*run.times})}: give more prompts, or repeats=5")  # fmt: skip
+    gamma = run.total["gamma"] / max(run.total["rounds"], 1)
+    if facts.gamma and gamma < ABSTAINS * facts.gamma:
+        notes.append(f"a round had {gamma:.1f} guesses of gamma={facts.gamma} on average: alpha is of those alone, and "
+                     "Theorem 3.8 assumes all of them")  # fmt: skip
     return notes
 
 

@@ -196,8 +196,7 @@ def draw_sums(
 
 
 def _rows(kept: Kept, n: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The distributions of the first n positions [n, V] in float64, 0 where they were not kept, and where they were
-    [n]; V and the device are those of `like` [.., V]."""
+    """The first n distributions [n, V] in float64, 0 where not kept, and where they were [n]; as `like` [.., V]."""
     found = torch.zeros(n, like.shape[-1], dtype=torch.double, device=like.device)
     for begin, rows in kept:
         found[begin : begin + len(rows)] = rows[: max(0, n - begin)]

@@ -65,8 +65,7 @@ class CachedModel(Component):
         new_cache: Callable[[int, int], SlotCache], executor: Executor, chat_template: bool = False,
         vocab_size: int | None = None, attention: str = "auto",
     ):  # fmt: skip
-        """`vocab_size` is V if it is not the module's: the target's, for a drafter's model. `attention` is one of
-        "auto", "sdpa" and "triton"."""
+        """`vocab_size` is V if it is not the module's: the target's. `attention` is "auto", "sdpa" or "triton"."""
         self.tokenizer, self.name = tokenizer, name
         self.sampling, self.new_cache, self.chat_template = sampling, new_cache, chat_template
         self.config: PretrainedConfig = module.config.get_text_config()
@@ -130,9 +129,14 @@ class CachedModel(Component):
 
     def batch_invariant(self, rows: int, width: int, drafter: Any) -> bool:
         """Whether p of a token has the same bits in plain decoding and among `width` tokens: all forwards of the drafts
-        run as kernels, no token moves in the cache, and each prompt can be read alone, wholly."""
-        own = self.fused is not None and self.fused.counts and rows * width <= self.fused.most_rows
-        return own and not drafter.trees and not (self.cache.shares and rows > 1)
+        run as kernels, no token moves in the cache, and prompts are read alone."""
+        return self.reads_alone(rows) and rows * width <= self.fused.most_rows and not drafter.trees
+
+    def reads_alone(self, rows: int) -> bool:
+        """Whether each prompt is read by itself, from its beginning, so that p has the same bits beside any others: if
+        kernels serve a draft of one guess in all rows. It depends on nothing that methods of one command differ in."""
+        own = self.fused is not None and self.fused.counts and 2 * rows <= self.fused.most_rows
+        return own and not self.cache.shares
 
     # -- What the model is ----------------------------------------------------------------------
 
@@ -182,8 +186,7 @@ class CachedModel(Component):
     # -- Rows of the cache ----------------------------------------------------------------------
 
     def allocate(self, rows: int, columns: int) -> None:
-        """Makes an empty cache of at least `columns` positions for each of `rows` rows. A present cache that fits is
-        emptied and used again, at the same addresses."""
+        """Makes an empty cache of `rows` rows and at least `columns` columns; one that fits is emptied, and stays."""
         cache = vars(self).get("cache")
         if cache is None or cache.rows != rows or cache.capacity < columns or not cache.fixed_shapes:
             cache = None

@@ -1,5 +1,4 @@
-"""Where the files of a checkpoint are, one sentence for any error in reading them, and what every loaded module has:
-all tensors, and finite ones."""
+"""Where the files of a checkpoint are, one sentence for any error in them, and checks that all tensors are finite."""
 
 import hashlib
 import json

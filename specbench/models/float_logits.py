@@ -1,5 +1,4 @@
-"""Logits in float32 of models in 16 bits: the product of the output matrix [V, H] is not rounded, and reads no more
-bytes. H hidden, V vocabulary."""
+"""Logits in float32 of models in 16 bits: the output matrix [V, H] is read as it is, its product is not rounded."""
 
 import torch
 from torch import Tensor, nn

@@ -155,8 +155,7 @@ class FusedStep(ABC):
         [b, N, H], as `CachedModel.forward` explains them; the cache knows its rows."""
 
     def serves(self, tokens: Tensor) -> bool:
-        """Whether these new tokens [b, N], or their vectors [b, N, H], are few enough. A module that something else
-        reads while it runs, runs as it is written."""
+        """Whether tokens [b, N], or vectors [b, N, H], are few enough, and nobody reads the module as it runs."""
         free = self.notes is not None or "forward" not in vars(self.head)
         return free and tokens.shape[0] * tokens.shape[1] <= self.most_rows
 

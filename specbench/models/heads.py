@@ -1,5 +1,4 @@
-"""Heads on a model's last hidden states (Medusa, blockwise parallel decoding, early exits), and look-ahead embeddings
-(PaSS). K heads, H hidden, V vocabulary."""
+"""Heads on last hidden states (Medusa, blockwise, early exits), PaSS's embeddings. K heads, H hidden, V vocabulary."""
 
 import re
 from dataclasses import field

@@ -174,8 +174,7 @@ class LanguageModel(CachedModel):
         self.cache.commit(read, root)
 
     def _seen(self, text: Tensor, length: Tensor, guesses: Tensor, tree: Tree | None) -> Tensor:
-        """[B, N + 1, V] bool: the tokens that the repetition penalty applies to, which grow with each of the guesses
-        [B, N] on the path. text [B, T], length [B]."""
+        """[B, N + 1, V] bool: what the penalty applies to behind each guess [B, N]. text [B, T], length [B]."""
         committed = seen_tokens(text, length, self.vocab_size)[:, None, :]
         if not guesses.shape[1]:
             return committed
@@ -186,8 +185,7 @@ class LanguageModel(CachedModel):
 
 
 class BorrowedCache(LanguageModel):
-    """A model that uses its owner's layers and cache, and so reads no prompt of its own: an early exit, or the target
-    with look-ahead embeddings."""
+    """A model on its owner's layers and cache, which reads no prompt: an early exit, or look-ahead embeddings."""
 
     owner: LanguageModel
 

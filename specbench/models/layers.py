@@ -1,5 +1,4 @@
-"""Hidden states of a module of transformers while it runs unmodified, and its first layers as a module. B rows, N
-tokens, H hidden."""
+"""Hidden states of an unmodified module of transformers, and its first layers alone. B rows, N tokens, H hidden."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -1,5 +1,4 @@
-"""Loads checkpoints of Hugging Face, causal models and encoder-decoders: from a local folder, a GGUF file or a hub id,
-or random weights in a model's shape."""
+"""Loads checkpoints from a folder, a GGUF file or a hub id of Hugging Face, or random weights in a model's shape."""
 
 import copy
 import dataclasses

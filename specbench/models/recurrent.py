@@ -108,8 +108,7 @@ def recurrence_of(module: PreTrainedModel, mask: AttentionMask, name: str) -> "R
 
 
 class Recurrence(CausalCall):
-    """Forwards of a module whose state is kept in the linear-attention layers of a transformers cache or in the modules
-    (RecurrentGemma)."""
+    """Forwards with a state in linear-attention layers of transformers' cache, or in modules (RecurrentGemma)."""
 
     def __init__(self, module: PreTrainedModel, mask: AttentionMask):
         super().__init__(module, module)

@@ -17,6 +17,5 @@ class Peers(Component):
     def from_settings(
         cls, settings: Any, context: "Context", target: "LanguageModel", drafter: "LanguageModel | None", gamma: int
     ) -> Mapping[str, Any]:
-        """The peers for this target by name, as in results.json; `drafter` is the drafter's first model, if any. Each
-        has what `peers.transformers.Generate` has."""
+        """Peers of a target by name, each as `peers.transformers.Generate`; `drafter` is the first model, if any."""
         return {}

@@ -51,6 +51,7 @@ class GammaPolicy(Component):
     largest: int
     widths: tuple[int, ...]
     constant: int | None = None
+    whole: bool = False  # whether all rounds draft as much, so that one captured call may be a whole round
     # Maps q [B, V] (before argmax at temperature 0) and the guesses [B] to one number per row, [B]. If it `asks`, in
     # front of each guess: the logit [B] of the drafter's estimate, and the tokens before the guess [B].
     signal: Signal | None = None
@@ -77,16 +78,15 @@ class GammaPolicy(Component):
 
 
 class FixedGamma(GammaPolicy):
-    """Drafts `gamma` tokens in every round (Algorithm 1). `like` another policy, it computes that one's signal after
-    each guess and is as little constant, so that its rounds consist of the same calls."""
+    """Drafts `gamma` tokens in every round (Algorithm 1), by the calls and with the signal of the policy `like`."""
 
     class Settings(BaseSettings):
         gamma: int = Field(ge=0, le=LARGEST_GAMMA)
 
     def __init__(self, gamma: int, like: GammaPolicy | None = None):
-        self.largest, self.widths = gamma, (gamma,)
-        self.constant = gamma if like is None or like.constant is not None else None
-        self.signal = None if like is None else like.signal
+        self.constant = self.largest = gamma
+        self.widths = (gamma,)
+        self.whole, self.signal = (True, None) if like is None else (like.whole, like.signal)
 
 
 class VaryingGamma(GammaPolicy):

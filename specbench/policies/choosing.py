@@ -17,7 +17,7 @@ class OptimalGamma(VaryingGamma):
     """One gamma for the whole run, which maximises E(tokens) / (gamma c + v(gamma) + o) (section 3.5), with alpha and
     all costs from a calibration pass that decodes some of the run's own prompts with every gamma up to `largest`."""
 
-    calibrated = True
+    calibrated = whole = True
 
     def calibrate(self, costs: Costs) -> None:
         """Chooses gamma, before the first prompt: it maximises equation 1 over the seconds of such a round."""

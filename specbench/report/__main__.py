@@ -36,10 +36,13 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def print_tables(folder: Path, form: str) -> None:
-    """Prints the tables of a folder as Markdown, LaTeX or CSV. Raises ConfigError."""
+    """Prints the tables of a folder as Markdown or LaTeX, or what summary.csv has. Raises ConfigError."""
     from specbench.report import several, tables
 
     runs = files.read_all(folder)
+    if form == "csv":
+        print(several.sweep_csv(runs).to_csv(index=False), end="")
+        return
     compared = files.read_comparison(folder) if (folder / files.COMPARISON).is_file() else []
     for table in (several.comparison(compared), several.runs_table(runs), tables.by_category(runs)):
         if len(table):

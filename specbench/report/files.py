@@ -1,5 +1,6 @@
 """What a run leaves: results.json, rounds.parquet, page.html, how they are read again, and what else follows it."""
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from specbench.errors import ConfigError
 from specbench.measure.record import Record, content, read
 from specbench.settings import Component
 
+log = logging.getLogger(__name__)
 RESULTS, RECORDS, ROUNDS, PAGE = "results.json", "prompts.jsonl", "rounds.parquet", "page.html"
 CONFIG = "config.yaml"
 COMPARISON = "comparison.json"  # of several methods on the same prompts
@@ -55,15 +57,20 @@ def read_comparison(folder: Path) -> list[dict[str, Any]]:
 
 def read_all(folder: Path) -> list[Run]:
     """All finished runs in a folder and below it, none inside another one, each with a label that says in what it
-    differs from the others. Raises ConfigError if there are none."""
+    differs from the others; those that cannot be read are named in the log. Raises ConfigError if none is left."""
     every = {path.parent for path in folder.rglob(RESULTS)}
     paths = sorted(path for path in every if not every.intersection(path.parents))  # processes of a run are part of it
-    if not paths:
-        raise ConfigError(f"{folder} has no finished run: no {RESULTS} is in it or below it")
-    runs = [read_run(path) for path in paths]
+    runs = []
+    for path in paths:
+        try:
+            runs.append(read_run(path))
+        except ConfigError as error:
+            log.warning("left out: %s", error)
+    if not runs:
+        raise ConfigError(f"{folder} has no finished run: no {RESULTS} that can be read is in it or below it")
     labels = labels_of([run.results["details"]["overrides"] for run in runs])
     if len({*labels}) < len(labels):  # then their places differ
-        labels = [str(path.relative_to(folder)) for path in paths]
+        labels = [str(run.folder.relative_to(folder)) for run in runs]
     return [replace(run, label=label) for run, label in zip(runs, labels, strict=True)]
 
 

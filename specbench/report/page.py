@@ -20,7 +20,7 @@ from specbench.measure.record import Record
 from specbench.measure.sums import rounds_frame
 from specbench.report import files, tables
 from specbench.report.files import Run
-from specbench.report.terminal import baseline_strength, speedup_sentence, verdict_with_reason
+from specbench.report.terminal import baseline_strength, speedup_sentence, verdict_with_reason, what_ran
 from specbench.theory import walltime_improvement
 
 PROMPTS_SHOWN = 8  # on the page of a run
@@ -62,8 +62,8 @@ def run_page(run: Run, records: Sequence[Record]) -> str:
     theorem = f"Theorem 3.8 predicts {tables.ratio(predicted, None) if predicted else 'nothing here'}"
     lossless = f"lossless: {verdict_with_reason(results)}"
     answer = (speedup_sentence(results), f"{theorem}; {lossless}{baseline_strength(results)}")
-    more = {"title": title, "tiles": tiles(results), "texts": texts, "notes": results["notes"]}
-    return rendered(drawn, shown, [run], answer=answer, **more)
+    more = {"title": title, "what": what_ran(results), "tiles": tiles(results), "texts": texts}
+    return rendered(drawn, shown, [run], answer=answer, notes=results["notes"], **more)
 
 
 def tiles(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -76,7 +76,7 @@ def tiles(results: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return [
         ("speedup", measured, interval(speedup["ci95"])),
         ("Theorem 3.8", predicted, f"{corrected} with v and o"),
-        ("alpha", tables.number(alpha["mean"]), f"{alpha['n']:,} tested guesses"),
+        ("alpha", tables.mean(alpha), f"{alpha['n']:,} tested guesses"),
         ("block efficiency", tables.number(results["block_efficiency"]["mean"]), "tokens per target call"),
         ("c, v, o", costs, "in single-token target steps"),
         ("lossless", tables.verdict(lossless), lossless["reason"] or tables.unchanged(results)),

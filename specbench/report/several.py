@@ -18,6 +18,7 @@ from specbench.report import files, page, tables, terminal
 from specbench.report.files import Run
 from specbench.report.page import GAIN, INK, LOSS, MEASURED, STYLE, THEORY
 from specbench.report.tables import mean, number, ratio
+from specbench.report.wandb import config_columns
 
 LINES = (MEASURED, THEORY, GAIN, "#8a63a8", LOSS, "#b58a1b", "#4aa3a2", INK)
 NOTES_SHOWN = 3  # on the terminal
@@ -65,15 +66,15 @@ def comparison(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def sweep_csv(runs: Sequence[Run]) -> pd.DataFrame:
-    """The numbers of each run under the names of results.json, for summary.csv."""
-    return pd.DataFrame([{"run": run.label, **tables.flat(tables.numbers(run.results))} for run in runs])
+    """The settings of each run, and its numbers under the names of results.json, for summary.csv."""
+    rows = ((run.label, run.results, run.results["details"]["choices"]) for run in runs)
+    found = ({"run": x, **config_columns(r["config"], own), **tables.flat(tables.numbers(r))} for x, r, own in rows)
+    return pd.DataFrame(found).map(lambda cell: visible(cell) if isinstance(cell, str) else cell)
 
 
 def written(table: pd.DataFrame, form: str) -> str:
-    """A table as Markdown, LaTeX or CSV; signs that have a meaning there are escaped."""
+    """A table as Markdown or LaTeX; signs that have a meaning there are escaped."""
     table = table.map(lambda cell: visible(str(cell)))
-    if form == "csv":
-        return str(table.to_csv(index=False))
     if form == "latex":
         return str(table.style.format(escape="latex").hide(axis="index").to_latex(hrules=True))
     escaped = table.map(lambda cell: re.sub(r"([\\|`*\[\]])", r"\\\1", html.escape(cell, quote=False)))
@@ -109,7 +110,7 @@ def sweep_headline(runs: Sequence[Run]) -> str:
     name, _, ends = best_of(rows)
     others = [row[2] for row in rows if row[0] != name and row[2] is not None]
     overlaps = 0 if ends is None else sum(other[1] >= ends[0] for other in others)
-    return fastest(rows, "runs") + (f"; intervals of {overlaps} others overlap" if overlaps else "")
+    return fastest(rows, "runs") + (f"; intervals that overlap its own: {overlaps}" if overlaps else "")
 
 
 def best_of(rows: Sequence[Measured]) -> Measured:
@@ -169,7 +170,9 @@ def verdicts(runs: Sequence[Run]) -> str:
     said = "lossless: " + ", ".join(f"{number} of {len(runs)} {word}" for word, number in found.items())
     configs = [run.results["config"] | {"target": run.results["config"]["target"]["path"]} for run in runs]
     names = [name for name in ("target", "gamma", "temperature") if len({own[name] for own in configs}) == 1]
-    same = [*(f"{name} {configs[0][name]}" for name in names), f"{runs[0].results['counts']['prompts']} prompts"]
+    counts = [run.results["counts"]["prompts"] for run in runs]
+    prompts = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    same = [*(f"{name} {configs[0][name]}" for name in names), f"{prompts} prompts"]
     return f"{said}; {', '.join(same)}"
 
 
@@ -192,8 +195,7 @@ def speedups(rows: Sequence[tuple[str, float | None, Sequence[float] | None, flo
 
 
 def sweep_lines(runs: Sequence[Run]) -> Figure | None:
-    """The speedup over the override with most numbers, three at least, a line for each setting of the others, and
-    Theorem 3.8's predictions dashed."""
+    """The speedup over the override with most numbers, three at least; Theorem 3.8's predictions are dashed."""
     settings = [dict(word.partition("=")[::2] for word in run.results["details"]["overrides"]) for run in runs]
     key = swept_number(settings)
     if key is None:

@@ -99,7 +99,7 @@ def methods(run: Run) -> pd.DataFrame:
         {
             "method": "plain" if name == "baseline" else name,
             "tokens/s": number(throughput.get(f"{name}_tokens_per_second")),
-            "speedup over it": over,
+            "speculative over it": over,
             **{head: milliseconds(latency[key][name]) if name in latency[key] else "-" for head, key in waits.items()},
         }
         for name, over in ratios.items()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from specbench.errors import ConfigError, installing, shown
+from specbench.errors import ConfigError, installing
 from specbench.measure.record import Record
 from specbench.report.files import PAGE, Logger, Opening, Run
 from specbench.settings import BaseSettings
@@ -33,18 +33,9 @@ class WandbLogger(Logger):
             pattern=r"^[^/\\#?%:]{1,128}$", description="at most 128 characters, and none of / \\ # ? % :"
         )
         entity: str | None
-        tags: list[str]
 
-        def check(self, prefix: str) -> None:
-            """Raises ConfigError for tags that W&B refuses, which it would do after the models are loaded."""
-            if len(set(self.tags)) < len(self.tags) or any(len(tag) > 64 for tag in self.tags):
-                raise ConfigError(
-                    f"{prefix}tags={shown(self.tags)} is not allowed: they must differ, and have at most 64 characters"
-                )
-
-    def __init__(self, mode: str, project: str, entity: str | None, tags: list[str]):
-        # Without tags they are those of WANDB_TAGS.
-        self.settings: dict[str, Any] = {"mode": mode, "project": project, "entity": entity, "tags": tags or None}
+    def __init__(self, mode: str, project: str, entity: str | None):
+        self.settings: dict[str, Any] = {"mode": mode, "project": project, "entity": entity}
         self.sums: dict[str, float] = {}  # of all requests so far, by the names of `measure.sums.sums_of`
         self._run: Any = None
 

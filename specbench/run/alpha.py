@@ -126,11 +126,13 @@ def read_alpha(
     import torch
 
     from specbench.models.reference_forward import FinishedText
+    from specbench.report.terminal import progress
     from specbench.run.readers import distribution
 
-    clock, rows = time.perf_counter(), []
-    with torch.inference_mode():
-        for tokens, begin in texts:
+    clock, rows, every = time.perf_counter(), [], [*texts]
+    with torch.inference_mode(), progress() as report:
+        for number, (tokens, begin) in enumerate(every):
+            report(number, len(every), "reading")
             read = tokens[: min(target.context, drafter.context)]
             text = FinishedText(read[:begin], read[begin:])
             if len(text.ids) < 2:  # the control needs a next position

@@ -91,7 +91,8 @@ class Requests:
 def groups_of(requests: int, rows: int, over_time: bool) -> list[int]:
     """Where the groups of so many requests that go through `rows` rows begin, and the end of the last one. They are as
     equal as can be, since the rows of a small one are idle for most of it."""
-    groups = max(min(GROUPS, requests // (FEWEST * rows)), min(1, requests))
+    few = 3 if requests >= 6 * rows else 1  # three have an interval
+    groups = max(min(GROUPS, requests // (FEWEST * rows)), min(few, requests))
     if not over_time:
         groups = requests if rows == 1 else max(groups, -(-requests // (MOST * rows)))
     return [number * requests // groups for number in range(groups + 1)] if groups else []

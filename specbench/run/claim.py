@@ -127,7 +127,7 @@ def answers(claim: "Claim", words: Sequence[str]) -> "list[Judged]":
         raise unknown(f"choices.{key}={claim.choices[key]}", groups, "choice of an option")
     if claim.needs:
         raise AbsentError(claim.needs)
-    from specbench.run.jobs import finished, job_of
+    from specbench.run.jobs import finished_job, job_of
 
     content = claim.model_dump(mode="json", exclude={"numbers", "rows"})
     label = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]  # in whichever order
@@ -140,7 +140,7 @@ def answers(claim: "Claim", words: Sequence[str]) -> "list[Judged]":
     from specbench.run.evaluate import run_logged  # which loads torch, after the hub's check
     from specbench.run.provenance import code
 
-    run = None if job.checked.root.force else finished(folder, job.checked.resolved)
+    run = None if job.checked.root.force else finished_job(job)
     if run is None or any(run.results["provenance"][key] != value for key, value in code().items()):
         run = run_logged(job, announce=print)
     terminal.summary(run.results, folder)

@@ -44,6 +44,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def pool(folders: Sequence[Path], into: Path) -> Run:
     """Writes the run of several folders into one. Raises ConfigError if they are no parts of one run."""
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ConfigError(f"{' and '.join(map(str, folders))} are not all different: give each part once")
     runs = [files.read_run(folder) for folder in folders]
     refuse_different(runs)
     own = re.compile(rf"({'|'.join(OF_PARTS)}|hydra\..*)=")

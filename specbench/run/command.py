@@ -64,7 +64,7 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        left = str(error) or "nothing was finished"
+        left = str(error) or "what was finished is kept"
         stop(f"interrupted: {left}; the same command goes on from there", INTERRUPTED)
 
 
@@ -107,7 +107,7 @@ def job(config: DictConfig) -> None:
 
 def run_composed(config: DictConfig, folder: Path, of_sweep: bool) -> str:
     """Runs a configuration and prints its results, in a sweep as one line. Raises CommandError or KeyboardInterrupt."""
-    from specbench.run.jobs import finished, job_of, refuse_verdict
+    from specbench.run.jobs import finished_job, job_of, refuse_verdict
 
     known, kind = HydraConfig.get(), "job" if of_sweep else "run"
     wanted = job_of(config, folder, known.overrides.task, kind, known.runtime.choices)
@@ -115,7 +115,7 @@ def run_composed(config: DictConfig, folder: Path, of_sweep: bool) -> str:
 
     log.info("%s", shlex.join(sys.argv))
     checked = wanted.checked
-    if of_sweep and not checked.root.force and (before := finished(folder, checked.resolved)) is not None:
+    if of_sweep and not checked.root.force and (before := finished_job(wanted)) is not None:
         return f"finished before, skipped (force=true redoes it): {terminal.one_line(before.results)}"
     if checked.root.repeats > 1:
         from specbench.run.collect import run_repeats

@@ -24,17 +24,16 @@ from specbench.errors import CommandError, ConfigError, answering, first_line
 from specbench.report import files
 from specbench.report.files import Run, labels_of
 from specbench.run.command import interruptible
-from specbench.run.jobs import HOW, Job, alike, finished
+from specbench.run.jobs import HOW, Job, alike, finished_job
 from specbench.run.sweep import jobs_of
 
 log = logging.getLogger(__name__)
 
 
-def main(words: list[str] | None = None, preset: Sequence[str] = ()) -> None:
-    """Runs the command; `preset` are overrides that the words may replace."""
-    parser = argparse.ArgumentParser(
-        prog="specbench.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(words: list[str] | None = None, preset: Sequence[str] = (), about: str | None = __doc__) -> None:
+    """Runs the command, which is `about` something; `preset` are overrides that the words may replace."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="specbench", description=about, formatter_class=form)
     parser.add_argument("inputs", nargs="*" if preset else "+", help="a sweep, as of -m")
     more = 'the same with these overrides too, as in "gamma=2,3"'
     parser.add_argument("--also", metavar="OVERRIDES", action="append", default=[], help=more)
@@ -44,12 +43,13 @@ def main(words: list[str] | None = None, preset: Sequence[str] = ()) -> None:
 
 
 def advise(words: list[str] | None = None) -> None:
-    """`python -m specbench.advise`: whether to speculate, with which drafter and gamma, at which batch size."""
+    """`python -m specbench.advise target.path=P`: whether to speculate, with which drafter, at which batch size, by
+    comparisons of plain decoding with drafters that need no training, and with those that are given."""
     given = sys.argv[1:] if words is None else words
     keys = {word.partition("=")[0].partition(".")[0] for word in given}
     # The default drafter has another tokenizer than most targets.
     fitting = ["drafter=suffix,prompt_lookup"] if "target" in keys and "drafter" not in keys else []
-    main(given, ["experiment=advise", *fitting])
+    main(given, ["experiment=advise", *fitting], advise.__doc__)
 
 
 def compare_jobs(words: Sequence[str], also: Sequence[str]) -> None:
@@ -57,7 +57,7 @@ def compare_jobs(words: Sequence[str], also: Sequence[str]) -> None:
     config, folder, jobs = jobs_of_comparison(words, also)
     together = alike(jobs, HOW)
     if all(len(own) < 2 for own in together):
-        raise ConfigError(f"{' '.join(words)} is one method: give several, as in drafter=stdlib,ngram")
+        raise ConfigError(f"{' '.join(words)} is one method for each work: give several, as in drafter=stdlib,ngram")
     folder.mkdir(parents=True, exist_ok=True)
     with open_dict(config):
         config.hydra.runtime.output_dir = str(folder)
@@ -112,7 +112,7 @@ def compare_group(folder: Path, asked: Sequence[Job]) -> int:
     labels = labels_of([job.overrides for job in asked])
     jobs = [replace(job, folder=folder / fields(label)) for job, label in zip(asked, labels, strict=True)]
     force = any(job.checked.root.force for job in jobs)
-    known = [before for job in jobs if (before := finished(job.folder, job.checked.resolved)) is not None]
+    known = [before for job in jobs if (before := finished_job(job)) is not None]
     found: Sequence[Run | Exception] = known
     started = {run.results["provenance"]["started"] for run in known}  # one, if a process decoded all in turn
     if force or len(known) < len(jobs) or len(started) > 1:

@@ -76,14 +76,26 @@ def finished(folder: Path, config: Mapping[str, Any]) -> Run | None:
     return run if same and run.results["status"] == "complete" else None
 
 
-def decoded_before(folder: Path, config: Mapping[str, Any]) -> list[Record]:
-    """The records of an interrupted run in a folder, if it had these settings; a finished one is to be done again."""
+def finished_job(job: Job) -> Run | None:
+    """The run of a job that is complete, if its data have the same prompts as then, else None."""
+    if (run := finished(job.folder, job.checked.resolved)) is None:
+        return None
+    from specbench.config.build import chosen_prompts
+    from specbench.data.prompts import content_hash, load
+
+    prompts = chosen_prompts(load(job.checked.choices["data"].build()), job.checked.root)
+    return run if run.results["details"]["facts"]["data"] == content_hash(prompts) else None
+
+
+def decoded_before(folder: Path, config: Mapping[str, Any], data: str) -> list[Record]:
+    """The records of an interrupted run in a folder, if it had these settings and data, whose hash stands in the last
+    line of its config.yaml; a finished one is to be done again."""
     path = folder / files.CONFIG
     if not path.is_file() or finished(folder, config) is not None:
         return []
     try:
         before: Any = OmegaConf.to_container(OmegaConf.load(path))
-        if settings(before) != settings(config):
+        if settings(before) != settings(config) or not path.read_text().endswith(data):
             return []
     except Exception:  # a damaged file, for which the parsers have many errors, is as one with other settings
         return []

@@ -3,7 +3,6 @@
 import gc
 import platform
 import resource
-import statistics
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ import transformers
 from specbench.executors.machine import device_name, free_bytes
 
 CPU_BYTES, CUDA_BYTES = 2**26, 2**30  # of the buffer whose reading is timed: more than a core's share of the caches
-READS = 5
+READS = 30
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
@@ -61,18 +60,18 @@ def commit() -> tuple[str | None, bool | None]:
 
 @cache  # runs of one process are compared
 def bytes_per_second(device: torch.device) -> float:
-    """How fast the memory was read: the median of a few sums of a buffer that is larger than the caches."""
+    """How fast memory can be read: the fastest of many sums of a buffer larger than the caches, as others slow some."""
     cuda = device.type == "cuda"
     size = min(CUDA_BYTES, free_bytes(device) // 4) if cuda else CPU_BYTES
     buffer = torch.ones(size // 4, device=device)
     seconds = []
-    for _ in range(READS + 1):
+    for _ in range(READS):
         begin = time.perf_counter()
         buffer.sum()
         if cuda:
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - begin)
-    return buffer.nbytes / statistics.median(seconds[1:])
+    return buffer.nbytes / min(seconds)
 
 
 def forget_earlier_runs() -> None:

@@ -24,7 +24,7 @@ from specbench.measure.results import results
 from specbench.models.language_model import LanguageModel
 from specbench.report import files
 from specbench.report.files import Logger, Opening
-from specbench.report.terminal import progress
+from specbench.report.terminal import progress, summary
 from specbench.run.batching import Batch, Requests
 from specbench.run.jobs import Job, alike, decoded_before, locked
 from specbench.run.provenance import bytes_per_second, forget_earlier_runs, peak_bytes, provenance
@@ -114,6 +114,7 @@ def execute_one(job: Job, **how: Any) -> files.Run:
     if isinstance(run, Exception):
         raise CommandError(f"{first_line(run)}, see {job.folder / 'run.log'}") from run
     if run.results["status"] == "interrupted":
+        summary(run.results, job.folder)
         raise KeyboardInterrupt(f"the numbers of what was finished are in {job.folder}")
     return run
 
@@ -121,12 +122,13 @@ def execute_one(job: Job, **how: Any) -> files.Run:
 def opened(job: Job, parts: Parts, stack: ExitStack) -> Method:
     """A method with its logger and its records open; those of a run that was interrupted are kept."""
     path = job.folder / files.RECORDS
-    records = decoded_before(job.folder, job.checked.resolved)
+    data = f"# prompts {content_hash(parts.prompts)}\n"
+    records = decoded_before(job.folder, job.checked.resolved, data)
     # Records without a configuration are not taken over, so that a kill in between mixes no two runs.
     for name in (*(() if records else (files.CONFIG,)), files.RESULTS, files.ROUNDS, files.PAGE):
         (job.folder / name).unlink(missing_ok=True)
     files.write_text(path, "".join(record.line() + "\n" for record in records))
-    files.write_text(job.folder / files.CONFIG, OmegaConf.to_yaml(OmegaConf.create(job.checked.resolved)))
+    files.write_text(job.folder / files.CONFIG, OmegaConf.to_yaml(OmegaConf.create(job.checked.resolved)) + data)
     notes = []
     if records:
         notes.append(f"{len(records)} requests were decoded by a process that was interrupted")

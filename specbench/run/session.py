@@ -1,5 +1,4 @@
-"""Decodes groups of requests by one method, and times it. Before that: warm-up of every shape, and calibration of
-policies that choose by cost."""
+"""Decodes groups of requests by one method, timed, after warm-up of every shape and calibration of policies."""
 
 import logging
 from collections import abc
@@ -75,7 +74,7 @@ class Session:
         reader = target.hidden_reader
         target.hidden_reader = reader if speculative else None  # plain decoding keeps no hidden states for a drafter
         target.allocate(parts.root.batch_size, columns)
-        alone = target.batch_invariant(parts.root.batch_size, parts.policy.largest + 1, drafter)
+        alone = target.reads_alone(parts.root.batch_size)
         scheduler = Scheduler(jobs, models, parts.root.prefill_chunk, parts.spare, arrivals, alone)
 
         try:
@@ -130,7 +129,7 @@ def warm_up(session: Session, batch: Batch) -> None:
     if not parts.decoding.samples:  # a search meets its shapes within one request
         parts.decoding.decode(parts, [session.job(batch.requests[0], SHORT)], batch.columns, speculative=True)
         return
-    executor.warm = False
+    executor.warm, whole = False, executor.whole_rounds
     fixed = executor.fixed_shapes
     end = batch.columns - parts.spare
     first = list(batch.requests[0].tokens)
@@ -147,6 +146,8 @@ def warm_up(session: Session, batch: Batch) -> None:
                     jobs = row_jobs(session, batch, prompt, [gamma + TOKENS, SHORT] if fixed else [gamma + SHORT], end)
                     for keep in (False, parts.root.verdict_tokens > 0):
                         session.decode(jobs, True, batch.columns, policy=policy, verifier=verifier, keep=keep)
+    if executor.whole_rounds != whole:  # it was not possible: the calls of each stage have not been met
+        return warm_up(session, batch)
     executor.warm = True
     for name, peer in parts.peers.items():
         with going_on(f"warm-up of {name}"):

@@ -69,8 +69,8 @@ def jobs_of(config: DictConfig, loader: ConfigLoader, folder: Path, kind: str = 
 
 
 def summarise(jobs: Sequence[Job], folder: Path) -> tuple[str, int]:
-    """Prints the table of finished jobs, writes summary.csv and the page. Returns a sentence and the exit code: 1 if a
-    job has no results, 3 if one with strict=true has no good verdict."""
+    """Prints the table of finished jobs; writes summary.csv and the page, of all runs in the folder. Returns a sentence
+    and the exit code: 1 if a job has no results, 3 if one with strict=true has no good verdict."""
     from specbench.report import several  # which loads pandas and matplotlib
 
     found = [finished(job.folder, job.checked.resolved) for job in jobs]
@@ -78,8 +78,9 @@ def summarise(jobs: Sequence[Job], folder: Path) -> tuple[str, int]:
     runs = [replace(run, label=label) for run, label in zip(found, labels, strict=True) if run is not None]
     if runs:
         several.answer(several.sweep_headline(runs), runs, several.runs_table(runs), folder)
-        files.write_text(folder / "summary.csv", several.sweep_csv(runs).to_csv(index=False))
-        files.write_text(folder / files.PAGE, several.sweep_page(runs, folder.name))
+        every = files.read_all(folder)  # those of other sweeps of this name too
+        files.write_text(folder / "summary.csv", several.sweep_csv(every).to_csv(index=False))
+        files.write_text(folder / files.PAGE, several.sweep_page(every, folder.name))
     if len(runs) < len(jobs):
         return f"{len(jobs) - len(runs)} of {len(jobs)} jobs have no results, see run.log in their folders", 1
     bad = sum(not_shown_lossless(job, run) for job, run in zip(jobs, runs, strict=True))

@@ -17,8 +17,7 @@ from specbench.errors import ConfigError, comes_from, stop, visible
 
 
 def one_training(config: DictConfig) -> float:
-    """Trains as the composed configuration says, and prints the result. Returns the mean alpha over guesses, for
-    Hydra's optimisers. Raises ConfigError."""
+    """Trains, and prints the result. Returns the mean alpha, for Hydra's optimisers. Raises ConfigError."""
     from specbench.train.trainer import train
 
     out_dir = Path(HydraConfig.get().runtime.output_dir)

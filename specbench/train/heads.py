@@ -14,8 +14,7 @@ from specbench.train.student import Student, StudentSettings, head_input, quoted
 
 
 class HeadsStudent(Student):
-    """Head k predicts, from the hidden state of a position, the token k positions after the target's own next token.
-    `drafter` is the drafter that the heads are for."""
+    """Head k predicts, from a hidden state, the token k behind the target's own next one. `drafter`: whose they are."""
 
     class Settings(StudentSettings):
         heads: int = Field(ge=1, le=1000)

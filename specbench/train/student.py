@@ -59,8 +59,7 @@ class Student(Component, nn.Module, ABC):
         """Logits of p and of q, both [n, K, V], at the positions of rows of text [B, T]."""
 
     def save(self, folder: Path, accuracy: list[list[float]]) -> None:
-        """Writes what was trained, as a Hugging Face checkpoint. `accuracy[k][i]` is how often the i-th best token of
-        guess k was the target's argmax."""
+        """Writes a Hugging Face checkpoint. `accuracy[k][i]`: how often guess k's i-th best token was the argmax."""
         self.part.config.accuracy = accuracy
         self.part.half().save_pretrained(folder)
 

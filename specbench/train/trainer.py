@@ -74,8 +74,7 @@ def train(config: DictConfig, out_dir: Path) -> dict[str, Any]:
 
 
 def checked_settings(config: DictConfig) -> tuple[Training, Any, Any, Any]:
-    """The scalars, the target's settings, and the class and the settings of the method. Raises ConfigError for what can
-    be known before anything loads."""
+    """The scalars, the target's settings, the method's class and settings. Raises ConfigError before anything loads."""
     scalar_keys = [str(key) for key in config if key not in ("target", "method", "hydra")]
     masked = OmegaConf.masked_copy(config, scalar_keys)
     masked._set_parent(config)
@@ -166,8 +165,7 @@ def fit(student: Student, rows: Tensor, scalars: Training, learning_rate: float,
 
 
 def measure(student: Student, rows: Tensor, autocast: bool) -> tuple[list[list[float]], int]:
-    """On held-out rows [n, T]: for each guess alpha, then how often its best, second best, ... token was the target's
-    argmax; and the number of positions."""
+    """For each guess alpha on rows [n, T], how often its best, second, .. token was argmax; how many positions."""
     device = student.target.device
     student.eval()
     with torch.autocast(device.type, torch.bfloat16, autocast):

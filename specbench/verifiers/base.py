@@ -1,5 +1,4 @@
-"""Base class of verifiers, which guesses to accept, and the token after them; and the paper's own for chains:
-speculative sampling (section 2.3) with lenience (A.5)."""
+"""Base class of verifiers, and the paper's own for chains: speculative sampling (2.3) with lenience (A.5)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -69,8 +68,7 @@ class Verifier(Component, ABC):
 
     @abstractmethod
     def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
-        """The probability that a guess is accepted, at each step of the path, [B, D]. alpha is its mean over tested
-        steps (Definition 3.1). p [B, N + 1, V]."""
+        """[B, D]: the probability that a guess is accepted at each step; alpha is its mean. p [B, N + 1, V]."""
 
 
 class SpeculativeVerifier(Verifier):

@@ -31,8 +31,7 @@ def greedy_text(module, read, **more) -> list[int]:
     for kind in ("t5", "bart") for cache in CACHES
 ])  # fmt: skip
 def test_the_beams_and_scores_are_those_of_transformers(kind, cache, monkeypatch):
-    """BART's text has a forced second token, which counts for the length, and tokens that are never drawn, whose share
-    nobody gets."""
+    """BART's text has a forced second token, which counts for the length, and tokens that are never drawn."""
     monkeypatch.setattr(tree_reader, "MOST_UNUSED", 5)
     module, other, unlike = module_of(kind), noisy(module_of(kind)), noisy(module_of(kind), 0.5)
     if kind == "bart":

@@ -78,8 +78,7 @@ def seconds_of(machine, timer, rounds=3, **what):
 
 
 def test_stages_end_where_the_device_begins_the_next(machine):
-    """.1 of the feed and .05 of the policy are HOST. The draft begins with its preparation; the other calls are
-    prepared while the device drafts."""
+    """HOST is .1 of the feed and .05 of the policy; later calls are prepared while the device drafts."""
     for seconds in seconds_of(machine, Timer(torch.device("cuda:1"))):
         assert seconds == pytest.approx({"host": 0.15, "draft": 5.2, "verify": 2.0, "accept": 0.3, "record": 1.5})
 

@@ -226,8 +226,7 @@ def test_traversal_keeps_more():
 
 
 def test_published_faults_are_found():
-    """Controls: `of_public_code` is right where no guess has children, or only one that is the third of three tokens;
-    HSD's `whole_ratio` is right for one guess."""
+    """Controls: `of_public_code` is right without children, HSD's `whole_ratio` for one guess."""
     wrong = {shape: max(total_variation(PUBLIC, shape, seed)[0] for seed in range(2)) for shape in SHAPES}
     right = {shape for shape, apart in wrong.items() if not apart}
     assert right == {(0,), (0, 0), (0, 0, 0), (0, 0, 0, 3)} and max(wrong.values()) > 0.1

@@ -100,8 +100,7 @@ def turned(x, position):
 
 @torch.inference_mode()
 def plain_laws(kind, stock, text, guesses, layers=(1, 4), shift=0, plain_ids=False):
-    """q [gamma, V] behind a text, one row, head and key at a time, from the target's states of the whole text.
-    `layers`, `shift` of positions and `plain_ids` spoil it."""
+    """q [gamma, V] behind a text, one row, head and key at a time; `layers`, `shift` and `plain_ids` spoil it."""
     _, fewer, rank = KINDS[kind]
     W = {name: tensor.double() for name, tensor in random_weights(fewer, rank).items()}
     n = len(text) - 1

@@ -69,8 +69,7 @@ def share(left, q, k):
 
 @pytest.mark.parametrize(("temperature", "gamma"), [(1.0, 4), (0.6, 4), (1.5, 2)])
 def test_a_drawn_tree_has_the_laws_and_shares_of_plain_python(temperature, gamma):
-    """Each guess's q is that of its parent's text without its earlier siblings, and it is there if its parent has left
-    what it takes. Laws differ so much that trees do."""
+    """Each guess's q is its parent's without earlier siblings, and it is there if anything is left of that."""
     table, sampling = random_table(V, 3, spread=3.0), Sampling(temperature)
     target, helper = tabular_model(random_table(V, 4), sampling), tabular_model(table, sampling)
     texts = [[1, 2, 3], [4, 5, 6], [7, 8], [9, 1, 2], [3, 3, 3, 3]]

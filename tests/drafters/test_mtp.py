@@ -49,8 +49,7 @@ def shaped(folder: Path, kind: str, layers: int) -> Path:
 
 @cache
 def with_module(kind: str) -> Path:
-    """A tiny checkpoint of two layers with a module, under the names of the real ones: the layer is the third one of a
-    larger model."""
+    """A tiny checkpoint of two layers with a module, the third layer of a larger model, under the real names."""
     folder = Path(mkdtemp())
     out, prefix = shaped(folder / "out", kind, LAYERS), f"model.layers.{LAYERS}."
     more = load_file(shaped(folder / "more", kind, LAYERS + 1) / WEIGHTS)
@@ -74,8 +73,7 @@ def parts(kind: str, *overrides: str):
 
 @torch.inference_mode()
 def plain_laws(kind, target, text, guesses, exchanged=False):
-    """q [gamma, V] from the whole text, with the larger model's third layer: MiMo's projection reads the hidden state
-    first."""
+    """q [gamma, V] from the whole text, with the larger model's third layer, as MiMo's: hidden states first."""
     stock = target.stock
     base = stock.model
     layer = AutoModelForCausalLM.from_pretrained(with_module(kind).parent / "more").model.layers[LAYERS]
@@ -101,8 +99,7 @@ def plain_laws(kind, target, text, guesses, exchanged=False):
 
 @pytest.mark.parametrize("kind", only(["deepseek_v3", "qwen2"], SHAPES))
 def test_q_is_that_of_the_whole_text(kind):
-    """In ragged rows, after every number of accepted guesses, for guesses that repeat the layer. Controls: the halves
-    of the projection exchanged, and the text's last tokens."""
+    """In ragged rows, after any number of accepted guesses. Controls: exchanged halves, the text's last tokens."""
     own = parts(kind)
     found = noted_drafts(own, tokens=10)
     assert len(found) > 6 and {len(guesses) for _, guesses, _ in found} >= {3}

@@ -44,8 +44,7 @@ def test_a_target_that_drafts_for_itself_is_always_accepted(pair, tmp_path):
 
 
 def test_drafters_of_counts_count_the_ends_of_a_translator_s_texts():
-    """One end for each line of own.de, and no unknown token for a line break; as one text it has the opposite. What the
-    drafter is given is the first."""
+    """One end for each line of own.de, no unknown token for a line break; as one text it is the opposite."""
     lines = Path(place_of("shipped:ende/own.de")).read_text(encoding="utf-8").splitlines()
     parts = parts_of("drafter=ende_bigram", "data=ende", "data.limit=1", "max_new_tokens=2", "executor=eager")
     tokenizer = parts.target.tokenizer

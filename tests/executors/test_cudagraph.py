@@ -1,6 +1,7 @@
 """The graph executor. Without a GPU it is tested on a model of graphs and of their memory (`graph_memory.py`)."""
 
 import contextlib
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -36,8 +37,6 @@ def test_graphs_change_no_token_and_never_wait_for_the_host(cache, sampling, kin
     assert decode(jobs(), 3, tables, cache, kind, sampling=sampling, executor=executor) == expected
     names = {getattr(f, "__name__", "") for f in executor.functions}
     assert names - {"accept_and_commit", "scored"} == ({"_round"} if kind else set())
-    rounds = [graph for f in executor.functions.values() if "_round" in f.name for graph in f.graphs.values()]
-    assert all([stage for stage, _ in graph.marks] == ["draft", "verify"] for graph in rounds)
     assert executor.replays > graphs_of(executor) > 0
 
 
@@ -95,6 +94,8 @@ def test_no_replay_overwrites_what_is_still_read(rows, temperature, policy, tabl
     graphs, found = numbers_of_rounds(executor, tables, rows, temperature, policy)
     assert graphs == tokens and len(found) == len(expected)
     assert all(a.equal(b) for a, b in zip(found, expected, strict=True))
+    rounds = [graph for f in executor.functions.values() if "_round" in f.name for graph in f.graphs.values()]
+    assert all([stage for stage, _ in graph.marks] == ["host", "draft", "verify"] for graph in rounds)
     # A round of a fixed gamma is one graph in each bucket of columns; of others the verdict is one for all buckets.
     counts = {f.name.split()[0]: len(f.graphs) for f in executor.functions.values()}
     whole = {"ModelDrafter._round": 4, "round_numbers": 1}
@@ -269,6 +270,9 @@ def test_real_replays_overwrite_nothing_that_is_still_read(rows, temperature, ta
         assert graphs == tokens and len(found) == len(expected)
         assert all(torch.allclose(a, b, equal_nan=True) for a, b in zip(found, expected, strict=True))
     assert not executor.not_captured
+    torch.cuda.synchronize()
+    marked = [[e for _, e in g.marks] for f in executor.functions.values() for g in f.graphs.values() if g.marks]
+    assert marked and all(a.elapsed_time(b) > 0 for events in marked for a, b in pairwise(events))
 
 
 @pytest.mark.cuda

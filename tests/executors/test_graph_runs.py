@@ -13,6 +13,7 @@ KINDS = {
     # The second prompt is not read again: rounds leave less behind.
     "fixed": ("gamma=2", "verdict_tokens=1", "max_new_tokens=14"),
     "two rows": ("gamma=2", "temperature=0", "batch_size=2", "cache=paged", "max_new_tokens=6"),
+    "optimal": ("gamma_policy=optimal", "gamma_policy.largest=2", "max_new_tokens=6"),
     "adaptive": ("gamma_policy=adaptive", "gamma_policy.largest=2", "max_new_tokens=6"),
     "tree": (
         "drafter=dynamic_tree",

@@ -16,11 +16,15 @@ pytest.importorskip("triton")
 
 from triton import knobs
 
+from specbench.decoding.sequence import Sequence
 from specbench.errors import ConfigError
 from specbench.executors.compiled import CompiledExecutor
 from specbench.executors.eager import EagerExecutor
 from specbench.kernels import attention, fused
 from specbench.models import reference_forward
+from specbench.models.language_model import LanguageModel
+from specbench.models.triton_step import TritonStep
+from specbench.run.session import Session
 
 DEVICE = "cpu" if knobs.runtime.interpret else "cuda"
 pytestmark = pytest.mark.cuda
@@ -188,7 +192,7 @@ def test_compiled_functions_and_attention_sdpa_run_the_module():
         assert model.fused is None and not model.batch_invariant(1, 6, SimpleNamespace(trees=False))
     fast = model_of(tiny("llama", 1))
     for rows, trees, shares, same in (
-        (1, False, True, True), (10, False, False, True), (11, False, False, False), (2, False, True, False),
+        (1, False, False, True), (10, False, False, True), (11, False, False, False), (1, False, True, False),
         (1, True, False, False),
     ):  # fmt: skip
         fast.cache = SimpleNamespace(shares=shares)
@@ -198,6 +202,32 @@ def test_compiled_functions_and_attention_sdpa_run_the_module():
 @pytest.mark.parametrize("layers", [(), (0, 1, 2)])
 def test_hidden_states_are_those_of_the_module(layers):
     assert error_of_hidden_states(tiny("llama"), "triton", layers) < 1e-5
+
+
+def prompt_bits(batch):
+    """Keys and values of two prompts of 10 tokens, read in one batch or one after the other."""
+    how = ("attention=triton", "dtype=bfloat16", "temperature=0", f"batch_size={2 if batch else 1}")
+    session, found = Session(parts_of("target=bytes", "drafter=ngram", *how)), []
+    jobs = [Sequence([3, 4, 5, 6, 7] * 2, 11, 7), Sequence([9, 8] * 5, 11, 8)]
+    for own in [jobs] if batch else [[job] for job in jobs]:
+        session.decode(own, False, 16)
+        tensors = session.parts.target.cache_tensors()
+        found += [[t[row, :, :9].clone() for t in tensors] for row in range(len(own))]
+    return found
+
+
+@pytest.mark.slow
+def test_prompts_of_a_batch_are_read_as_alone(monkeypatch):
+    """Each is short enough for kernels, and both together are not."""
+
+    def same(found):
+        return [all(a.equal(b) for a, b in zip(*pair, strict=True)) for pair in zip(found, expected, strict=True)]
+
+    monkeypatch.setattr(TritonStep, "most_rows", 16)
+    expected = prompt_bits(batch=False)
+    assert same(prompt_bits(batch=True)) == [True, True]
+    monkeypatch.setattr(LanguageModel, "reads_alone", lambda self, rows: False)
+    assert same(prompt_bits(batch=True)) == [False, False]  # negative control
 
 
 @pytest.mark.slow

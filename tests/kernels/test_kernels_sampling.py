@@ -101,8 +101,7 @@ def test_shapes_are_kept_and_checked():
 
 
 def chains(V, rows, N, seed):
-    """p, q, guesses, r, bits and count of random chains. Some have q = p, some a point mass as q, some a p without
-    anything above q, some NaN."""
+    """p, q, guesses, r, bits, count of chains: some have q = p, or point masses, or no p above q, or NaN."""
     generator = torch.Generator().manual_seed(seed)
     p = some_distributions(rows * (N + 1), V, generator).view(rows, N + 1, V)
     q = some_distributions(rows * max(N, 1), V, generator).view(rows, -1, V)[:, :N].clone()

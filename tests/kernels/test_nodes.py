@@ -118,7 +118,9 @@ def test_a_round_of_3b_with_1b_launches_few_kernels(temperature, attention, node
     nodes.found.clear()
     with nodes:
         inputs = Inputs(*last_tokens(rows, 2), (), COLUMNS)
-    draft, scores, verdict, kept, _ = nodes.of(drafter._round, target, verifier, rows, GAMMA, inputs, empty(1), None)
+    draft, scores, verdict, kept, _ = nodes.of(
+        drafter._round, target, verifier, rows, GAMMA, inputs, COLUMNS, empty(1), None
+    )
     nodes.of(round_numbers, scores.p, draft, verdict, kept, verifier.beta)
     total = sum(nodes.found.values())
     print(total, nodes.found)

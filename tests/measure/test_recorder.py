@@ -42,8 +42,7 @@ def one_round(
 
 
 def test_what_is_tested_recovered_and_bonus() -> None:
-    """Rows: rejected at the second guess; all accepted; a stop at the second of three accepted guesses; no guess; idle;
-    a draft of one guess that was rejected."""
+    """Rows: rejected at the second guess; all accepted; a stop at the second of three; none; idle; rejected."""
     recorder, p, q, _ = one_round([1, 3, 3, 0, 0, 0], [3, 3, 3, 0, 3, 1], [2, 4, 2, 1, 0, 1])
     rounds = recorder.rounds([SECONDS], 6)
     own = [{name: column[0] for name, column in vars(of).items()} if len(of) else {} for of in rounds]

@@ -109,8 +109,7 @@ def test_the_accounting_multiplies_exactly_to_the_speedup(made: list[Record], ga
 
 
 def test_a_second_that_is_moved_moves_only_its_factors() -> None:
-    """The control of the accounting: a slower target call is seen by verify (and what has it as a unit), not by
-    drafting."""
+    """The accounting's control: a slower target call is seen by verify, and what has it as unit, not by drafting."""
     made = records()
     before = {f["factor"]: f["value"] for f in results(made, facts())["speedup"]["accounting"]}
     for own in made:

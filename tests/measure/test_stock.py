@@ -10,15 +10,9 @@ from specbench.measure.verdict import distance, tie, tolerance
 from specbench.models.reference_forward import penalised
 
 SAMPLINGS = [
-    Sampling(),
-    Sampling(0.7),
-    Sampling(1.3, top_k=5),
-    Sampling(top_p=0.8),
-    Sampling(0.5, top_k=9, top_p=0.9),
-    Sampling(top_k=1),
-    Sampling(top_p=0.3),
-    Sampling(0.5, top_p=0.5),
-]
+    Sampling(), Sampling(0.7), Sampling(1.3, top_k=5), Sampling(top_p=0.8), Sampling(0.5, top_k=9, top_p=0.9),
+    Sampling(top_k=1), Sampling(top_p=0.3), Sampling(0.5, top_p=0.5),
+]  # fmt: skip
 
 
 def logits(seed: int = 4) -> torch.Tensor:

@@ -139,17 +139,10 @@ class LikeliestBonus(SpeculativeVerifier):
 
 
 FAULTS = [
-    ("model", AcceptEverything, 40),
-    ("bigram", AcceptEverything, 40),
-    ("model", ResidualFromTarget, 40),
-    ("ngram", ResidualFromTarget, 40),
-    ("under_model", HiddenLenience, 80),
-    ("model", EagerBlock, 150),
-    ("model", HiddenLenience, 60),
-    ("model", OneNumber, 60),
-    ("model", NoiseOfTheGuess, 150),
-    ("model", LikeliestBonus, 40),
-]
+    ("model", AcceptEverything, 40), ("bigram", AcceptEverything, 40), ("model", ResidualFromTarget, 40), ("ngram",
+    ResidualFromTarget, 40), ("under_model", HiddenLenience, 80), ("model", EagerBlock, 150), ("model",
+    HiddenLenience, 60), ("model", OneNumber, 60), ("model", NoiseOfTheGuess, 150), ("model", LikeliestBonus, 40),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "verifier", "rows"), FAULTS)

@@ -86,8 +86,7 @@ def loaded(tmp_path):
 
 
 def spread(module: torch.nn.Module) -> None:
-    """Gives a module weights with which every token matters: random ones, large enough for distributions that are not
-    flat."""
+    """Gives a module random weights with which every token matters, since they are large."""
     generator = torch.Generator().manual_seed(0)
     for weight in module.parameters():
         noise = torch.randn(weight.shape, generator=generator)
@@ -98,8 +97,7 @@ def spread(module: torch.nn.Module) -> None:
 
 
 def decode(model: PretrainedModel, temperature: float, rows: int, cache_name: str, kind: str):
-    """New tokens of the first prompts, decoded in one batch by a model that is its own drafter, and the accepted share
-    of each tested guess."""
+    """New tokens of a batch of a model that drafts for itself, and the accepted share of each tested guess."""
     sampling = Sampling(temperature=temperature)
     target = model.shared(sampling, CACHES[cache_name], model.executor)
     drafter = make_drafter(kind, target, None, another(target))

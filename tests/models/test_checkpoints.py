@@ -83,8 +83,7 @@ def composition(*overrides: str):
 
 
 def refusal(*overrides: str, **paths: Path) -> str:
-    """The sentence that a run is refused with, built as the command line builds it, with `target.path` or another path
-    set."""
+    """The sentence that a run is refused with, by the command line, with `target.path` or another path."""
     values = OmegaConf.merge(composition(*overrides), {group: {"path": str(path)} for group, path in paths.items()})
     with pytest.raises(ConfigError) as caught:
         build(check(values))

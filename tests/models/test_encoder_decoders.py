@@ -94,8 +94,7 @@ def stale(self, row, layers, plain=EncoderInputs.write):
 ])  # fmt: skip
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_mistakes_are_seen(kind, owner, name, mistake, monkeypatch):
-    """The row of another request, no mask of the input's end, an input that is not renewed, positions of transformers'
-    own."""
+    """Another row, no mask of the input's end, an input that is not renewed, positions of transformers' own."""
     monkeypatch.setattr(owner, name, mistake or (lambda *given: nullcontext()))
     ours, theirs = ragged(model(kind, Sampling(temperature=1)))
     assert (ours - theirs).abs().max() > 1e-2

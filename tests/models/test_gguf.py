@@ -41,8 +41,7 @@ def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def write(file: Path, folder: Path, kind: str = "F32", divisors=None, drop: str = "") -> Path:
-    """A GGUF file of the Llama checkpoint in a folder, its matrices of this kind of number. `divisors` are those of
-    rotary frequencies; the tensor `drop` is left out."""
+    """A GGUF file of the Llama checkpoint, with `divisors` of rotary frequencies and without `drop`."""
     config = json.loads((folder / "config.json").read_text())
     words = json.loads((folder / "tokenizer.json").read_text())["model"]
     out = gguf.GGUFWriter(file, "llama")

@@ -74,8 +74,7 @@ def model_of(module, temperature: float, columns: str = "static") -> LanguageMod
 
 
 def decode(target: LanguageModel, helper: LanguageModel | None, rows: int, chunk: int = 2048):
-    """The texts of all prompts after `rows` rows took them in turn, and how many guesses were drafted and accepted.
-    Without a helper they are decoded plainly."""
+    """Texts of all prompts through `rows` rows, and how many guesses were drafted and accepted."""
     jobs = [Sequence(prompt, len(prompt) + NEW_TOKENS, key) for key, prompt in enumerate(PROMPTS)]
     judge, found = verifier_of(SpeculativeVerifier, target.sampling), SimpleNamespace(drafted=0, accepted=0)
 
@@ -90,8 +89,7 @@ def decode(target: LanguageModel, helper: LanguageModel | None, rows: int, chunk
 
 
 def check_kind(kind: str, cases) -> None:
-    """Texts equal those of `generate()`, with another drafter of the kind, and plainly; with itself as its drafter
-    every guess is accepted."""
+    """Texts equal those of `generate()`, with a drafter, and plainly; its own guesses are all accepted."""
     if kind not in CONFIG_MAPPING:
         pytest.skip(f"this transformers has no {kind}")
     if kind == "recurrent_gemma" and "layer_types" not in CONFIG_MAPPING[kind].attribute_map:
@@ -132,8 +130,7 @@ class TakenForColumns(RowStates):
 
 
 def sampled(few_contexts, one_by_one: bool, trials: int = FEW):
-    """What each of many rows wrote after PROMPT at temperature 1, [trials, new tokens]: a chain whose last tokens are a
-    state, with another such chain as its drafter."""
+    """What each of many rows wrote after PROMPT, [trials, new tokens]: chains with a state, of both models."""
     models = []
     for table in (few_contexts.target, few_contexts.similar):
         model = model_of(RecurrentMarkov(table), SAMPLING.temperature)

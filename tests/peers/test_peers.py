@@ -1,5 +1,4 @@
-"""Decoders of transformers beside a run: the right text under the run's settings alone, counted and timed without the
-step that reads the prompt."""
+"""transformers' decoders beside a run: the right text under its settings, timed without the prompt."""
 
 from types import SimpleNamespace
 

@@ -83,7 +83,7 @@ def test_the_first_line_is_the_speedup_with_its_interval(run, shown):
 
 
 def test_its_tables_are_those_of_the_results(run, shown):
-    for heading, table in (("prompts", tables.by_category([run])), ("speedup over it", tables.methods(run))):
+    for heading, table in (("prompts", tables.by_category([run])), ("speculative over it", tables.methods(run))):
         assert shown.table(heading) == table.astype(str).to_dict("records")
 
 

@@ -1,7 +1,9 @@
 """`python -m specbench.report FOLDER`: pages and tables of finished runs, sweeps and comparisons."""
 
+import io
 import json
 
+import pandas as pd
 import pytest
 from records import records
 from stored import put, stored
@@ -49,11 +51,15 @@ def test_the_page_and_the_ranking_of_a_comparison(sweep, capsys):
 
 def test_formats_print_the_same_tables(sweep, capsys):
     runs = files.read_all(sweep)
-    for form in ("markdown", "latex", "csv"):
+    for form in ("markdown", "latex"):
         main([str(sweep), "--format", form])
         out = capsys.readouterr().out
         assert several.written(several.runs_table(runs), form) in out
         assert several.written(tables.by_category(runs), form) in out
+    main([str(sweep), "--format", "csv"])
+    found = pd.read_csv(io.StringIO(capsys.readouterr().out))
+    assert list(found["speedup/measured"]) == pytest.approx([run.results["speedup"]["measured"] for run in runs])
+    assert {"gamma", "drafter", "temperature"} <= {*found.columns}
     assert not (sweep / files.PAGE).exists()
 
 

@@ -22,7 +22,7 @@ CONFIG = {"gamma": 4, "drafter": {"_target_": "specbench.drafters.X", "path": "x
 
 
 def logger() -> WandbLogger:
-    return WandbLogger(mode="offline", project="p", entity=None, tags=["t"])
+    return WandbLogger(mode="offline", project="p", entity=None)
 
 
 def opening(folder: Path, kind: str = "run") -> Opening:
@@ -131,7 +131,7 @@ def test_the_summary_has_the_names_of_results_json(logged):
 def test_the_run_is_named_and_has_its_configuration(logged):
     _, offline = logged
     [found] = [record.run for record in offline.of("run")]
-    assert (found.run_group, found.job_type, list(found.tags)) == ("mine", "run", ["t"])
+    assert (found.run_group, found.job_type) == ("mine", "run")
     config = values(found.config.update)
     assert config["drafter"] == "model" and config["drafter.path"] == "x" and config["gamma"] == 4
     assert not any("_target_" in str(key) for key in config)
@@ -167,7 +167,7 @@ def test_jobs_of_one_command_have_ids_of_their_own(monkeypatch, tmp_path):
     monkeypatch.setattr("wandb.init", lambda **given: found.append(given["id"]) or MagicMock())
     monkeypatch.setenv("WANDB_RUN_ID", "abc")
     for kind in ("run", "repeats", "job", "job", "method"):
-        WandbLogger("offline", "p", None, []).open(opening(tmp_path, kind))
+        WandbLogger("offline", "p", None).open(opening(tmp_path, kind))
     assert found[:2] == ["abc", "abc"] and len({*found}) == 4 and all(found)
 
 

@@ -100,6 +100,17 @@ def test_other_settings_begin_anew(monkeypatch, tmp_path):
     assert {max(record.speculative.rounds.gamma) for record in read_run(folder).records} == {2}
 
 
+def test_other_prompts_begin_anew(monkeypatch, tmp_path):
+    data, words = tmp_path / "own.jsonl", words_of("data=jsonl", "data.path=own.jsonl", "data.limit=4")
+    for texts, known in (("abcd", False), ("abcd", True), ("abce", False)):
+        data.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+        assert call(words, monkeypatch, tmp_path) == 0
+        run = read_run(tmp_path / "run")
+        assert any("interrupted" in note for note in run.results["notes"]) == known
+        assert [record.prompt for record in run.records] == [*texts]
+        cut(tmp_path / "run", 2)
+
+
 @pytest.mark.parametrize("damaged", ["gamma: [", "- 1", "\0"])
 def test_a_damaged_configuration_is_as_other_settings(damaged, monkeypatch, tmp_path):
     assert call(words_of(), monkeypatch, tmp_path) == 0

@@ -31,6 +31,16 @@ def test_a_sweep_has_a_table_and_skips_what_is_finished(monkeypatch, capsys, tmp
     assert {path: when for path, when in started(tmp_path).items() if path in before} == before
     assert call([*words, "force=true"], monkeypatch, tmp_path) == 0
     assert "finished before" not in capsys.readouterr().out
+    with (folder / "summary.csv").open() as file:  # of all sweeps of this name
+        assert [row["gamma"] for row in csv.DictReader(file)] == ["1", "2", "3"]
+
+
+def test_a_job_whose_prompts_have_changed_is_done_again(monkeypatch, capsys, tmp_path):
+    words = ["-m", *small(*OPTIONS, "gamma=1", "data=jsonl", "data.path=own.jsonl")]
+    for text, skipped in (("def f", 0), ("def f", 1), ("import", 0)):
+        (tmp_path / "own.jsonl").write_text(json.dumps({"prompt": text}))
+        assert call(words, monkeypatch, tmp_path) == 0
+        assert capsys.readouterr().out.count("finished before") == skipped
 
 
 def test_a_job_that_fails_leaves_the_others(monkeypatch, capsys, tmp_path):
@@ -81,6 +91,7 @@ def test_parts_of_one_data_set_are_joined(monkeypatch, capsys, tmp_path):
     assert joined.results["counts"] == whole.results["counts"]
     assert joined.results["alpha"] == pytest.approx(whole.results["alpha"])
     assert [record.id for record in joined.records] == [record.id for record in whole.records]
-    with pytest.raises(SystemExit):
-        collect.main(["one", "other", "--into", "wrong"])
-    assert "gamma=2" in capsys.readouterr().err and not (tmp_path / "wrong").exists()
+    for other, said in (("other", "gamma=2"), ("one", "give each part once")):
+        with pytest.raises(SystemExit):
+            collect.main(["one", other, "--into", "wrong"])
+        assert said in capsys.readouterr().err and not (tmp_path / "wrong").exists()
