@@ -78,8 +78,7 @@ ENDS = {"python": functions, "prose": documentation}
 
 
 class StdlibData(Data):
-    """`count` prompts of 8 lines. Those of kind python end with the first line of a function, those of kind prose
-    inside a documentation string; mixed alternates them."""
+    """`count` prompts of 8 lines, ending with a function's first line (python), in a documentation string, or mixed."""
 
     class Settings(BaseSettings):
         limit: int | None = Field(ge=1, le=10**9)

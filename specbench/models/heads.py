@@ -122,8 +122,7 @@ class ResidualLayer(nn.Module):
 
 
 class MedusaHeads(nn.ModuleList):
-    """Heads as their authors publish them (Cai et al. 2024), under the names of their tensors: head k is some residual
-    layers, k.j, and an output matrix of its own behind them."""
+    """Published heads (Cai et al. 2024), by names of tensors: head k is residual layers k.j and an output matrix."""
 
     own_outputs = True
 

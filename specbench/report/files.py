@@ -56,8 +56,8 @@ def read_comparison(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_all(folder: Path) -> list[Run]:
-    """All finished runs in a folder and below it, none inside another one, each with a label that says in what it
-    differs from the others; those that cannot be read are named in the log. Raises ConfigError if none is left."""
+    """All finished runs below a folder, none inside another, each with a label that says in what it differs; those that
+    cannot be read are named in the log. Raises ConfigError if none is left."""
     every = {path.parent for path in folder.rglob(RESULTS)}
     paths = sorted(path for path in every if not every.intersection(path.parents))  # processes of a run are part of it
     runs = []

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,15 +83,16 @@ def finished_job(job: Job) -> Run | None:
     from specbench.config.build import chosen_prompts
     from specbench.data.prompts import content_hash, load
 
-    prompts = chosen_prompts(load(job.checked.choices["data"].build()), job.checked.root)
-    return run if run.results["details"]["facts"]["data"] == content_hash(prompts) else None
+    with suppress(ConfigError):  # of data that cannot be read now
+        prompts = chosen_prompts(load(job.checked.choices["data"].build()), job.checked.root)
+        return run if run.results["details"]["facts"]["data"] == content_hash(prompts) else None
+    return run
 
 
 def decoded_before(folder: Path, config: Mapping[str, Any], data: str) -> list[Record]:
-    """The records of an interrupted run in a folder, if it had these settings and data, whose hash stands in the last
-    line of its config.yaml; a finished one is to be done again."""
+    """The records of an interrupted run in a folder, if its config.yaml has these settings and ends with `data`."""
     path = folder / files.CONFIG
-    if not path.is_file() or finished(folder, config) is not None:
+    if not path.is_file() or finished(folder, config) is not None:  # which is done again
         return []
     try:
         before: Any = OmegaConf.to_container(OmegaConf.load(path))

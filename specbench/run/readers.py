@@ -36,8 +36,7 @@ CHUNK = 64  # positions that are standardised at a time
 
 
 def read_texts(method: Any, request: Request, record: Record, ours: Decoded, plain: Decoded, row: int) -> None:
-    """Adds to a record what its texts say of alpha and of losslessness, as long as tokens may be read. Without memory
-    for it the run goes on, and the verdict is not "passed"."""
+    """Adds to a record what its texts say of alpha and losslessness. Without memory the verdict is not "passed"."""
     parts = method.parts
     assert record.speculative is not None and record.baseline is not None
     if not parts.decoding.samples:
