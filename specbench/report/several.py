@@ -92,8 +92,10 @@ def answer(sentence: str, runs: Sequence[Run], frame: Any, folder: Path) -> None
 
 
 def notes_of(runs: Sequence[Run]) -> list[str]:
-    """The notes of all runs, each once."""
-    return [*dict.fromkeys(note for run in runs for note in run.results["notes"])]
+    """The notes of all runs, each once; behind the run's label, unless all have it."""
+    shared = set.intersection(*(set(run.results["notes"]) for run in runs))
+    every = ((note, f"{run.label}: {note}") for run in runs for note in run.results["notes"])
+    return [*dict.fromkeys(note if note in shared else own for note, own in every)]
 
 
 def compared_headline(rows: Sequence[Mapping[str, Any]]) -> str:
