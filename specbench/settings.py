@@ -138,7 +138,7 @@ def resolved(node: DictConfig, name: str, key: str) -> Any:
 
 
 def refuse_odd_values(key: str, value: Any) -> None:
-    """Raises ConfigError for a number, at any depth, that float32 cannot hold, or a text that is empty or not UTF-8."""
+    """Raises ConfigError for a number, at any depth, not finite or no float32, or a text, empty or not UTF-8."""
     if isinstance(value, dict | list):
         for name, entry in value.items() if isinstance(value, dict) else enumerate(value):
             refuse_odd_values(f"{key}.{shown(name)}", entry)

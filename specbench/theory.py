@@ -14,7 +14,7 @@ def expected_tokens(alpha: float, gamma: float) -> float: ...
 @overload
 def expected_tokens(alpha: Any, gamma: Any) -> Any: ...
 def expected_tokens(alpha: Any, gamma: Any) -> Any:
-    """Expected tokens per run of Algorithm 1, betas i.i.d. of mean alpha (equation 1), in arrays below 1."""
+    """Expected tokens per run of Algorithm 1, betas i.i.d. with mean alpha (equation 1), which is < 1 in an array."""
     if isinstance(alpha, (int, float)) and alpha == 1:
         return gamma + 1
     return (1 - alpha ** (gamma + 1)) / (1 - alpha)

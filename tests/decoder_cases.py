@@ -419,7 +419,8 @@ def queued(target: LanguageModel, drafter: Drafter | None, jobs: abc.Sequence[Se
     return queue
 
 
-def noted_drafts(parts, gamma=3, tokens=24, policy=None, batch=2, prompts=((5, 9, 2, 7, 11, 3, 8), (4, 1, 6))):
+def noted_drafts(parts, gamma=3, tokens=24, policy=None, batch=2, prompts=((5, 9, 2, 7, 11, 3, 8), (4, 1, 6)),
+                 alone=False):  # fmt: skip
     """For each draft of a row of ragged texts the text before it, its guesses [n] and their q [n, V]."""
     target, drafter, found = parts.target, parts.drafter, []
     jobs = [Sequence(list(own), len(own) + tokens, prompt_key(0, str(i))) for i, own in enumerate(prompts)]
@@ -433,6 +434,6 @@ def noted_drafts(parts, gamma=3, tokens=24, policy=None, batch=2, prompts=((5, 9
                 found.append((list(sequence.tokens), draft.tokens[row, :n], draft.probs[row, :n].clone()))
         return draft
 
-    with patch.object(drafter, "propose", noted):
+    with patch.object(drafter, "propose", noted), patch(f"{__name__}.Scheduler", partial(Scheduler, alone=alone)):
         queued(target, drafter, jobs, batch, parts.verifier, policy or FixedGamma(gamma), 4, parts.spare)
     return found

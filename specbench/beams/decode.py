@@ -52,7 +52,7 @@ def decode_beams(
     target: LanguageModel, drafter: LanguageModel | None, rules: BeamRules, jobs: abc.Sequence[Sequence], columns: int,
     gamma: int,
 ) -> tuple[list[Text], list[FoundBeams]]:  # fmt: skip
-    """Decodes jobs through a row of `columns` columns, plainly without a drafter. Returns best texts, and all beams."""
+    """Decodes jobs in a row of `columns` columns, gamma levels a round, or plainly. Returns best texts, all beams."""
     clock = Timer(target.device)
     found = [_search(target, drafter, rules, job, columns, gamma, clock) for job in jobs]
     stages = clock.rounds()
@@ -174,8 +174,7 @@ def _guess(parent: Node, token: int) -> Node:
 
 
 def advance(search: Search, nodes: abc.Sequence[Node], log_p: Tensor) -> tuple[int, int]:
-    """Advances the search by log p [nodes, V] after each of the nodes, level by level, as far as they reach. Returns
-    how many levels, and how many of them were accepted."""
+    """Advances the search by log p [nodes, V] level by level. Returns how many levels, and how many were accepted."""
     row = {node: number for number, node in enumerate(nodes)}
     levels, accepted = 0, 0
     while True:

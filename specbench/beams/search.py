@@ -35,8 +35,7 @@ class BeamRules:
 
 
 class Node:
-    """A token of a hypothesis. The text is read from the last one backwards; the first node is the prompt's last token.
-    `children` are drafted continuations by token."""
+    """A token of a hypothesis, behind its parent; the first is the prompt's last. `children`: drafted, by token."""
 
     __slots__ = ("children", "depth", "parent", "token")
 

@@ -25,7 +25,7 @@ class Scheduler:
     """Admits requests to the rows of both decoding loops; `sequences` are copies of those given, which it decodes.
     `models` are those with a cache: the target, and the drafter's if it has one. Before each round at most about
     `prefill_chunk` prompt tokens are read. `spare` cache columns beyond a limit take the guesses of the last round.
-    With `alone` the target reads each prompt by itself, in chunks at the same places. `arrivals`, in seconds from the
+    With `alone` each prompt is read by itself, in chunks at the same places. `arrivals`, in seconds from the
     first call and in order, says when each request arrives. Without it all are there at once, and the longest go first,
     so that rows beside each other are alike."""
 
@@ -132,14 +132,12 @@ class Scheduler:
         if len(self.reading) == state.batch_size and not any(any(model.cached) for model in self.models):
             for row in self.reading:
                 self._encode(state, row, clock)
-            for model in self.models:
-                if self.alone and model is self.models[0]:
-                    for row in self.reading:
-                        end = state.at(row).prompt_length - 1
-                        for begin in range(0, end, chunk):
-                            model.read(state, row, begin, min(begin + chunk, end))
-                else:
-                    model.prefill(state, chunk=max(1, chunk // state.batch_size))
+            for row in self.reading if self.alone else ():
+                end = state.at(row).prompt_length - 1
+                for begin in range(0, end, chunk):
+                    self._read_row(state, row, min(begin + chunk, end), clock)
+            for model in self.models if not self.alone else ():
+                model.prefill(state, chunk=max(1, chunk // state.batch_size))
                 self._end(model, clock)
             self._begin(state, list(self.reading))
             return
@@ -152,13 +150,17 @@ class Scheduler:
             if self.alone and budget < min(chunk, end - begin):
                 break
             upto = min(end, begin + (chunk if self.alone else budget))
-            for model in self.models:
-                if model.cached[row] < upto:
-                    model.read(state, row, model.cached[row], upto)
-                    self._end(model, clock)
+            self._read_row(state, row, upto, clock)
             budget -= max(1, upto - begin)
             if upto == end:
                 self._begin(state, [row])
+
+    def _read_row(self, state: State, row: int, upto: int, clock: Clock) -> None:
+        """Reads a row's prompt on to position `upto`, by each model in turn."""
+        for model in self.models:
+            if model.cached[row] < upto:
+                model.read(state, row, model.cached[row], upto)
+                self._end(model, clock)
 
     def _encode(self, state: State, row: int, clock: Clock) -> int:
         """Has the encoders read a row's input, once and as a whole. Returns the number of tokens read."""

@@ -155,7 +155,7 @@ class State:
             sequence.active = not done[row]
 
     def find_stop_strings(self, verdict: Verdict) -> Tensor:
-        """[B]: tokens of the round up to the one that completes a stop string, or more. Waits for the device."""
+        """[B]: tokens of the round up to one that completes a stop string; without one, more than there are. Waits."""
         assert self.stop_strings is not None
         found = torch.cat([verdict.accepted[:, None], verdict.tokens], 1).tolist()
         cuts = [len(row) for row in found]

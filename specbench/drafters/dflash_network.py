@@ -70,8 +70,7 @@ class DFlashNetwork(nn.Module):
         return torch.stack([torch.stack(self._keys_and_values(layer, states, angles)) for layer in self.layers])
 
     def forward(self, block: Tensor, context: Tensor, first: Tensor) -> Tensor:
-        """Hidden states [b, S, H] of a block of embeddings [b, S, H] at positions from first [b] on, which sees the
-        context [layers, 2, b, K, T, D] at the positions before."""
+        """Hidden states [b, S, H] of embeddings [b, S, H] from first [b] on, behind context [layers, 2, b, K, T, D]."""
         angles, layers = self._angles(block, first), cast(Any, self.layers)
         for i, layer in enumerate(layers):
             attention = layer.self_attn

@@ -121,9 +121,10 @@ class ModelDrafter(Drafter):
     def whole_round(
         self, state: State, target: LanguageModel, verifier: Verifier, gamma: list[int]
     ) -> tuple[Draft, Scores, Verdict, Tensor] | None:
+        if self.trees or self.stop is not None or type(self).propose is not ModelDrafter.propose:
+            return None
         gamma = self.ready(state, gamma)
-        steps = self.steps(gamma)
-        if steps == 0 or self.trees or self.stop is not None or type(self).propose is not ModelDrafter.propose:
+        if (steps := self.steps(gamma)) == 0:
             return None
         inputs, ends = self.prepare(state, steps), max(state.lengths) + steps
         visible = target.rollback_to([n - 1 for n in state.lengths], steps + 1, state.active)

@@ -18,7 +18,7 @@ Guess = tuple[list[int], list[float]]  # tokens, and for each the probability of
 
 
 class PromptLookupDrafter(PointMassDrafter):
-    """Copies after the most recent earlier occurrence of the text's longest suffix of min_match to max_match tokens."""
+    """Copies after the longest suffix, of min_match to max_match tokens, that occurred before, where it last did."""
 
     class Settings(BaseSettings):
         max_match: int = Field(ge=1, le=1000)
@@ -158,7 +158,7 @@ class SuffixAutomaton:
         return tokens, probs
 
     def chain(self, limit: int, shortest: int) -> list[int]:
-        """At most `limit` most frequent tokens after the longest known end, of `shortest` to depth - 1 tokens."""
+        """At most `limit` tokens, each the most frequent after the longest known end, of `shortest` tokens or more."""
         state, size = self.end, self.size
         tokens: list[int] = []
         while len(tokens) < limit:

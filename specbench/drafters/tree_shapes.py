@@ -310,8 +310,7 @@ def widths(branching: list[int], gamma: int) -> list[int]:
 
 
 def best_nodes(score: Tensor, most: int) -> Tensor:
-    """Which of the nodes [B, P] are the `most` best by score [B, P]; of equal ones the earlier, so that a node's parent
-    is among them. Nodes with a score of -inf are not."""
+    """Which nodes [B, P] are the `most` best by score [B, P], of equal ones the earlier; none with a score of -inf."""
     order = score.argsort(dim=1, descending=True, stable=True)[:, :most]
     return torch.zeros_like(score, dtype=torch.bool).scatter(1, order, True) & score.isfinite()
 

@@ -100,7 +100,7 @@ def is_half(weight: Tensor) -> bool:
 
 
 def scale_of(weight: Tensor) -> float:
-    """The power of two that brings the largest value of a weight to the upper end of float16's range, exactly."""
+    """The power of two, which changes no digit, that brings a weight's largest value to the end of float16's range."""
     largest = float(torch.stack(weight.aminmax()).abs().max())
     return 2.0 ** (HALF_EXPONENT - math.frexp(largest)[1]) if 2.0**-60 < largest < 2.0**60 else 1.0
 

@@ -189,8 +189,7 @@ def attend_split(
 
 
 def tile_shape(widest: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Columns of a tile, and warps of a program, for heads of `widest` numbers. With these no kernel of a named model
-    spills registers (`experiments/gpu/registers.py`)."""
+    """Columns of a tile, and warps, for heads of `widest` numbers: no kernel spills (experiments/gpu/registers.py)."""
     if dtype == torch.float32:
         return 16, 8
     return 32 if widest > 128 else 64, 4

@@ -54,7 +54,7 @@ class Rounds:
     draft: list[Number] = field(default_factory=list)  # seconds of the whole call in the drafter
     verify: list[Number] = field(default_factory=list)  # in the target
     accept: list[Number] = field(default_factory=list)  # in the verifier
-    host: list[Number] = field(default_factory=list)  # in Python between calls; of a round in one graph, all of it
+    host: list[Number] = field(default_factory=list)  # in Python between calls, or in front of a round's one graph
     betas: list[list[Sum]] = field(default_factory=list)  # of each tested step; of a tree it may be more than 1
 
     def __len__(self) -> int:
@@ -188,7 +188,7 @@ def adapter() -> TypeAdapter[Record]:
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a file, if it is there, without a last line that a kill cut. Raises ConfigError for another."""
+    """The records of a file, if it is there, without a last line that a kill cut. Raises ConfigError for others."""
     if not path.exists():
         return []
     lines, found = content(path).split(b"\n"), list[Record]()

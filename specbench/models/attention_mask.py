@@ -136,8 +136,7 @@ class AttentionMask:
 
 
 def aligned_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """visible [b, 1, N, T] bool as numbers [b, 1, N, T] that are added to scores. Its rows begin at multiples of 16
-    bytes: otherwise SDPA copies it in every layer on CUDA."""
+    """visible [b, 1, N, T] bool as addends [b, 1, N, T], rows at multiples of 16 bytes: SDPA copies others on CUDA."""
     columns = visible.shape[-1]
     padded = F.pad(visible, (0, -columns % ALIGNED))
     return torch.where(padded, 0.0, torch.finfo(dtype).min).to(dtype)[..., :columns]

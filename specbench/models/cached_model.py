@@ -65,7 +65,7 @@ class CachedModel(Component):
         new_cache: Callable[[int, int], SlotCache], executor: Executor, chat_template: bool = False,
         vocab_size: int | None = None, attention: str = "auto",
     ):  # fmt: skip
-        """`vocab_size` is V if it is not the module's: the target's. `attention` is "auto", "sdpa" or "triton"."""
+        """`vocab_size` is V, if not the module's: of a drafter the target's. `attention`: "auto", "sdpa", "triton"."""
         self.tokenizer, self.name = tokenizer, name
         self.sampling, self.new_cache, self.chat_template = sampling, new_cache, chat_template
         self.config: PretrainedConfig = module.config.get_text_config()
@@ -134,7 +134,7 @@ class CachedModel(Component):
 
     def reads_alone(self, rows: int) -> bool:
         """Whether each prompt is read by itself, from its beginning, so that p has the same bits beside any others: if
-        kernels serve a draft of one guess in all rows. It depends on nothing that methods of one command differ in."""
+        kernels serve a draft of one guess in all rows. Methods that share plain decoding agree in it."""
         own = self.fused is not None and self.fused.counts and 2 * rows <= self.fused.most_rows
         return own and not self.cache.shares
 

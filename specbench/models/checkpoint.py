@@ -130,8 +130,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def weight_files(path: str, revision: str | None = None, first: Iterable[str] = ()) -> list[str]:
-    """The files of a folder or hub id that hold weights: the first of the names `first` that is there, else those that
-    transformers reads. Raises OSError if there are none."""
+    """The weight files of a folder or hub id: the first of the names `first`, else transformers'. Raises OSError."""
     source = source_of(path)
     options: dict[str, Any] = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
     for name in (*first, *INDEX):

@@ -16,7 +16,7 @@ class Intersection(VocabMap):
     """Two vocabularies that share some tokens. q is restricted to them and renormalised."""
 
     def __init__(self, own_of: Tensor, is_shared: Tensor, own: int):
-        """own_of [V]: the model's token, of `own`, for each of the target's; is_shared [V] bool: whether it is one."""
+        """own_of [V]: the model's token, of `own`, for each target's; is_shared [V] bool: if both are the same."""
         super().__init__(own, len(own_of))
         self.own_of, self.is_shared = own_of, is_shared
         self.shared = int(is_shared.sum())

@@ -51,7 +51,7 @@ class GammaPolicy(Component):
     largest: int
     widths: tuple[int, ...]
     constant: int | None = None
-    whole: bool = False  # whether all rounds draft as much, so that one captured call may be a whole round
+    whole: bool = False  # whether all rounds have equally many guesses: one captured call may be a whole round
     # Maps q [B, V] (before argmax at temperature 0) and the guesses [B] to one number per row, [B]. If it `asks`, in
     # front of each guess: the logit [B] of the drafter's estimate, and the tokens before the guess [B].
     signal: Signal | None = None
@@ -78,15 +78,16 @@ class GammaPolicy(Component):
 
 
 class FixedGamma(GammaPolicy):
-    """Drafts `gamma` tokens in every round (Algorithm 1), by the calls and with the signal of the policy `like`."""
+    """Drafts `gamma` tokens in every round (Algorithm 1)."""
 
     class Settings(BaseSettings):
         gamma: int = Field(ge=0, le=LARGEST_GAMMA)
 
     def __init__(self, gamma: int, like: GammaPolicy | None = None):
-        self.constant = self.largest = gamma
-        self.widths = (gamma,)
+        """Its rounds consist of the same calls as those of the policy `like`."""
+        self.largest, self.widths = gamma, (gamma,)
         self.whole, self.signal = (True, None) if like is None else (like.whole, like.signal)
+        self.constant = gamma if self.whole else None
 
 
 class VaryingGamma(GammaPolicy):

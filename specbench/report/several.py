@@ -144,10 +144,10 @@ def write_page(folder: Path) -> Path:
     return folder / files.PAGE
 
 
-def sweep_page(runs: Sequence[Run], title: str) -> str:
-    """The page of several runs."""
+def sweep_page(runs: Sequence[Run], title: str, headline: str = "") -> str:
+    """The page of several runs; the headline is that of all of them, or one of the last sweep's."""
     rows = [(run.label, s["measured"], s["ci95"], s["theorem_3_8"]) for run in runs if (s := run.results["speedup"])]
-    answers = sweep_headline(runs), verdicts(runs)
+    answers = headline or sweep_headline(runs), verdicts(runs)
     drawn = {"Speedup": speedups(rows), "Speedup by setting": sweep_lines(runs)}
     shown = {"Runs": runs_table(runs), "By category": tables.by_category(runs)}
     first = "Jobs of a sweep run at different times: python -m specbench.compare decodes each prompt by all in turn."

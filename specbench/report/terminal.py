@@ -46,10 +46,10 @@ def baseline_strength(results: Mapping[str, Any]) -> str:
 def speedup_sentence(results: Mapping[str, Any]) -> str:
     """Whether speculative decoding was faster, with the interval, and whether the text is another one by choice."""
     measured, interval = results["speedup"]["measured"], results["speedup"]["ci95"]
-    if measured is None:
-        return "No speedup was measured"
     lossy = "" if results["lossless"]["expected"] else ", lossy by choice"
     lossy = ", but lossless failed" if results["lossless"]["passed"] is False else lossy
+    if measured is None:
+        return f"No speedup was measured{lossy}"
     if interval is None:
         return f"{ratio(measured, None)} the speed of plain decoding, too few prompts for an interval{lossy}"
     what = "Faster than" if interval[0] > 1 else "Slower than" if interval[1] < 1 else "Not shown to differ from"

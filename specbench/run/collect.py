@@ -24,7 +24,7 @@ from specbench.measure.results import facts_of, results
 from specbench.report import files, terminal
 from specbench.report.files import Logger, Opening, Run
 from specbench.report.page import write_run
-from specbench.run.jobs import Job, finished, locked, settings
+from specbench.run.jobs import Job, finished_job, locked, settings
 from specbench.settings import Choice
 
 log = logging.getLogger(__name__)
@@ -86,6 +86,7 @@ def write_pooled(folder: Path, runs: Sequence[Run], config: Mapping[str, Any], *
         "memory": {name: max(facts.memory[name] for facts in every) for name in every[0].memory},
         "seconds": {name: sum(facts.seconds.get(name, 0.0) for facts in every) for name in parts},
         "status": "complete" if complete else "interrupted",
+        "data": every[0].data if len({facts.data for facts in every}) == 1 else "",
         "notes": list(dict.fromkeys(note for facts in every for note in facts.notes)),
     }
     found = results(records, replace(every[0], **pooled | {"config": dict(config)} | changes))
@@ -107,11 +108,12 @@ def run_repeats(job: Job) -> Run:
     runs = []
     for number in range(count):
         folder = job.folder / f"process={number}"
-        run = None if job.checked.root.force else finished(folder, config)
+        own = replace(job, folder=folder, checked=replace(job.checked, resolved=config))
+        run = None if job.checked.root.force else finished_job(own)
         if run is None:
             print(f"process {number + 1} of {count}", flush=True)
             run_process(job, folder, first=number == 0)
-            run = finished(folder, config)
+            run = finished_job(own)
         if run is not None:
             runs.append(run)
     if not runs:

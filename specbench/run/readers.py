@@ -36,7 +36,7 @@ CHUNK = 64  # positions that are standardised at a time
 
 
 def read_texts(method: Any, request: Request, record: Record, ours: Decoded, plain: Decoded, row: int) -> None:
-    """Adds to a record what its texts say of alpha and losslessness. Without memory the verdict is not "passed"."""
+    """Adds to a record what its texts say of alpha and losslessness. Without memory the run goes on, not "passed"."""
     parts = method.parts
     assert record.speculative is not None and record.baseline is not None
     if not parts.decoding.samples:

@@ -114,7 +114,8 @@ def execute_one(job: Job, **how: Any) -> files.Run:
     if isinstance(run, Exception):
         raise CommandError(f"{first_line(run)}, see {job.folder / 'run.log'}") from run
     if run.results["status"] == "interrupted":
-        summary(run.results, job.folder)
+        if job.kind == "run":
+            summary(run.results, job.folder)
         raise KeyboardInterrupt(f"the numbers of what was finished are in {job.folder}")
     return run
 

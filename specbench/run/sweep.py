@@ -78,9 +78,10 @@ def summarise(jobs: Sequence[Job], folder: Path) -> tuple[str, int]:
     runs = [replace(run, label=label) for run, label in zip(found, labels, strict=True) if run is not None]
     if runs:
         several.answer(several.sweep_headline(runs), runs, several.runs_table(runs), folder)
-        every = files.read_all(folder)  # those of other sweeps of this name too
+        every = [run for run in files.read_all(folder) if run.results["status"] == "complete"]  # of other sweeps too
+        every = runs if (folder / files.RESULTS).is_file() else every
         files.write_text(folder / "summary.csv", several.sweep_csv(every).to_csv(index=False))
-        files.write_text(folder / files.PAGE, several.sweep_page(every, folder.name))
+        files.write_text(folder / files.PAGE, several.sweep_page(every, folder.name, several.sweep_headline(runs)))
     if len(runs) < len(jobs):
         return f"{len(jobs) - len(runs)} of {len(jobs)} jobs have no results, see run.log in their folders", 1
     bad = sum(not_shown_lossless(job, run) for job, run in zip(jobs, runs, strict=True))

@@ -68,7 +68,7 @@ class Verifier(Component, ABC):
 
     @abstractmethod
     def beta(self, p: Tensor, draft: Draft, verdict: Verdict) -> Tensor:
-        """[B, D]: the probability that a guess is accepted at each step; alpha is its mean. p [B, N + 1, V]."""
+        """[B, D]: the probability that a guess is accepted at each step; alpha is its mean over tested ones."""
 
 
 class SpeculativeVerifier(Verifier):

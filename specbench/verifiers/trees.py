@@ -77,7 +77,7 @@ class TraversalVerifier(IterativeVerifier):
 
 
 class TypicalVerifier(Verifier):
-    """Accepts x where p(x) >= min(epsilon, delta exp(-H(p))), and keeps the longest path (Medusa). Exact at T = 0."""
+    """Accepts x where p(x) >= min(epsilon, delta exp(-H(p))); the longest path (Medusa). Exact at temperature 0."""
 
     trees = True
     lossless = False

@@ -101,7 +101,7 @@ def plain_laws(kind, target, text, guesses, exchanged=False):
 def test_q_is_that_of_the_whole_text(kind):
     """In ragged rows, after any number of accepted guesses. Controls: exchanged halves, the text's last tokens."""
     own = parts(kind)
-    found = noted_drafts(own, tokens=10)
+    found = noted_drafts(own, tokens=10) + noted_drafts(own, tokens=10, alone=True)
     assert len(found) > 6 and {len(guesses) for _, guesses, _ in found} >= {3}
     for text, guesses, q in found:
         assert torch.allclose(q, plain_laws(kind, own.target, text, guesses), atol=1e-5)
