@@ -25,9 +25,8 @@ class Scheduler:
     """Admits requests to the rows of both decoding loops; `sequences` are copies of those given, which it decodes.
     `models` are those with a cache: the target, and the drafter's if it has one. Before each round at most about
     `prefill_chunk` prompt tokens are read. `spare` cache columns beyond a limit take the guesses of the last round.
-    With `alone` each prompt is read by itself, in chunks at the same places. `arrivals`, in seconds from the
-    first call and in order, says when each request arrives. Without it all are there at once, and the longest go first,
-    so that rows beside each other are alike."""
+    With `alone` each prompt is read by itself, in chunks at the same places. `arrivals`, in seconds and in order, says
+    when each request arrives. Without it all are there at once, the longest first, so that rows are alike."""
 
     def __init__(
         self, sequences: Iterable[Sequence], models: "abc.Sequence[Model]", prefill_chunk: int, spare: int,
@@ -132,13 +131,15 @@ class Scheduler:
         if len(self.reading) == state.batch_size and not any(any(model.cached) for model in self.models):
             for row in self.reading:
                 self._encode(state, row, clock)
-            for row in self.reading if self.alone else ():
-                end = state.at(row).prompt_length - 1
-                for begin in range(0, end, chunk):
-                    self._read_row(state, row, min(begin + chunk, end), clock)
-            for model in self.models if not self.alone else ():
-                model.prefill(state, chunk=max(1, chunk // state.batch_size))
-                self._end(model, clock)
+            if self.alone:
+                for row in self.reading:
+                    end = state.at(row).prompt_length - 1
+                    for begin in range(0, end, chunk):
+                        self._read_row(state, row, min(begin + chunk, end), clock)
+            else:
+                for model in self.models:
+                    model.prefill(state, chunk=max(1, chunk // state.batch_size))
+                    self._end(model, clock)
             self._begin(state, list(self.reading))
             return
         budget = chunk

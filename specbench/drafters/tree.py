@@ -61,17 +61,16 @@ class TreeDrafter(ModelDrafter):
         return cls(model, target.vocab_size, context.gamma, settings.tree_shape(model, target.sampling.greedy))
 
     def drawn(self, state: State, gamma: list[int], steps: int) -> Draft:
-        depth = steps
         if self.shape is None:
-            return super().drawn(state, gamma, depth)
-        inputs = self.prepare(state, self.shape.reads(depth) + 1)
+            return super().drawn(state, gamma, steps)
+        inputs = self.prepare(state, self.shape.reads(steps) + 1)
         # The cache will hold the guesses of a path but for the last, which was not read.
         rows = zip(self.model.cached, state.lengths, state.active, strict=True)
-        self.model.cached = [min(cached, n + depth - 1) if on else cached for cached, n, on in rows]
-        draft_tree = self.model.executor.compiled_whole(self._draft_tree, self.model, usual=depth == self.gamma)
-        found = draft_tree(self.model.rows_of(state), depth, *inputs)
+        self.model.cached = [min(cached, n + steps - 1) if on else cached for cached, n, on in rows]
+        draft_tree = self.model.executor.compiled_whole(self._draft_tree, self.model, usual=steps == self.gamma)
+        found = draft_tree(self.model.rows_of(state), steps, *inputs)
         grown = [None if part is None else all_rows(part, state.batch_size) for part in found]
-        draft, self.place = self.shape.draft(grown, gamma, depth)
+        draft, self.place = self.shape.draft(grown, gamma, steps)
         return draft
 
     def _draft_tree(
